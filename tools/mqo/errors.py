@@ -1,0 +1,56 @@
+"""The typed errors of `mqo`: each says what was found, what was expected, and what helps."""
+
+
+class MqoError(Exception):
+    """A failure the user can act on; the command line prints its text as one paragraph.
+
+    `found` and `expected` are clauses without a full stop; `help` is one sentence that names the
+    command to run or the change to make.
+    """
+
+    exit_code = 2
+
+    def __init__(self, found: str, *, expected: str = "", help: str = "") -> None:
+        self.found, self.expected, self.help = found, expected, help
+        parts = [found.rstrip(".") + "."]
+        if expected:
+            parts.append(f"Expected: {expected.rstrip('.')}.")
+        if help:
+            parts.append(help.rstrip(".") + ".")
+        super().__init__(" ".join(parts))
+
+
+class UnknownNameError(MqoError):
+    """A name that no table holds; the text lists the names that are valid."""
+
+    def __init__(self, kind: str, name: str, valid: object) -> None:
+        listed = ", ".join(sorted(str(v) for v in valid))  # type: ignore[attr-defined]
+        super().__init__(f"There is no {kind} called '{name}'", expected=f"one of {listed}")
+
+
+class SetupError(MqoError):
+    """Something the machine lacks, or a download that failed."""
+
+
+class VendorError(MqoError):
+    """A wheel or checkout that is not what UPSTREAM.toml pins, or is unsafe to unpack."""
+
+
+class OverlayError(MqoError):
+    """The tree is not in the state that the command needs."""
+
+
+class DriftError(OverlayError):
+    """A patch does not find its place in this source as often as it must."""
+
+
+class EditedError(OverlayError):
+    """A file of the tree was changed by hand since mqo last wrote it."""
+
+
+class DataError(MqoError):
+    """A dataset, tokenizer or index that is missing or cannot be made."""
+
+
+class RunError(MqoError):
+    """A training run that failed; the text says where its log is."""
