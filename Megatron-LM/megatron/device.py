@@ -1,0 +1,213 @@
+"""The accelerator facade: torch.cuda itself where there is CUDA, a quiet stand-in on a CPU.
+
+The `portable_device` patch makes upstream ask this module instead of torch.cuda. On a machine with
+CUDA every name here is torch's own object, so nothing changes there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+
+
+class _Inert:
+    """Stands for a stream, an event, a graph or a context manager: every call does nothing.
+
+    Methods that are asked a question (`query`, `elapsed_time`) are answered as finished work would.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        del args, kwargs
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+    def __enter__(self) -> _Inert:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def query(self) -> bool:
+        """Whether the work is done: it always is."""
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        """Milliseconds between two events: none are measured."""
+        del end
+        return 0.0
+
+    def record_event(self, event: object = None) -> object:
+        """An event on this stream."""
+        return event or Event()
+
+
+class Stream(_Inert):
+    """A stream on a machine that has one queue: the program's own."""
+
+
+class Event(_Inert):
+    """A point in that queue."""
+
+
+class CpuFacade:
+    """torch.cuda's interface for a machine without CUDA.
+
+    Names that are not defined here fall back to torch.cuda's, so that classes and annotations
+    resolve; calling one of those then fails as torch fails.
+    """
+
+    Stream = Stream
+    Event = Event
+    StreamContext = _Inert
+    nvtx = _Inert()
+    # Seeding and RNG state: the CPU generator stands for the device's.
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+    manual_seed = staticmethod(lambda seed: torch.manual_seed(seed))
+    manual_seed_all = manual_seed
+    initial_seed = staticmethod(lambda: torch.initial_seed())
+
+    def __init__(self) -> None:
+        self.default_generators = (torch.default_generator,)
+        self.random = self
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever torch.cuda has
+        return getattr(torch.cuda, name)
+
+    def is_available(self) -> bool:
+        """False: code that asks chooses its CPU path."""
+        return False
+
+    def is_initialized(self) -> bool:
+        """False, as `is_available`."""
+        return False
+
+    def device_count(self) -> int:
+        """One device a local rank, so that upstream's trainer sets up its process groups."""
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    def current_device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def device(self, device: object = None) -> _Inert:
+        """A context in which nothing is switched."""
+        return _Inert(device)
+
+    def stream(self, stream: object = None) -> _Inert:
+        """A context in which nothing is switched."""
+        return _Inert(stream)
+
+    def current_stream(self, device: object = None) -> Stream:
+        """The one queue there is."""
+        return Stream(device)
+
+    default_stream = current_stream
+
+    def synchronize(self, device: object = None) -> None:
+        """Nothing to wait for."""
+
+    set_device = set_stream = empty_cache = init = synchronize
+    reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = synchronize
+
+    def is_current_stream_capturing(self) -> bool:
+        """There are no graphs to capture."""
+        return False
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        """A device of no CUDA architecture, with the machine's memory in bytes."""
+        return SimpleNamespace(
+            name=self.get_device_name(device),
+            major=0,
+            minor=0,
+            multi_processor_count=os.cpu_count() or 1,
+            total_memory=psutil.virtual_memory().total,
+        )
+
+    def get_device_name(self, device: object = None) -> str:
+        """The device as reports name it."""
+        del device
+        return "cpu"
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:
+        """No CUDA architecture."""
+        del device
+        return 0, 0
+
+    def memory_allocated(self, device: object = None) -> int:
+        """Resident memory of this process, in bytes."""
+        del device
+        return psutil.Process().memory_info().rss
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        """Free and total bytes of the machine."""
+        del device
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def memory_stats(self, device: object = None) -> dict[str, int]:
+        """The keys that upstream's trainer reports: resident bytes, and no allocation counts."""
+        rss = self.memory_allocated(device)
+        keys = ("reserved_bytes.all.", "allocated_bytes.all.")
+        sizes = {key + when: rss for key in keys for when in ("current", "peak")}
+        return {**sizes, "allocation.all.current": 0, "num_alloc_retries": 0}
+
+
+HAS_CUDA = torch.cuda.is_available()
+accelerator = torch.cuda if HAS_CUDA else CpuFacade()
+
+
+def accelerator_type() -> str:
+    """The device type to put tensors on: "cuda" or "cpu"."""
+    return "cuda" if HAS_CUDA else "cpu"
+
+
+def accelerator_device(*address: object) -> torch.device:
+    """`torch.device(*address)` for an address on CUDA; without CUDA the CPU, whatever the index."""
+    return torch.device(*address) if HAS_CUDA else torch.device("cpu")
+
+
+def accelerator_tensor_type(name: str) -> str:
+    """What `Tensor.type()` says here for `name`, e.g. "torch.cuda.FloatTensor"."""
+    return name if HAS_CUDA else name.replace("torch.cuda.", "torch.")
+
+
+class _AbsentTriton:
+    """Takes the place of triton where it is not installed: kernels define, and cannot launch."""
+
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> _AbsentTriton:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> _AbsentTriton:
+        return self
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        raise ModuleNotFoundError(
+            "this code path launches a Triton kernel; triton is not installed"
+        )
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module or its stand-in
+    """`triton` and `triton_language`, imported only when a file asks for them."""
+    if name not in ("triton", "triton_language"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import triton
+        import triton.language
+    except ImportError:
+        return _AbsentTriton()
+    return triton if name == "triton" else triton.language

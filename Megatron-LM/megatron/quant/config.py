@@ -1,0 +1,88 @@
+"""The quantiser's options: a TOML file that the run's environment names, read once a process."""
+
+import functools
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .formats import BLOCK_SIZES, OVERFLOWS, SCALE_RULES, check_choice, check_type
+from .sites import SITES
+
+ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """What a run may choose beyond the types that stand in its source.
+
+    `asked` maps a site to the type the run's mode wants there; the guard holds the records against
+    it. `sqnr_every` is in calls; 0 measures nothing and only counts.
+    """
+
+    asked: Mapping[str, str] = field(default_factory=dict)
+    block: int = 32
+    scale_rule: str = "floor"
+    overflow: str = "saturate"
+    sqnr_every: int = 50
+
+
+def _check_sqnr_every(value: object) -> None:
+    # bool is an int in Python, and `true` is no interval.
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no interval; valid: a whole number of calls, or 0 for none")
+
+
+# Every table of the file but `asked`, with a check for each of its keys.
+_CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
+    "quantiser": {
+        "block": lambda value: check_choice("block size", value, BLOCK_SIZES),
+        "scale_rule": lambda value: check_choice("scale rule", value, SCALE_RULES),
+        "overflow": lambda value: check_choice("overflow", value, OVERFLOWS),
+    },
+    "record": {"sqnr_every": _check_sqnr_every},
+}
+_CHECKS["asked"] = dict.fromkeys(SITES, check_type)
+
+
+@functools.cache
+def current() -> QuantConfig:
+    """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
+
+    Raises:
+        FileNotFoundError: the named file does not exist.
+        ValueError: the file is no TOML, or holds an unknown key or value; the text names the
+            file, the key and the valid ones.
+    """
+    path = os.environ.get(ENVIRONMENT_VARIABLE)
+    return load(Path(path)) if path else QuantConfig()
+
+
+def reset() -> None:
+    """Forget the options, so that the next `current()` reads them again."""
+    current.cache_clear()
+
+
+def load(path: Path) -> QuantConfig:
+    """Read the options from the TOML file `path`; raises what `current` raises."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        for name, table in tables.items():
+            _check_table(name, table)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    options = {**tables.get("quantiser", {}), **tables.get("record", {})}
+    return QuantConfig(asked=tables.get("asked", {}), **options)
+
+
+def _check_table(name: str, table: object) -> None:
+    check_choice("table", name, tuple(_CHECKS))
+    if not isinstance(table, dict):
+        raise ValueError(f"{name} = {table!r} should be a table, [{name}]")
+    for key, value in table.items():
+        check_choice(f"key in [{name}]", key, tuple(_CHECKS[name]))
+        try:
+            _CHECKS[name][key](value)
+        except ValueError as error:
+            raise ValueError(f"[{name}] {key}: {error}") from error

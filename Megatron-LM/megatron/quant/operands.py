@@ -1,0 +1,100 @@
+"""What the patched Megatron source calls: quantises the two operands of a GEMM on their way in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .config import current
+from .formats import check_choice, check_type
+from .record import RECORDER
+from .reference import quantise_dequantise
+from .sites import SITES, GemmSite
+
+UNLABELLED = "unlabelled"
+
+
+class GemmOperands:
+    """The operands of one GEMM; here those of an unquantised one, which pass through untouched."""
+
+    __slots__ = ()
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand as the GEMM shall see it."""
+        return tensor
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand as the GEMM shall see it."""
+        return tensor
+
+
+_UNQUANTISED = GemmOperands()
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedOperands(GemmOperands):
+    """Quantises the operands of one layer's GEMM, and records that it did.
+
+    Gradients pass straight through, also where the rounding saturates.
+    """
+
+    site: GemmSite
+    quant_type: str
+    layer: str
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand, quantised along the site's contraction axis."""
+        return self._quantise(tensor, self.site.lhs, self.site.lhs_axis)
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand, quantised along the site's contraction axis."""
+        return self._quantise(tensor, self.site.rhs, self.site.rhs_axis)
+
+    def _quantise(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
+        config = current()
+
+        def quantise(original: Tensor) -> Tensor:
+            quantised = quantise_dequantise(
+                original,
+                self.quant_type,
+                axis=axis,
+                block=config.block,
+                scale_rule=config.scale_rule,
+                overflow=config.overflow,
+            )
+            RECORDER.observe(
+                self.site.name, self.layer, operand, self.quant_type, original, quantised
+            )
+            return quantised
+
+        return _StraightThrough.apply(tensor, quantise)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
+        return quantise(tensor)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
+    """Return what quantises the operands of `owner`'s GEMM at `site`.
+
+    Args:
+        site: a name in SITES, which says along which axes the operands are quantised.
+        quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are.
+        owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
+            `mqo_layer`, set by `label_layers`, is read here, since a view of it has none.
+
+    Raises:
+        ValueError: the site or the type is unknown; the text names the valid ones.
+    """
+    check_choice("GEMM site", site, tuple(SITES))
+    check_type(quant_type)
+    if quant_type == "none":
+        return _UNQUANTISED
+    return QuantisedOperands(SITES[site], quant_type, getattr(owner, "mqo_layer", UNLABELLED))

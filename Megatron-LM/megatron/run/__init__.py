@@ -1,0 +1,9 @@
+"""What a run leaves behind in its folder, and the guard that ends a run that quantises nothing.
+
+The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing here does anything.
+"""
+
+from .guard import GuardError, after_step
+from .record import recorded, run_folder
+
+__all__ = ["GuardError", "after_step", "recorded", "run_folder"]

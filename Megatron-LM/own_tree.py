@@ -1,0 +1,46 @@
+"""Imported for its check: every megatron package comes from the folder of this file, and patched.
+
+A megatron-core installed beside, or a `megatron/__init__.py` anywhere on the path, would otherwise
+be imported in the place of this tree, without a word, and an unpatched model trained.
+"""
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+PROGRAM_START = time.time()
+ROOT = Path(__file__).resolve().parent
+PACKAGES = ("megatron.core", "megatron.training", "megatron.quant", "megatron.device")
+
+
+def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:
+    """Leave with an error when a package would be imported from elsewhere."""
+    for name in packages:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ModuleNotFoundError, ImportError):
+            spec = None
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is None or not origin.is_relative_to(ROOT):
+            sys.exit(
+                f"mqo: {name} would come from {origin or 'nowhere'}. Expected: {ROOT}. Run `mqo "
+                "vendor` and `mqo apply` if the tree is incomplete; else remove the other megatron "
+                "from PYTHONPATH and site-packages."
+            )
+
+
+def check_patched() -> None:
+    """Leave with an error when the source holds no quant type literal."""
+    layers = ROOT / "megatron/core/tensor_parallel/layers.py"
+    if b"custom_quant_type" not in layers.read_bytes():
+        sys.exit(
+            f"mqo: the Megatron source in {ROOT} is not patched. Expected: a tree with the patch "
+            "series applied. Run `mqo apply`."
+        )
+
+
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+check_patched()
+check_origin()

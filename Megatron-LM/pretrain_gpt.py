@@ -1,0 +1,197 @@
+"""Pre-trains a GPT on upstream's own trainer, with upstream's own flags.
+
+What a wheel does not hold stands here: how a batch is read, how the loss is taken, which datasets
+and which model are built. Everything else (arguments, schedules, checkpoints, the training loop)
+is megatron.training's.
+"""
+
+# First, for its check: no other megatron may be imported in the place of this tree's.
+import own_tree  # isort: skip
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import megatron.run
+from megatron.core import mpu
+from megatron.core.datasets.blended_megatron_dataset_builder import (
+    BlendedMegatronDatasetBuilder,
+)
+from megatron.core.datasets.gpt_dataset import (
+    GPTDataset,
+    GPTDatasetConfig,
+    MockGPTDataset,
+)
+from megatron.core.enums import ModelType
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.utils import (
+    get_attr_wrapped_model,
+    get_batch_on_this_cp_rank,
+    get_batch_on_this_tp_rank,
+)
+from megatron.device import accelerator_type
+from megatron.quant import label_layers
+from megatron.training import (
+    get_args,
+    get_tensorboard_writer,
+    get_timers,
+    get_tokenizer,
+    pretrain,
+    print_rank_0,
+    set_startup_timestamps,
+)
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    pretrain_cfg_container_from_args,
+)
+from megatron.training.arguments import parse_and_validate_args
+from megatron.training.models.gpt import GPTModelConfig
+from megatron.training.utils.common_utils import (
+    get_blend_and_blend_per_split,
+    is_first_or_last_pipeline_stage,
+)
+
+Batch = dict[str, Tensor]
+
+
+def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
+    """This rank's part of the next micro-batch: [micro-batch, sequence], on its device.
+
+    Tensor-parallel rank 0 reads and broadcasts; stages between the first and the last get nothing.
+    """
+    names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        return dict.fromkeys(names)
+    args = get_args()
+    batch: Batch = dict.fromkeys(names)
+    if mpu.get_tensor_model_parallel_rank() == 0:
+        loaded = next(data_iterator)
+        batch |= {k: v.to(accelerator_type(), non_blocking=True) for k, v in loaded.items()}
+    batch = get_batch_on_this_tp_rank(
+        batch,
+        has_cu_seqlens=False,
+        is_hybrid_cp=False,
+        create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
+        broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
+        broadcast_group=mpu.get_tensor_model_parallel_group(),
+        cp_size=args.context_parallel_size,
+        tp_rank=mpu.get_tensor_model_parallel_rank(),
+        micro_batch_size=args.micro_batch_size,
+        seq_length=args.seq_length,
+        mtp_on_this_rank=False,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
+        is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
+    )
+    group = mpu.get_context_parallel_group()
+    return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group)
+
+
+def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Masked sum of the token losses, the number of tokens, and both for the report.
+
+    `output_tensor`: [micro-batch, sequence], the cross entropy of each token in nats. Upstream's
+    schedule divides by the tokens, and its report averages over the data-parallel ranks.
+    """
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(output_tensor.view(-1).float() * mask)
+    tokens = mask.sum().detach().to(torch.int)
+    if get_args().check_for_nan_in_loss_and_grad:
+        for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
+            get_rerun_state_machine().validate_result(
+                result=loss,
+                rejection_func=rejected,
+                message=f"{what} in the loss of this rank's micro-batch",
+                tolerance=0.0,
+                fatal=True,
+            )
+    report = torch.cat([loss.detach().view(1), tokens.view(1)])
+    return loss, tokens, {"lm loss": report}
+
+
+def forward_step(
+    data_iterator: Iterator[Batch] | None, model: torch.nn.Module
+) -> tuple[Tensor, partial]:
+    """One micro-batch through the model; the schedule calls the returned loss function."""
+    timers = get_timers()
+    timers("batch-generator", log_level=2).start()
+    batch = get_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
+    timers("batch-generator").stop()
+    output = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch["attention_mask"],
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
+    )
+    return output, partial(loss_func, batch["loss_mask"])
+
+
+def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
+    """Train, validation and test datasets with `samples` sequences each."""
+    args = get_args()
+    blend, blend_per_split = get_blend_and_blend_per_split(args)
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=blend,
+        blend_per_split=blend_per_split,
+        split=args.split,
+        multiple_validation_sets=args.multiple_validation_sets,
+        full_validation=args.full_validation,
+        num_dataset_builder_threads=args.num_dataset_builder_threads,
+        path_to_cache=args.data_cache_path,
+        mmap_bin_files=args.mmap_bin_files,
+        tokenizer=get_tokenizer(),
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.create_attention_mask_in_dataloader,
+        object_storage_cache_path=args.object_storage_cache_path,
+        mid_level_dataset_surplus=args.mid_level_dataset_surplus,
+        allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
+    )
+    kind = MockGPTDataset if args.mock_data else GPTDataset
+    print_rank_0("> building train, validation, and test datasets ...")
+    return BlendedMegatronDatasetBuilder(
+        kind, samples, partial(_reads_data, vp_stage=vp_stage), config
+    ).build()
+
+
+def _reads_data(vp_stage: int | None = None) -> bool:
+    first = mpu.get_tensor_model_parallel_rank() == 0
+    return first and is_first_or_last_pipeline_stage(vp_stage)
+
+
+def model_config() -> GPTModelConfig:
+    """The model that the arguments describe, its layers named for the quantisers once built."""
+    config = gpt_config_from_args(get_args())
+    config.post_wrap_hooks.append(_name_layers)
+    return config
+
+
+def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    for chunk in chunks:
+        label_layers(chunk)
+    return chunks
+
+
+def main() -> None:
+    """Train as the command line says."""
+    set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
+    args = parse_and_validate_args()
+    with megatron.run.recorded(get_tensorboard_writer()):
+        datasets_provider.is_distributed = True
+        pretrain(
+            pretrain_cfg_container_from_args(args, model_config()),
+            datasets_provider,
+            ModelType.encoder_or_decoder,
+            forward_step,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What the device sweep cannot express, site by site.
+
+The code here is written for torch.cuda; the sweep that follows in the series turns it, like
+upstream's own, into the facade's.
+"""
+
+from mqo.overlay.edits import Anchor, FileEdits, PrependBody, ReplaceExpression
+
+FILES = (
+    FileEdits(
+        "megatron/training/initialize.py",
+        (
+            # On a machine with CUDA devices the demand stays as it is.
+            ReplaceExpression(
+                "initialize_megatron",
+                Anchor("torch.cuda.is_available()"),
+                "torch.cuda.is_available() or torch.cuda.device_count() > 0",
+            ),
+        ),
+    ),
+    FileEdits(
+        "megatron/core/tensor_parallel/random.py",
+        (
+            # Upstream queues this call until CUDA starts, which on a CPU is never.
+            PrependBody(
+                "_set_cuda_rng_state",
+                "if not torch.cuda.is_available():\n"
+                "    torch.cuda.set_rng_state(new_state)\n"
+                "    return\n",
+            ),
+        ),
+    ),
+    FileEdits(
+        "megatron/core/datasets/utils.py",
+        (
+            # The wheel brings the helper compiled, and no Makefile to compile it with.
+            PrependBody(
+                "compile_helpers",
+                "import importlib.util\n"
+                "if importlib.util.find_spec('megatron.core.datasets.helpers_cpp'):\n"
+                "    return\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,190 @@
+"""From torch.cuda to megatron.device: the same object where there is CUDA, a facade elsewhere.
+
+What changes: the expression `torch.cuda` (not imports, not annotations in strings), "cuda" as a
+device argument, `.cuda()`, `torch.device("cuda...")`, and the type names that `Tensor.type()` is
+compared with. What stays: `device.type == "cuda"` and `device_type="cuda"`, which ask a question.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from mqo.errors import DriftError
+from mqo.overlay.sweep import Leftover, Source, Splice, Sweep
+
+DEVICE_KEYWORDS = {"device", "map_location"}
+TYPE_NAME = re.compile(r"torch\.cuda\.\w*Tensor")
+
+
+class _Rule(ast.NodeVisitor):
+    """Collects the splices of one file and the facade's names that they need."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.found: list[Splice] = []
+        self.needed: set[str] = set()
+
+    def _put(self, node: ast.AST, text: str, name: str) -> None:
+        self.found.append(Splice.over(node, text))
+        self.needed.add(name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if is_torch_cuda(node):
+            self._put(node, "accelerator", "accelerator")
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if is_to_cuda(node):
+            self._to_device(node)
+            return
+        if is_cuda_device(node):
+            self._put(node.func, "accelerator_device", "accelerator_device")
+        elif is_cuda_argument(node):
+            self._put(node.args[0], "accelerator_type()", "accelerator_type")
+        self.generic_visit(node)
+
+    def _to_device(self, node: ast.Call) -> None:
+        """`x.cuda(rest)` -> `x.to(accelerator_type(), rest)`; a positional device is kept."""
+        line, end = node.func.end_lineno, node.func.end_col_offset
+        self.found.append(Splice(line, end - len("cuda"), line, end, b"to"))
+        if not node.args:
+            comma = ", " if node.keywords else ""
+            behind = end + len("(")
+            self.found.append(
+                Splice(line, behind, line, behind, f"accelerator_type(){comma}".encode())
+            )
+            self.needed.add("accelerator_type")
+        self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg in DEVICE_KEYWORDS and is_cuda_text(node.value):
+            self._put(node.value, "accelerator_type()", "accelerator_type")
+        else:
+            self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for part in [node.left, *node.comparators]:
+            for text in [part, *getattr(part, "elts", [])]:
+                if is_type_name(text):
+                    literal = self.source.segment(text).decode()
+                    self._put(
+                        text, f"accelerator_tensor_type({literal})", "accelerator_tensor_type"
+                    )
+        self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """As one piece of text: before Python 3.12 nodes inside f-strings have no true position."""
+        text = self.source.segment(node).decode()
+        for matches, pattern, name in IN_F_STRINGS:
+            count = sum(matches(inner) for inner in ast.walk(node))
+            text, done = re.subn(pattern, name, text) if count else (text, 0)
+            if done != count:
+                raise DriftError(
+                    f"an f-string at line {node.lineno} holds {pattern} {done} times as text"
+                    f" and {count} times as code",
+                    expected="the same number",
+                    help="patches/portable_device.py needs this form added",
+                )
+            if count:
+                self.needed.add(name)
+        if text.encode() != self.source.segment(node):
+            self.found.append(Splice.over(node, text))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        pass
+
+    visit_ImportFrom = visit_Import  # noqa: N815
+
+
+def splices(source: Source) -> Iterator[Splice]:
+    """All changes of one file, the import of the facade's names included."""
+    rule = _Rule(source)
+    rule.visit(source.tree)
+    if rule.found:
+        names = ", ".join(sorted(rule.needed))
+        yield source.import_splice(f"from megatron.device import {names}")
+    yield from rule.found
+
+
+def leftovers(tree: ast.Module) -> Iterable[Leftover]:
+    """Every form above, looked for in the result, imports apart."""
+    for node in ast.walk(tree):
+        if is_torch_cuda(node):
+            yield Leftover(node.lineno, "torch.cuda")
+        elif isinstance(node, ast.Call) and (is_cuda_device(node) or is_to_cuda(node)):
+            yield Leftover(node.lineno, ast.unparse(node))
+        elif isinstance(node, ast.Call) and is_cuda_argument(node):
+            yield Leftover(node.lineno, ast.unparse(node))
+        elif isinstance(node, ast.keyword) and node.arg in DEVICE_KEYWORDS:
+            if is_cuda_text(node.value):
+                yield Leftover(node.value.lineno, ast.unparse(node))
+        elif isinstance(node, ast.Compare) and any(map(is_type_name, node.comparators)):
+            yield Leftover(node.lineno, ast.unparse(node))
+
+
+def is_torch_cuda(node: ast.AST) -> bool:
+    """The expression `torch.cuda`."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
+            return True
+    return False
+
+
+def is_cuda_text(node: ast.AST) -> bool:
+    """The literal "cuda"; with an index ("cuda:0") it is an address, which no facade can mean."""
+    return isinstance(node, ast.Constant) and node.value == "cuda"
+
+
+def is_type_name(node: ast.AST) -> bool:
+    """A literal such as "torch.cuda.FloatTensor"."""
+    value = getattr(node, "value", None)
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(value, str)
+        and bool(TYPE_NAME.fullmatch(value))
+    )
+
+
+def is_cuda_device(node: ast.AST) -> bool:
+    """`torch.device("cuda")`, `torch.device(f"cuda:{i}")`, `torch.device("cuda", i)`."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="torch"), attr="device"), args=[first, *_]
+        ):
+            pass
+        case _:
+            return False
+    if isinstance(first, ast.JoinedStr) and first.values:
+        first = first.values[0]
+    return isinstance(first, ast.Constant) and str(first.value).startswith("cuda")
+
+
+def is_to_cuda(node: ast.Call) -> bool:
+    """`x.cuda(...)` on anything but a module called torch."""
+    match node.func:
+        case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
+            return False
+        case ast.Attribute(attr="cuda"):
+            return True
+    return False
+
+
+def is_cuda_argument(node: ast.Call) -> bool:
+    """`x.to("cuda")` and `torch.autocast("cuda", ...)`."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return name in {"to", "autocast"} and bool(node.args) and is_cuda_text(node.args[0])
+
+
+# What counts as code inside an f-string, how it looks as text, and the facade's name for it.
+IN_F_STRINGS = (
+    (is_torch_cuda, r"\btorch\.cuda\b(?!\.\w*Tensor)", "accelerator"),
+    (is_cuda_device, r"\btorch\.device(?=\(\s*f?['\"]cuda)", "accelerator_device"),
+)
+
+SWEEP = Sweep(
+    roots=("megatron/core/", "megatron/training/"),
+    needles=(b"cuda",),
+    splices=splices,
+    leftovers=leftovers,
+)

@@ -1,0 +1,90 @@
+"""The five GEMM sites: a literal that says the quant type, operands wrapped by the quantiser.
+
+Operands are wrapped, not calls replaced: `alpha`, `beta`, `out=` and the callee stay upstream's,
+and so do the look-alikes in LinearWithFrozenWeight, which the scope excludes.
+"""
+
+from mqo.overlay.edits import AddImport, Anchor, Edit, FileEdits, InsertBefore, WrapOperands
+
+LINEAR = "LinearWithGradAccumulationAndAsyncCommunication"
+IMPORT = AddImport("from megatron.quant import gemm_operands")
+
+
+def gemm(
+    site: str, scope: str, *forms: Anchor, lhs: str, rhs: str, owner: str
+) -> tuple[Edit, Edit]:
+    """A literal before the GEMM and the wrapping of its two operands.
+
+    `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
+    stands in the block that encloses them all. `owner` is the expression that knows the layer.
+    """
+    binding = f"{site}_operands"
+    code = (
+        "custom_quant_type = 'none'\n"
+        f"{binding} = gemm_operands('{site}', custom_quant_type, {owner})\n"
+    )
+    wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
+    return InsertBefore(scope, forms, code), WrapOperands(scope, forms, wrappers)
+
+
+LINEAR_SITES = (
+    *gemm(
+        "fprop",
+        f"{LINEAR}.forward",
+        Anchor("torch.matmul(total_input, weight.t())"),
+        lhs="total_input",
+        rhs="weight",
+        owner="weight",
+    ),
+    *gemm(
+        "dgrad",
+        f"{LINEAR}.backward",
+        Anchor("grad_output.matmul(weight)"),
+        lhs="grad_output",
+        rhs="weight",
+        owner="weight",
+    ),
+    *gemm(
+        "wgrad",
+        f"{LINEAR}.backward",
+        Anchor("grad_output.t().matmul(total_input)"),
+        Anchor(
+            "fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(total_input, grad_output, ...)"
+        ),
+        Anchor(
+            "fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp16(total_input, grad_output, ...)"
+        ),
+        Anchor("torch.matmul(grad_output.t(), total_input, ...)", versions=">=0.14"),
+        Anchor("te_general_gemm(total_input, grad_output, ...)", versions=">=0.18"),
+        lhs="grad_output",
+        rhs="total_input",
+        owner="weight",
+    ),
+)
+
+ATTENTION_SITES = (
+    *gemm(
+        "qk",
+        "DotProductAttention.forward",
+        Anchor(
+            "torch.baddbmm(matmul_input_buffer, query.transpose(0, 1),"
+            " key.transpose(0, 1).transpose(1, 2), ...)"
+        ),
+        lhs="query",
+        rhs="key",
+        owner="self",
+    ),
+    *gemm(
+        "pv",
+        "DotProductAttention.forward",
+        Anchor("torch.bmm(attention_probs, value.transpose(0, 1))"),
+        lhs="attention_probs",
+        rhs="value",
+        owner="self",
+    ),
+)
+
+FILES = (
+    FileEdits("megatron/core/tensor_parallel/layers.py", (IMPORT, *LINEAR_SITES)),
+    FileEdits("megatron/core/transformer/dot_product_attention.py", (IMPORT, *ATTENTION_SITES)),
+)

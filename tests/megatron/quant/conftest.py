@@ -1,0 +1,48 @@
+"""Fresh options and records for every test, one thread, and a bit-for-bit comparison."""
+
+import pytest
+import torch
+from megatron.quant import RECORDER, config
+
+torch.set_num_threads(1)
+
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch):
+    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
+    config.reset()
+    RECORDER.reset()
+    yield
+    config.reset()
+    RECORDER.reset()
+
+
+@pytest.fixture
+def options(monkeypatch, tmp_path):
+    """A function that makes a TOML text the options of this process, and returns its path."""
+
+    def write(text):
+        path = tmp_path / "quant.toml"
+        path.write_text(text, encoding="utf-8")
+        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(path))
+        config.reset()
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def assert_same_bits():
+    """A function that compares bit patterns, so that -0.0 is not 0.0; any NaN equals any NaN."""
+
+    def check(actual, expected):
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
+        integer = _INTEGERS[actual.dtype]
+        same = actual.contiguous().view(integer) == expected.contiguous().view(integer)
+        same |= actual.isnan() & expected.isnan()
+        assert same.all(), f"{actual[~same][:8]} is not {expected[~same][:8]}"
+
+    return check

@@ -1,0 +1,82 @@
+"""The options file: defaults, reading once, and errors that name file, key and valid values."""
+
+import re
+
+import pytest
+from megatron.quant import QuantConfig, config
+
+FULL = """
+[asked]
+fprop = "mxfp8"
+qk = "none"
+
+[quantiser]
+block = 64
+scale_rule = "even"
+overflow = "inf"
+
+[record]
+sqnr_every = 0
+"""
+
+
+def test_without_a_file_the_defaults_hold():
+    assert config.current() == QuantConfig(
+        asked={}, block=32, scale_rule="floor", overflow="saturate", sqnr_every=50
+    )
+
+
+def test_every_key_of_the_file_is_read(options):
+    options(FULL)
+    assert config.current() == QuantConfig(
+        asked={"fprop": "mxfp8", "qk": "none"},
+        block=64,
+        scale_rule="even",
+        overflow="inf",
+        sqnr_every=0,
+    )
+
+
+def test_keys_left_out_keep_their_defaults(options):
+    options('[quantiser]\nscale_rule = "rceil"\n')
+    assert config.current() == QuantConfig(scale_rule="rceil")
+
+
+def test_the_file_is_read_once_until_reset(options):
+    path = options("[quantiser]\nblock = 16\n")
+    assert config.current().block == 16
+    path.write_text("[quantiser]\nblock = 128\n", encoding="utf-8")
+    assert config.current().block == 16
+    config.reset()
+    assert config.current().block == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[quantizer]\nblock = 32", "unknown table 'quantizer'; valid: quantiser, record, asked"),
+        ("quantiser = 3", "quantiser = 3 should be a table, [quantiser]"),
+        ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, overflow"),
+        ("[quantiser]\nblock = 33", "[quantiser] block: unknown block size 33; valid: 16, 32, 64"),
+        ("[quantiser]\nblock = 32.0", "[quantiser] block: unknown block size 32.0"),
+        ("[quantiser]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
+        ("[quantiser]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
+        ("[record]\nsqnr_every = -1", "[record] sqnr_every: -1 is no interval"),
+        ("[record]\nsqnr_every = true", "[record] sqnr_every: True is no interval"),
+        ("[record]\nsqnr_every = 1.5", "[record] sqnr_every: 1.5 is no interval"),
+        ("[asked]\nlinear = 'mxfp8'", "'linear'; valid: fprop, dgrad, wgrad, qk, pv"),
+        ("[asked]\nqk = 'fp8'", "[asked] qk: unknown quant type 'fp8'; valid: none, mxfp8"),
+        ("[asked\n", "Expected"),
+    ],
+)
+def test_a_fault_names_file_key_and_valid_values(options, text, complaint):
+    path = options(text)
+    with pytest.raises(ValueError, match=re.escape(complaint)) as fault:
+        config.current()
+    assert str(fault.value).startswith(f"{path}: ")
+
+
+def test_a_named_file_must_exist(monkeypatch, tmp_path):
+    monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "absent.toml"))
+    with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
+        config.current()

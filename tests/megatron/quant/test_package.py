@@ -1,0 +1,33 @@
+"""What the package may depend on, and what it exports."""
+
+import ast
+import sys
+from pathlib import Path
+
+import megatron
+from megatron import quant
+
+MODULES = sorted(Path(quant.__file__).parent.glob("*.py"))
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0]
+
+
+def test_it_imports_torch_and_the_standard_library_only():
+    assert len(MODULES) >= 8
+    found = {name for path in MODULES for name in imported(path)}
+    assert "torch" in found
+    assert found - {"torch"} <= sys.stdlib_module_names
+
+
+def test_megatron_stays_a_namespace():
+    assert getattr(megatron, "__file__", None) is None
+
+
+def test_every_exported_name_exists():
+    assert [name for name in quant.__all__ if not hasattr(quant, name)] == []

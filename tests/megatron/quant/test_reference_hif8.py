@@ -1,0 +1,135 @@
+"""The HiFloat8 reference against stored vectors and a search over all its codes."""
+
+import bisect
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from megatron.quant import quantise_dequantise
+
+VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "hif8_vectors.npz")
+
+
+def decode(code):
+    """The value of a code, read field by field (arXiv 2409.16626, table 1)."""
+    if code in (0x00, 0x80):
+        return math.nan if code else 0.0
+    if code in (0x6F, 0xEF):
+        return math.inf if code == 0x6F else -math.inf
+    sign = -1.0 if code & 0x80 else 1.0
+    bits = f"{code & 0x7F:07b}"
+    if bits.startswith("0000"):
+        return sign * 2.0 ** (int(bits[4:], 2) - 23)
+    # The prefix says how many bits the exponent has.
+    prefix, width = next(
+        (prefix, width)
+        for prefix, width in (("0001", 0), ("001", 1), ("01", 2), ("10", 3), ("11", 4))
+        if bits.startswith(prefix)
+    )
+    field, mantissa = bits[len(prefix) :][:width], bits[len(prefix) + width :]
+    exponent = int("1" + field[1:], 2) * (-1 if field[0] == "1" else 1) if width else 0
+    return sign * 2.0**exponent * (1 + int(mantissa, 2) / 2 ** len(mantissa))
+
+
+DECODED = [decode(code) for code in range(256)]
+MAGNITUDES = sorted({value for value in DECODED if 0 <= value < math.inf})
+# Infinity's code stands where 1.5 * 2^15 would.
+STEPS = [Fraction(value) for value in MAGNITUDES] + [Fraction(1.5 * 2**15)]
+
+
+def quantise_slowly(value, overflow):
+    """Nearest value, ties away from zero, by search."""
+    if math.isnan(value):
+        return math.nan
+    if math.isinf(value):
+        index = len(STEPS) - 1
+    else:
+        magnitude = Fraction(abs(value))
+        index = min(bisect.bisect_right(STEPS, magnitude), len(STEPS) - 1)
+        index -= 2 * magnitude < STEPS[index - 1] + STEPS[index]
+    if index == 0:
+        return 0.0
+    limit = MAGNITUDES[-1] if overflow == "saturate" else math.inf
+    return math.copysign(MAGNITUDES[index] if index < len(MAGNITUDES) else limit, value)
+
+
+def test_the_code_table_is_that_of_the_vectors():
+    assert VECTORS["codes"].tolist() == list(range(256))
+    assert np.array_equal(VECTORS["code_values"], np.float32(DECODED), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "key"), [("inf", "ta_inf_edges"), ("saturate", "ta_sat_edges")]
+)
+def test_vectors_bit_for_bit(assert_same_bits, overflow, key):
+    x = torch.from_numpy(VECTORS["in_edges"])
+    expected = torch.from_numpy(VECTORS[key])
+    assert_same_bits(quantise_dequantise(x, "hifp8", overflow=overflow), expected)
+
+
+def test_edges_become_the_values_of_their_codes(assert_same_bits):
+    x = torch.from_numpy(VECTORS["in_edges"])
+    expected = torch.tensor([DECODED[code] for code in VECTORS["code_edges"]])
+    assert_same_bits(quantise_dequantise(x, "hifp8", overflow="inf"), expected)
+
+
+@pytest.mark.parametrize("overflow", ["inf", "saturate"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_pattern_equals_the_search_over_all_codes(assert_same_bits, dtype, overflow):
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    expected = torch.tensor([quantise_slowly(value, overflow) for value in x.tolist()])
+    assert_same_bits(quantise_dequantise(x, "hifp8", overflow=overflow), expected.to(dtype))
+
+
+def test_every_code_is_its_own_image(assert_same_bits):
+    x = torch.tensor(DECODED)
+    assert_same_bits(quantise_dequantise(x, "hifp8", overflow="inf"), x)
+
+
+@pytest.mark.parametrize("overflow", ["inf", "saturate"])
+def test_quantising_twice_changes_nothing(assert_same_bits, overflow):
+    x = torch.from_numpy(VECTORS["in_edges"])
+    once = quantise_dequantise(x, "hifp8", overflow=overflow)
+    assert_same_bits(quantise_dequantise(once, "hifp8", overflow=overflow), once)
+
+
+@pytest.mark.parametrize(
+    ("value", "saturated", "infinite"),
+    [
+        (40959.99, 32768.0, 32768.0),
+        (40960.0, 32768.0, math.inf),
+        (-40960.0, -32768.0, -math.inf),
+        (3e38, 32768.0, math.inf),
+        (-math.inf, -32768.0, -math.inf),
+    ],
+)
+def test_overflow_starts_at_five_quarters_of_the_largest_value(value, saturated, infinite):
+    x = torch.tensor([value])
+    assert quantise_dequantise(x, "hifp8").item() == saturated
+    assert quantise_dequantise(x, "hifp8", overflow="inf").item() == infinite
+
+
+def test_underflow_ends_at_half_the_smallest_denormal(assert_same_bits):
+    half = 2.0**-23
+    below = math.nextafter(half, 0)
+    x = torch.tensor([half, -half, 1.99 * half, np.float32(below * (1 - 1e-7)), -1e-30, 2.0**-149])
+    expected = torch.tensor([2 * half, -2 * half, 2 * half, 0.0, 0.0, 0.0])
+    assert_same_bits(quantise_dequantise(x, "hifp8"), expected)
+
+
+def test_there_is_no_negative_zero():
+    assert not quantise_dequantise(torch.tensor([-0.0, -1e-20]), "hifp8").signbit().any()
+
+
+def test_a_nan_stays_alone():
+    x = torch.tensor([1.0, torch.nan, -2.0])
+    assert quantise_dequantise(x, "hifp8").isnan().tolist() == [False, True, False]
+
+
+def test_ties_go_away_from_zero():
+    # 3 mantissa bits near 1, 2 near 16, 1 near 256: each value lies halfway.
+    x = torch.tensor([1.0625, -1.0625, 18.0, 320.0, 1.5 * 2.0**-20])
+    assert quantise_dequantise(x, "hifp8").tolist() == [1.125, -1.125, 20.0, 384.0, 2.0**-19]

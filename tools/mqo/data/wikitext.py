@@ -1,0 +1,194 @@
+"""Wikitext to plain text: the prose of an article without markup, notes or tables."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mwparserfromhell.nodes import ExternalLink, Heading, Node, Tag, Template, Wikilink
+    from mwparserfromhell.wikicode import Wikicode
+
+# Sections that are lists of sources and pointers, never prose.
+_APPARATUS = frozenset(
+    {
+        "bibliography",
+        "citations",
+        "external links",
+        "footnotes",
+        "further reading",
+        "gallery",
+        "notes",
+        "notes and references",
+        "references",
+        "see also",
+        "sources",
+        "works cited",
+    }
+)
+
+# Tags whose content is a note, a formula, a picture or code for a renderer.
+_DROPPED_TAGS = frozenset(
+    (
+        *("ce", "chem", "hiero", "math", "score", "timeline"),
+        *("gallery", "imagemap", "ref", "references", "style", "table"),
+    )
+)
+
+# Tags that a browser puts on a line of their own.
+_BLOCK_TAGS = frozenset(
+    ("blockquote", "br", "dd", "div", "dl", "dt", "hr", "li", "ol", "p", "poem", "tr", "ul")
+)
+
+# Templates that stand inside a sentence: dropping them would leave a hole in it. The value says
+# which positional arguments are read aloud.
+_SPOKEN_TEMPLATES = {
+    "convert": (1, 2),
+    "cvt": (1, 2),
+    "lang": (2,),
+    "nobr": (1,),
+    "nowrap": (1,),
+    "quote": (1,),
+    "small": (1,),
+    "transl": (2,),
+    "visible anchor": (1,),
+}
+
+# Links into these namespaces place a picture or file the article; they are not words of it. A short
+# lower-case prefix is another language's edition; [[CSI: Miami]] is an article like any other.
+_SILENT_LINK = re.compile(
+    r"(?i:file|image|media|category|wikipedia|template|portal|help)\s*:"
+    r"|(?:[a-z]{2,3}|simple|zh-[a-z-]+):(?=\S)"
+)
+
+_MAGIC_WORD = re.compile(r"__[A-Z]+__")
+_LEFT_OVER_QUOTES = re.compile(r"'{2,}")
+# Rows of a table whose opening mark stood in a template, so that the parser saw no table.
+_LEFT_OVER_TABLE = re.compile(r"^\s*(?:\{\||\|\}|\|-|\|\+|[|!]).*$", re.MULTILINE)
+_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:]\s*)*\)|\[\s*\]")
+_SEPARATOR_AFTER_OPENING = re.compile(r"\(\s*(?:[,;]\s*)+")
+_SEPARATOR_BEFORE_CLOSING = re.compile(r"(?:\s*[,;])*\s*\)")
+_SPACE_BEFORE_POINT = re.compile(r"[ \t]+([,;]|\.(?=\s|$))")
+_SPACES = re.compile(r"[ \t\u00a0\u2009]+")
+_SPACED_NEWLINE = re.compile(r" *\n *")
+_NEWLINES = re.compile(r"\n{3,}")
+
+
+def clean(wikitext: str) -> str:
+    """The prose of one article as plain text, paragraphs apart by an empty line.
+
+    Kept: paragraphs, headings of sections that have any prose, list items (a line each), the
+    visible text of links. Dropped: templates but those read inside a sentence, notes, tables,
+    formulas, pictures, comments, and the closing sections that list sources. Returns an empty
+    string for a page without prose.
+    """
+    import mwparserfromhell
+
+    code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
+    sections = code.get_sections(flat=True, include_lead=True)
+    return "\n\n".join(_with_headings([_section(part) for part in sections]))
+
+
+def _section(code: Wikicode) -> tuple[int, str, str]:
+    """(level, heading, body) of a flat section; the lead has level 0 and no heading."""
+    headings = code.filter_headings(recursive=False)
+    level, title = (headings[0].level, _tidy(_heading(headings[0]))) if headings else (0, "")
+    body = "".join(_node(n) for n in code.nodes if n not in headings)
+    return level, title, _tidy(body)
+
+
+def _with_headings(sections: list[tuple[int, str, str]]) -> list[str]:
+    """Bodies under their headings; a section is skipped if neither it nor one below has prose."""
+    parts: list[str] = []
+    pending: list[tuple[int, str]] = []
+    dropped_level: int | None = None
+    for level, title, body in sections:
+        if dropped_level is not None and level > dropped_level:
+            continue
+        dropped_level = level if title.casefold() in _APPARATUS else None
+        pending = [above for above in pending if above[0] < level]
+        if dropped_level is not None:
+            continue
+        if title:
+            pending.append((level, title))
+        if body:
+            parts += [above for _, above in pending]
+            parts.append(body)
+            pending = []
+    return parts
+
+
+def _text(code: Wikicode | None) -> str:
+    return "" if code is None else "".join(_node(n) for n in code.nodes)
+
+
+def _node(node: Node) -> str:
+    from mwparserfromhell import nodes
+
+    if isinstance(node, nodes.Text):
+        return str(node)
+    if isinstance(node, nodes.Wikilink):
+        return _wikilink(node)
+    if isinstance(node, nodes.Tag):
+        return _tag(node)
+    if isinstance(node, nodes.Template):
+        return _template(node)
+    if isinstance(node, nodes.ExternalLink):
+        return _external_link(node)
+    if isinstance(node, nodes.HTMLEntity):
+        return str(node.normalize())
+    if isinstance(node, nodes.Heading):
+        return f"\n\n{_heading(node)}\n\n"
+    return ""  # a comment, or an argument of a template's own source
+
+
+def _heading(node: Heading) -> str:
+    return _text(node.title)
+
+
+def _wikilink(node: Wikilink) -> str:
+    target = str(node.title).strip()
+    if _SILENT_LINK.match(target):
+        return ""
+    if node.text is not None and str(node.text).strip():
+        return _text(node.text)
+    return target.removeprefix(":").replace("#", " ", 1).strip()
+
+
+def _external_link(node: ExternalLink) -> str:
+    # A bare address is no prose; a titled one shows its title only.
+    return _text(node.title)
+
+
+def _tag(node: Tag) -> str:
+    name = str(node.tag).strip().casefold()
+    if name in _DROPPED_TAGS:
+        return ""
+    content = _text(node.contents)
+    if name not in _BLOCK_TAGS:
+        return content
+    if content:
+        return f"\n{content}\n"
+    # The mark of a list item stands at the start of a line already.
+    return "" if node.wiki_markup else "\n"
+
+
+def _template(node: Template) -> str:
+    spoken = _SPOKEN_TEMPLATES.get(str(node.name).strip().casefold(), ())
+    values = (_text(node.get(n).value).strip() for n in spoken if node.has(n))
+    return " ".join(v for v in values if v)
+
+
+def _tidy(text: str) -> str:
+    """Mends what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
+    text = _MAGIC_WORD.sub("", text)
+    text = _LEFT_OVER_QUOTES.sub("", text)
+    text = _LEFT_OVER_TABLE.sub("", text)
+    text = _SPACES.sub(" ", text)
+    text = _SEPARATOR_AFTER_OPENING.sub("(", text)
+    text = _SEPARATOR_BEFORE_CLOSING.sub(")", text)
+    text = _EMPTY_BRACKETS.sub("", text)
+    text = _SPACES.sub(" ", text)
+    text = _SPACE_BEFORE_POINT.sub(r"\1", text)
+    text = _SPACED_NEWLINE.sub("\n", text)
+    return _NEWLINES.sub("\n\n", text).strip()

@@ -1,0 +1,104 @@
+"""The vocabulary of site patches: what to find, in which scope, and what to do there.
+
+Plain data, free of LibCST, so that reading a patch costs nothing; `rewrite` gives it its meaning.
+A pattern is Python: an expression or one statement, compared by structure (white space, comments,
+quotes and redundant parentheses do not count). `...` as a call's last argument stands for any rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from packaging.specifiers import SpecifierSet
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A pattern and the exact number of times it must occur in its scope.
+
+    `versions` (a specifier such as ">=0.14") says in which upstream releases the form exists; in
+    the others it is not looked for.
+    """
+
+    pattern: str
+    count: int = 1
+    versions: str = ""
+
+    def holds_in(self, version: str) -> bool:
+        """Whether this form is to be found in upstream release `version`."""
+        return SpecifierSet(self.versions).contains(version, prereleases=True)
+
+
+@dataclass(frozen=True)
+class InsertBefore:
+    """Put `code` before the statement that holds the anchors.
+
+    With several anchors: in the innermost block that encloses them all, before the first of its
+    statements that holds one.
+    """
+
+    scope: str
+    anchors: tuple[Anchor, ...]
+    code: str
+
+
+@dataclass(frozen=True)
+class WrapOperands:
+    """In each match, replace name N by `wrappers[N](N)`; each N must occur there exactly once."""
+
+    scope: str
+    anchors: tuple[Anchor, ...]
+    wrappers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ReplaceExpression:
+    """Put the expression `code` in the place of each match."""
+
+    scope: str
+    anchor: Anchor
+    code: str
+
+
+@dataclass(frozen=True)
+class PrependBody:
+    """Put `code` first in the body of the function `scope`, behind its docstring."""
+
+    scope: str
+    code: str
+
+
+@dataclass(frozen=True)
+class AddImport:
+    """Add the import statement `code` behind the module's first run of imports."""
+
+    code: str
+    scope: ClassVar[str] = ""
+
+
+# `scope` is the dotted path of the function that an edit is confined to: "Class.method".
+Edit = InsertBefore | WrapOperands | ReplaceExpression | PrependBody | AddImport
+
+
+@dataclass(frozen=True)
+class FileEdits:
+    """The edits of one file, in order.
+
+    `versions` says which upstream releases hold the file at all; `package` names the part of
+    upstream ("megatron/training") without which a tree simply does not need these edits.
+    """
+
+    path: str
+    edits: tuple[Edit, ...]
+    versions: str = ""
+
+    @property
+    def package(self) -> str:
+        """The upstream package the file belongs to: "megatron/core" or "megatron/training"."""
+        return "/".join(self.path.split("/")[:2])
+
+    def holds_in(self, version: str) -> bool:
+        """Whether the file is to be edited in upstream release `version`."""
+        return SpecifierSet(self.versions).contains(version, prereleases=True)

@@ -1,0 +1,72 @@
+"""The quant type literals in the source: the only static statement of what is quantised.
+
+A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. Reading
+needs `ast` alone, and writing changes the text between the quotes and no other byte.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mqo.errors import UnknownNameError
+
+VARIABLE = "custom_quant_type"
+NONE = "none"
+_LINE = re.compile(rb"^([ \t]*custom_quant_type = ')([^'\r\n]*)(')", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TypeLiteral:
+    """One literal: its site (fprop, dgrad, wgrad, qk, pv), its value, and its 1-based line."""
+
+    site: str
+    value: str
+    line: int
+
+
+def read(content: bytes) -> list[TypeLiteral]:
+    """The literals of a patched file, in source order."""
+    found: list[TypeLiteral] = []
+    for block in ast.walk(ast.parse(content)):
+        for body in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(body, list):
+                found += filter(None, map(_literal, body, body[1:]))
+    return sorted(found, key=lambda literal: literal.line)
+
+
+def write(content: bytes, types: Mapping[str, str]) -> bytes:
+    """`content` with the literals of the named sites set; sites it does not hold are ignored."""
+    lines = content.splitlines(keepends=True)
+    for literal in read(content):
+        if literal.site in types:
+            new = rb"\g<1>" + types[literal.site].encode() + rb"\g<3>"
+            lines[literal.line - 1] = _LINE.sub(new, lines[literal.line - 1])
+    return b"".join(lines)
+
+
+def neutral(content: bytes) -> bytes:
+    """`content` with every literal at 'none', as the patch writes it."""
+    return _LINE.sub(rb"\g<1>" + NONE.encode() + rb"\g<3>", content)
+
+
+def check_sites(types: Mapping[str, str], known: Mapping[str, object]) -> None:
+    """UnknownNameError for a site that the tree does not hold."""
+    for site in types:
+        if site not in known:
+            raise UnknownNameError("GEMM site", site, known)
+
+
+def _literal(statement: ast.stmt, behind: ast.stmt) -> TypeLiteral | None:
+    """A literal, when `statement` assigns one and `behind` binds it to a site."""
+    match statement, behind:
+        case (
+            ast.Assign(
+                targets=[ast.Name(id="custom_quant_type")], value=ast.Constant(value=str(value))
+            ),
+            ast.Assign(value=ast.Call(args=[ast.Constant(value=str(site)), *_])),
+        ):
+            return TypeLiteral(site, value, statement.lineno)
+    return None

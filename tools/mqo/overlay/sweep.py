@@ -1,0 +1,127 @@
+"""The vocabulary of sweeps: a rule over many files, located with `ast` and spliced into the bytes.
+
+A sweep does not demand a count (upstream's differs by version) but a postcondition: after it, its
+`leftovers` find nothing. `ast` rather than LibCST because a sweep visits hundreds of files, and
+splicing leaves every byte outside a match alone by construction.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mqo.errors import DriftError
+
+
+@dataclass(frozen=True)
+class Splice:
+    """Replace the source of `node` (or, if empty, insert before it) by `text`."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: bytes
+
+    @classmethod
+    def over(cls, node: ast.AST, text: str) -> Splice:
+        """A splice in the place of `node`, an expression or statement with a position."""
+        return cls(
+            node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text.encode()
+        )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A place that the sweep should have changed and did not."""
+
+    line: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A rule over the files below `roots` whose bytes hold one of the `needles`.
+
+    `splices` returns the changes for one parsed file, `leftovers` what remains after them;
+    the two are written independently, so that the second checks the first.
+    """
+
+    roots: tuple[str, ...]
+    needles: tuple[bytes, ...]
+    splices: Callable[[Source], Iterable[Splice]]
+    leftovers: Callable[[ast.Module], Iterable[Leftover]]
+
+    def concerns(self, path: str, source: bytes) -> bool:
+        """Whether the file at tree-relative `path` is worth parsing."""
+        return path.startswith(self.roots) and any(needle in source for needle in self.needles)
+
+
+class Source:
+    """One parsed file: its bytes, its syntax tree, and the bytes of any node."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.tree = ast.parse(content)
+        # ast counts columns in bytes of UTF-8, from behind a byte order mark.
+        self._bom = len(b"\xef\xbb\xbf") if content.startswith(b"\xef\xbb\xbf") else 0
+        self._starts = [0]
+        for line in content.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def offset(self, line: int, column: int) -> int:
+        """The byte offset of a 1-based line and a 0-based column."""
+        return self._starts[line - 1] + column + (self._bom if line == 1 else 0)
+
+    def segment(self, node: ast.AST) -> bytes:
+        """The bytes of a node."""
+        start = self.offset(node.lineno, node.col_offset)
+        return self.content[start : self.offset(node.end_lineno, node.end_col_offset)]
+
+    def import_splice(self, statement: str) -> Splice:
+        """Insert an import line behind the docstring and the `__future__` imports."""
+        after = 0
+        for i, node in enumerate(self.tree.body):
+            docstring = (
+                i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            )
+            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            if docstring or future:
+                after = node.end_lineno
+            else:
+                break
+        ending = "\r\n" if b"\r\n" in self.content else "\n"
+        if after == 0 and self.tree.body:
+            after = _first_line(self.tree.body[0]) - 1
+        return Splice(after + 1, 0, after + 1, 0, (statement + ending).encode())
+
+
+def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
+    """`content` after the sweep; raises DriftError when its postcondition does not hold."""
+    try:
+        source = Source(content)
+    except (SyntaxError, ValueError) as error:
+        raise DriftError(
+            f"{path} does not parse as Python ({error})",
+            expected=f"upstream's source, which sweep '{entry}' rewrites",
+            help="`mqo vendor` fetches it again",
+        ) from error
+    splices = sorted(sweep.splices(source), key=lambda s: (s.line, s.column), reverse=True)
+    for s in splices:
+        start, end = source.offset(s.line, s.column), source.offset(s.end_line, s.end_column)
+        content = content[:start] + s.text + content[end:]
+    left = list(sweep.leftovers(ast.parse(content)))
+    if left:
+        raise DriftError(
+            f"{path}:{left[0].line}: {left[0].what} remains after sweep '{entry}' "
+            f"({len(left)} such places)",
+            expected="none",
+            help="the rule in patches/ needs this form added",
+        )
+    return content
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])

@@ -1,0 +1,299 @@
+"""Materialises upstream in the tree: from the pinned wheel, another wheel, or a checkout.
+
+Every byte is checked before the first file is placed: a wheel's SHA-256 against UPSTREAM.toml,
+its members against the wheel's own RECORD.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import csv
+import hashlib
+import io
+import shutil
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mqo import pip
+from mqo.errors import EditedError, VendorError
+from mqo.overlay.tree import Tree, Upstream, sha256
+
+Report = Callable[[str], None]
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper."""
+
+    version: str
+    packages: tuple[str, ...]
+    pythons: tuple[str, ...]
+    wheels: Mapping[str, str]
+    helper_version: str
+    helper_pythons: tuple[str, ...]
+    helper_source: str
+    helper_source_sha256: str
+
+    @classmethod
+    def load(cls, path: Path) -> Pin:
+        """Read UPSTREAM.toml."""
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        helper = table["helper"]
+        return cls(
+            version=table["version"],
+            packages=tuple(table["packages"]),
+            pythons=tuple(table["pythons"]),
+            wheels=table["wheels"],
+            helper_version=helper["version"],
+            helper_pythons=tuple(helper["pythons"]),
+            helper_source=helper["source"],
+            helper_source_sha256=helper["source_sha256"],
+        )
+
+
+@dataclass(frozen=True)
+class Vendored:
+    """`files` of upstream `version` were put in place."""
+
+    version: str
+    origin: str
+    files: int
+
+
+@dataclass(frozen=True)
+class AlreadyVendored:
+    """Nothing to do."""
+
+    version: str
+    origin: str
+
+
+def vendor(
+    tree: Tree,
+    pin: Pin,
+    cache: Path,
+    *,
+    source: Path | None = None,
+    force: bool = False,
+    report: Report = print,
+) -> Vendored | AlreadyVendored:
+    """Put upstream into the tree, from the pin or from `source` (a wheel or a checkout).
+
+    A tree that already holds what the pin says is left as it is. A patched tree must be restored
+    first and a tree with edits is refused, unless `force`.
+    """
+    with tree.locked():
+        known = tree.upstream() if (tree.store / "upstream.json").exists() else None
+        if known and not force:
+            edited = tree.edited_files()
+            wanted = source is None and known.version == pin.version and _fits_python(known)
+            if wanted and not edited:
+                return AlreadyVendored(known.version, known.origin)
+            _refuse_overwrite(tree, edited)
+        files, version, origin = _collect(pin, cache, source, report)
+        upstream = Upstream(
+            version, origin, running_python(), {path: sha256(data) for path, data in files.items()}
+        )
+        _place(tree, pin, files)
+        tree.drop_manifest()
+        tree.write_upstream(upstream)
+        return Vendored(version, origin, len(files))
+
+
+def running_python() -> str:
+    """Major and minor version, "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tuple[Files, str, str]:
+    """The files to place, their version, and where they come from."""
+    if source is None:
+        files, origin = _from_pin(pin, cache, report)
+    elif source.is_dir():
+        files, origin = _from_checkout(pin, source), f"checkout {source.resolve()}"
+    else:
+        files, origin = _from_wheel(pin, source), f"wheel {source.name}"
+    version = _version_of(files, origin)
+    if not _has_helper(files) and running_python() in pin.helper_pythons:
+        files |= _borrowed_helper(pin, files, cache, report)
+    return files, version, origin
+
+
+def _from_pin(pin: Pin, cache: Path, report: Report) -> tuple[Files, str]:
+    python = running_python() if running_python() in pin.pythons else pin.pythons[0]
+    wheel = _fetch(pin, pin.version, python, cache, report)
+    return _from_wheel(pin, wheel), f"wheel {wheel.name}"
+
+
+def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Report) -> Path:
+    """The wheel of a release for a Python, from the cache or through pip."""
+    folder = cache / "wheels"
+    tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
+    for name, digest in pin.wheels.items():
+        cached = folder / name
+        if name.startswith(tag) and cached.exists() and sha256(cached.read_bytes()) == digest:
+            return cached
+    report(f"downloading megatron-core {version} for Python {python}")
+    return pip.download(f"megatron-core=={version}", folder, python=python)
+
+
+def _from_wheel(pin: Pin, wheel: Path) -> Files:
+    """The wheel's files below the pinned packages, checked twice."""
+    if not wheel.exists():
+        raise VendorError(f"There is no file {wheel}", expected="a megatron-core wheel or checkout")
+    digest = pin.wheels.get(wheel.name)
+    if digest is None:
+        raise VendorError(
+            f"{wheel.name} is not among the wheels that UPSTREAM.toml pins",
+            expected=f"one of {', '.join(sorted(pin.wheels))}",
+            help="Add its name and SHA-256 there, once you trust it",
+        )
+    content = wheel.read_bytes()
+    if sha256(content) != digest:
+        raise VendorError(
+            f"{wheel} has SHA-256 {sha256(content)}",
+            expected=f"{digest}, as UPSTREAM.toml pins it",
+            help="Delete the file and run `mqo vendor` again; if it differs still, do not use it",
+        )
+    return read_wheel(content, pin.packages, wheel.name)
+
+
+def read_wheel(content: bytes, packages: tuple[str, ...], name: str) -> Files:
+    """{path: bytes} of a wheel's members below `packages`, each checked against RECORD.
+
+    Raises VendorError for anything that is no wheel, for members with absolute paths, "..", or
+    links, and for members that RECORD does not list or lists with another hash.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            for info in members:
+                _refuse_unsafe(info, name)
+            record = _read_record(archive, members, name)
+            wanted = [i for i in members if i.filename.startswith(tuple(f"{p}/" for p in packages))]
+            files = {info.filename: archive.read(info) for info in wanted}
+    except zipfile.BadZipFile as error:
+        raise VendorError(f"{name} is damaged ({error})", expected="a wheel") from error
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        if record.get(path) != f"sha256={digest}":
+            raise VendorError(
+                f"{name}: {path} has SHA-256 {digest}",
+                expected=f"{record.get(path) or 'an entry'} in the wheel's RECORD",
+                help="Delete the wheel from .cache/wheels and run `mqo vendor` again",
+            )
+    return files
+
+
+def _read_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str) -> dict:
+    records = [i for i in members if i.filename.endswith(".dist-info/RECORD")]
+    if len(records) != 1:
+        raise VendorError(f"{name} holds {len(records)} RECORD files", expected="one, as wheels do")
+    rows = csv.reader(archive.read(records[0]).decode("utf-8").splitlines())
+    return {row[0]: row[1] for row in rows if row}
+
+
+def _refuse_unsafe(info: zipfile.ZipInfo, name: str) -> None:
+    path = PurePosixPath(info.filename)
+    is_link = (info.external_attr >> 16) & 0o170000 == 0o120000
+    if path.is_absolute() or ".." in path.parts or "\\" in info.filename or is_link:
+        raise VendorError(
+            f"{name} holds the member '{info.filename}'" + (", a link" if is_link else ""),
+            expected="plain files below the wheel's own folder",
+            help="Do not use this file",
+        )
+
+
+def _from_checkout(pin: Pin, folder: Path) -> Files:
+    files: Files = {}
+    for package in pin.packages:
+        root = folder / package
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
+                files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    if not files:
+        raise VendorError(
+            f"{folder} holds no {' or '.join(pin.packages)}",
+            expected="the root of a Megatron-LM checkout, or a megatron-core wheel",
+        )
+    return files
+
+
+def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Report) -> Files:
+    """The compiled dataset helper of an older release, when its C++ source is the same."""
+    if sha256(files.get(pin.helper_source, b"")) != pin.helper_source_sha256:
+        report(f"{pin.helper_source} differs: the helper will be compiled at the first run")
+        return {}
+    wheel = _fetch(pin, pin.helper_version, running_python(), cache, report)
+    return {path: data for path, data in _from_wheel(pin, wheel).items() if _is_helper(path)}
+
+
+def _is_helper(path: str) -> bool:
+    return path.endswith(f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+def _has_helper(files: Files) -> bool:
+    return any(map(_is_helper, files))
+
+
+def _fits_python(known: Upstream) -> bool:
+    return known.python == running_python()
+
+
+def _version_of(files: Files, origin: str) -> str:
+    """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
+    source = files.get("megatron/core/package_info.py", b"")
+    values = {
+        node.targets[0].id: node.value.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    try:
+        return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
+    except KeyError as error:
+        raise VendorError(
+            f"{origin}: megatron/core/package_info.py states no {error}",
+            expected="MAJOR, MINOR and PATCH, as every release has",
+        ) from error
+
+
+def _refuse_overwrite(tree: Tree, edited: list[str]) -> None:
+    if edited:
+        raise EditedError(
+            f"{', '.join(edited[:3])} in {tree.root}: changed by hand",
+            expected="a tree as mqo wrote it",
+            help="`mqo diff` shows the change; `mqo vendor --force` overwrites it",
+        )
+    if tree.manifest():
+        raise VendorError(
+            f"{tree.root} is patched",
+            expected="a pristine tree to replace",
+            help="Run `mqo restore` first",
+        )
+
+
+def _place(tree: Tree, pin: Pin, files: Files) -> None:
+    """Write everything beside its place, then swap folder by folder."""
+    incoming = tree.store / "incoming"
+    shutil.rmtree(incoming, ignore_errors=True)
+    for path, data in files.items():
+        target = incoming / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    (tree.store / "upstream.json").unlink(missing_ok=True)
+    for package in pin.packages:
+        target = tree.root / package
+        shutil.rmtree(target, ignore_errors=True)
+        if (incoming / package).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (incoming / package).rename(target)
+    shutil.rmtree(incoming, ignore_errors=True)
