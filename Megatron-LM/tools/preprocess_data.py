@@ -149,6 +149,22 @@ class PairWriter:
         return Counts(self.documents, self.tokens, self.skipped)
 
 
+class Progress:
+    """Prints the count and speed about every `interval` documents."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval, self._start = interval, time.monotonic()
+        self._done, self._next = 0, interval
+
+    def add(self, documents: int) -> None:
+        """Counts `documents` more."""
+        self._done += documents
+        if self._done >= self._next:
+            self._next = self._done + self._interval
+            speed = self._done / (time.monotonic() - self._start)
+            print(f"{self._done} documents, {speed:.0f} a second", flush=True)
+
+
 def run(args: argparse.Namespace) -> Counts:
     """Tokenises the whole input; returns the counts summed over the keys."""
     tokenizer, eod = load_tokenizer(args.tokenizer_model)
@@ -162,20 +178,19 @@ def run(args: argparse.Namespace) -> Counts:
         sys.exit(f"{args.input}: no such file")
     size = tokenizer.get_vocab_size()
     writers = [PairWriter(f"{args.output_prefix}_{k}_document", size) for k in args.json_keys]
-    start, done, reported = time.monotonic(), 0, 0
+    progress = Progress(args.log_interval)
     for batch in batches(read_documents(args.input, args.json_keys)):
         for writer, texts in zip(writers, zip(*batch, strict=True), strict=True):
             for encoding in tokenizer.encode_batch_fast(list(texts)):
                 writer.add(encoding.ids, eod)
-        done += len(batch)
-        if done - reported >= args.log_interval:
-            reported = done
-            print(f"{done} documents, {done / (time.monotonic() - start):.0f} a second", flush=True)
+        progress.add(len(batch))
     if not any(w.documents for w in writers):
         sys.exit(f"{args.input}: no document with any text")
-    parts = [w.finish() for w in writers]
+    parts = [writer.finish() for writer in writers]
     return Counts(
-        *(sum(c) for c in zip(*((p.documents, p.tokens, p.skipped) for p in parts), strict=True))
+        documents=sum(p.documents for p in parts),
+        tokens=sum(p.tokens for p in parts),
+        skipped=sum(p.skipped for p in parts),
     )
 
 
