@@ -31,6 +31,16 @@ FILES = (
         ),
     ),
     FileEdits(
+        "megatron/core/jit.py",
+        (
+            # torch.compile wants a C++ compiler, and gains nothing at the sizes a CPU trains.
+            PrependBody(
+                "enable_jit_fuser",
+                "if not torch.cuda.is_available():\n    disable_jit_fuser()\n    return\n",
+            ),
+        ),
+    ),
+    FileEdits(
         "megatron/core/datasets/utils.py",
         (
             # The wheel brings the helper compiled, and no Makefile to compile it with.

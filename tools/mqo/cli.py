@@ -21,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=True)
+app.add_typer(matrix, name="matrix")
 TreeOption = Annotated[
     Path | None, typer.Option("--tree", help="The Megatron tree; by default Megatron-LM/.")
 ]
@@ -135,13 +137,30 @@ def snapshot(
     print(f"{target}: " + (" ".join(f"{s}={t}" for s, t in shot.types.items()) or "no quant sites"))
 
 
-def _tree(path: Path | None) -> Any:  # noqa: ANN401 - a Tree; the import is deferred
+@matrix.command()
+def generate() -> None:
+    """Write the pretrain scripts from the template and the tables."""
+    from mqo.matrix.generate import write
+
+    changed = write(Project.here().root / "script")
+    print("\n".join(map(str, changed)) or "nothing to do: all scripts are as generated")
+
+
+@matrix.command(name="list")
+def list_names() -> None:
+    """List models, datasets, modes and training configurations."""
+    from mqo.launch.cli import listing
+
+    print(listing())
+
+
+def _tree(path: Path | None) -> Any:
     from mqo.overlay.tree import Tree
 
     return Tree((path or Project.here().tree).resolve())
 
 
-def _series() -> Any:  # noqa: ANN401 - a Series; the import is deferred
+def _series() -> Any:
     from mqo.overlay.series import Series
 
     return Series.load(Project.here().patches)

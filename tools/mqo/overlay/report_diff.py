@@ -1,4 +1,4 @@
-"""`mqo diff` as text: sites first and in full, added files and sweeps summed up, hand edits last."""
+"""`mqo diff` as text: sites in full, added files and sweeps summed up, hand edits last."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class _Rewriter:
         return self._replace(replacements)
 
     def _replace(self, replacements: Mapping[cst.CSTNode, cst.CSTNode]) -> cst.Module:
-        """All at once: a visit makes every node anew, and the nodes found would be found no more."""
+        """All at once: a visit makes every node anew, and nodes found before would be lost."""
         transformer = _Replacer(replacements)
         module = self.module.visit(transformer)
         assert transformer.done == len(replacements), "a matched node was not in the module"
@@ -149,9 +149,7 @@ class _Replacer(cst.CSTTransformer):
         self.new = {id(old): new for old, new in replacements.items()}
         self.done = 0
 
-    def on_leave(
-        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
-    ) -> cst.CSTNode:
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
         new = self.new.get(id(original_node))
         self.done += new is not None
         return updated_node if new is None else new

@@ -1,0 +1,150 @@
+"""Makes .venv, with any python3 and nothing else: the only file that runs outside of it.
+
+As a program: `python3 tools/bootstrap.py` makes or updates .venv and prints its Python's path.
+As a module: `bootstrap.reexec()` continues the calling script inside .venv.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "mqo-stamp"
+CONSTRAINTS = ROOT / "constraints.txt"
+MINIMUM, BELOW = (3, 11), (3, 14)
+
+
+def main() -> None:
+    """Make .venv if need be, and print the path of its Python."""
+    ensure()
+    print(PYTHON)
+
+
+def reexec() -> None:
+    """Run the calling script again with .venv's Python, unless that is what runs it."""
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        return
+    ensure()
+    sys.stdout.flush()
+    os.execv(PYTHON, [str(PYTHON), *sys.argv])
+
+
+def ensure() -> None:
+    """Make or complete .venv, unless it is ready; a second process waits for the first."""
+    if _is_ready():
+        return
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    with (ROOT / ".cache" / "venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_ready():
+            _require_python()
+            _create()
+            _install()
+            STAMP.write_text(_fingerprint())
+
+
+def _is_ready() -> bool:
+    return STAMP.exists() and PYTHON.exists() and STAMP.read_text() == _fingerprint()
+
+
+def _fingerprint() -> str:
+    content = CONSTRAINTS.read_bytes() + (ROOT / "pyproject.toml").read_bytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _require_python() -> None:
+    """Continue with a suitable Python from the path when this one is not."""
+    if MINIMUM <= sys.version_info[:2] < BELOW:
+        return
+    for minor in range(BELOW[1] - 1, MINIMUM[1] - 1, -1):
+        other = shutil.which(f"python3.{minor}")
+        if other and subprocess.run([other, "-c", ""], capture_output=True).returncode == 0:
+            _say(f"this is Python {sys.version.split()[0]}; using {other}")
+            sys.stdout.flush()
+            os.execv(other, [other, *sys.argv])
+    _fail(
+        "find a Python",
+        f"python3 is {sys.version.split()[0]}, and there is no python3.11 to python3.13",
+        "Install one of those, with its venv module, and repeat the command.",
+    )
+
+
+def _create() -> None:
+    """A virtual environment that sees the torch of the Python it is made from, if that has one."""
+    if (
+        PYTHON.exists()
+        and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode == 0
+    ):
+        return
+    inherits = importlib.util.find_spec("torch") is not None
+    _say(
+        f"making .venv with Python {sys.version.split()[0]}"
+        + (", which has torch already" if inherits else "")
+    )
+    command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
+    command += ["--system-site-packages"] if inherits else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        _fail(
+            "make .venv",
+            (done.stderr or done.stdout).strip().replace("\n", " "),
+            "On Debian and Ubuntu, `apt-get install python3-venv` brings the venv module.",
+        )
+    if inherits and sys.prefix != sys.base_prefix:
+        # This Python is itself a virtual environment's: --system-site-packages looks behind it.
+        torch = Path(importlib.util.find_spec("torch").origin)  # type: ignore[union-attr,arg-type]
+        site = next(VENV.glob("lib/python3*/site-packages"))
+        (site / "inherited.pth").write_text(f"{torch.parents[1]}\n")
+
+
+def _install() -> None:
+    """Install the package and what it needs at the pinned versions, naming each as it comes."""
+    constraints = VENV / "constraints.txt"
+    constraints.write_text("".join(_constraints()))
+    _say("installing pinned packages; the first time this takes a few minutes")
+    command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
+    command += ["--progress-bar", "off", "--constraint", str(constraints)]
+    command += ["--editable", f"{ROOT}[dev,report]"]
+    pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = []
+    for line in pip.stdout:  # type: ignore[union-attr]
+        output.append(line)
+        if line.startswith("Collecting "):
+            _say(f"  {line.split()[1]}")
+    if pip.wait() != 0:
+        errors = [line for line in output if "ERROR" in line] or output
+        _fail(
+            "install packages",
+            " ".join(line.strip() for line in errors[-3:]),
+            "Check the network, the free space and `pip config list`, then repeat the command.",
+        )
+
+
+def _constraints() -> list[str]:
+    """The pinned versions; without torch's, where .venv uses the torch that is there."""
+    lines = CONSTRAINTS.read_text().splitlines(keepends=True)
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    if subprocess.run([PYTHON, "-c", probe]).returncode != 0:
+        return lines
+    return [line for line in lines if not line.startswith("torch==")]
+
+
+def _say(text: str) -> None:
+    print(f"[setup] {text}", file=sys.stderr, flush=True)
+
+
+def _fail(step: str, found: str, help: str) -> None:
+    sys.exit(f"[setup] could not {step}: {found}. {help}")
+
+
+if __name__ == "__main__":
+    main()

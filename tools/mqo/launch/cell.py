@@ -1,0 +1,86 @@
+"""A cell of the matrix, resolved: everything that decides what a run does, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from mqo.matrix import tables
+from mqo.matrix.tables import Dataset, Dtype, Gemms, Mode, Model, Training
+
+
+class Cluster(BaseModel):
+    """Where a run's processes are: torchrun's own terms."""
+
+    model_config = ConfigDict(frozen=True)
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int | None = None
+    nproc_per_node: int = 1
+
+
+class Cell(BaseModel):
+    """Model x dataset x mode x training configuration, with what the user changed.
+
+    `types` are the quant types per site that are written into the run's source; None leaves the
+    literals of the shared tree as they are (`--quantization source`). `model` is as it is trained:
+    shrunk where the configuration shrinks.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    model: Model
+    dataset: Dataset
+    mode: str
+    types: dict[str, str] | None
+    training: Training
+    dtype: Dtype
+    gemms: Gemms = "fprop"
+    cluster: Cluster = Cluster()
+    checkpoint: Path | None = None
+    tensorboard: Path | None = None
+    tokenizer: Path | None = None
+    data_prefix: Path | None = None
+    extra_flags: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The cell in a folder name."""
+        return f"{self.model.name}_{self.dataset.name}_{self.mode}_{self.training.name}"
+
+
+SOURCE = "source"
+
+
+def resolve(
+    model: str,
+    dataset: str,
+    quantization: str,
+    training: str,
+    *,
+    gemms: Gemms = "fprop",
+    dtype: Dtype | None = None,
+    **rest: object,
+) -> Cell:
+    """The cell of these names; UnknownNameError lists the valid ones.
+
+    `quantization` is a mode, or "source" for the types that stand in the shared tree.
+    """
+    published = tables.pick(tables.models(), "model", model)
+    corpus = tables.pick(tables.datasets(), "dataset", dataset)
+    config = tables.pick(tables.trainings(), "training configuration", training)
+    mode: Mode | None = None
+    if quantization != SOURCE:
+        mode = tables.pick(tables.modes(), "quantization mode", quantization)
+    return Cell(
+        model=published.shrunk(config.shrink_width, config.shrink_depth),
+        dataset=corpus,
+        mode=quantization,
+        types=mode.types(gemms) if mode else None,
+        training=config,
+        dtype=dtype or config.dtype,
+        gemms=gemms,
+        **rest,
+    )

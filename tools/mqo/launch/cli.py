@@ -1,0 +1,135 @@
+"""script/train_config.py: the documented command line.
+
+argparse rather than typer: five optional positional arguments, options between them, and Megatron's
+own flags behind `--`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from mqo.cli import guarded
+from mqo.errors import MqoError
+from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
+from mqo.launch.run import dry_run, run
+from mqo.matrix import tables
+from mqo.project import Project
+
+
+def main() -> None:
+    """Train a cell of the matrix, or list what there is."""
+    guarded(lambda: _main(sys.argv[1:]))
+
+
+def _main(argv: list[str]) -> None:
+    own, extra = split_flags(argv)
+    args = parser().parse_intermixed_args(own)
+    if args.list:
+        print(listing())
+        return
+    cell = cell_from(args, extra)
+    project = Project.here()
+    if args.dry_run:
+        print(describe(project, cell))
+        return
+    result = run(project, cell, allow_edits=args.allow_edits, report=_say)
+    _say(f"result   : {result.line()}")
+    _say(f"folder   : {result.run}")
+
+
+def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what stands behind the first `--`, which is Megatron's."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; names are checked against the tables, not here, so that errors list them."""
+    made = argparse.ArgumentParser(
+        description="Train a cell of the matrix in a run folder of its own.",
+        epilog="Everything behind `--` goes to Megatron's own argument parser.",
+    )
+    for name, meaning in (
+        ("checkpoint", "where to save, and to resume from if it holds a checkpoint"),
+        ("tensorboard", "where TensorBoard's events go"),
+        ("tokenizer", "a tokenizer folder, as transformers saves one"),
+        ("data_prefix", "an indexed dataset: the path without .bin and .idx"),
+        ("dtype", "fp32, bf16 or fp16"),
+    ):
+        kind = str if name == "dtype" else Path
+        made.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
+    made.add_argument("--list", action="store_true", help="list all valid names")
+    made.add_argument("--model")
+    made.add_argument("--dataset")
+    made.add_argument("--quantization", help=f"a mode; or '{SOURCE}', the types in the tree")
+    made.add_argument("--training-config", default="standard")
+    made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
+    made.add_argument("--without", action="append", default=[], help="a patch to leave out")
+    made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
+    made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
+    cluster = made.add_argument_group("processes (torchrun's terms)")
+    cluster.add_argument("--nnodes", type=int, default=1)
+    cluster.add_argument("--node-rank", type=int, default=0)
+    cluster.add_argument("--master-addr", default="localhost")
+    cluster.add_argument("--master-port", type=int)
+    cluster.add_argument("--nproc-per-node", type=int, default=1)
+    return made
+
+
+def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
+    """The cell that the arguments name; a missing or unknown name lists the valid ones."""
+    for option in ("model", "dataset", "quantization"):
+        if getattr(args, option) is None:
+            raise MqoError(f"--{option} is missing", help="--list shows all valid names")
+    tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
+    tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
+    fields = ("nnodes", "node_rank", "master_addr", "master_port", "nproc_per_node")
+    return resolve(
+        args.model,
+        args.dataset,
+        args.quantization,
+        args.training_config,
+        gemms=args.gemms,
+        dtype=args.dtype,
+        cluster=Cluster(**{name: getattr(args, name) for name in fields}),
+        checkpoint=args.checkpoint,
+        tensorboard=args.tensorboard,
+        tokenizer=args.tokenizer,
+        data_prefix=args.data_prefix,
+        extra_flags=tuple(extra),
+        without=tuple(args.without),
+    )
+
+
+def listing() -> str:
+    """All names, by kind."""
+    rows = {
+        "models": tables.models(),
+        "datasets": tables.datasets(),
+        "quantizations": [*tables.modes(), SOURCE],
+        "training configs": tables.trainings(),
+    }
+    return "\n".join(
+        f"{kind}:\n" + "".join(f"  {n}\n" for n in names) for kind, names in rows.items()
+    )
+
+
+def describe(project: Project, cell: Cell) -> str:
+    """The command that a run of the cell would start, and the types it would write."""
+    flags, program = dry_run(project, cell)
+    types = cell.types or {}
+    lines = [f"# source: {site} = {value}" for site, value in types.items()]
+    lines.append(shlex.join(program) + " \\")
+    for group in flags.values():
+        words = iter(shlex.join(group).replace(" --", "\n--").splitlines())
+        lines += [f"  {word} \\" for word in words]
+    return "\n".join(lines).rstrip(" \\")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,102 @@
+"""The flags of a run, all of them upstream's own, in the groups a reader looks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.launch.cell import Cell
+from mqo.launch.machine import Machine
+from mqo.matrix.tables import Model, Training
+
+Flags = dict[str, list[str]]
+
+# Without Transformer Engine and apex, which the local implementation does not need, these fusions
+# have nothing to fuse with.
+_LOCAL = [
+    "--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion --no-rope-fusion",
+]
+_ON_CPU = [
+    "--distributed-backend gloo --use-cpu-initialization",
+    "--no-bias-swiglu-fusion --no-bias-dropout-fusion --num-workers 0",
+]
+_ON_CUDA = ["--distributed-backend nccl"]
+_DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The places that flags name."""
+
+    tokenizer: Path
+    data_prefix: Path
+    data_cache: Path
+    checkpoint: Path
+    tensorboard: Path
+    load: bool
+
+
+def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
+    """{group: flags} for pretrain_gpt.py."""
+    return {
+        "model": _model(cell.model, cell.training),
+        "training": _training(cell.training),
+        "precision": list(_DTYPES[cell.dtype]),
+        "platform": _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU)),
+        "data": _data(paths),
+        "output": _output(cell.training, paths),
+        "given after --": list(cell.extra_flags),
+    }
+
+
+def _model(model: Model, training: Training) -> list[str]:
+    flags = [
+        f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
+        f"--ffn-hidden-size {model.ffn_hidden_size}",
+        f"--num-attention-heads {model.num_attention_heads}",
+        f"--group-query-attention --num-query-groups {model.num_query_groups}",
+        f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
+        "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
+        f"--position-embedding-type rope --rotary-base {model.rotary_base}",
+        f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling_factor:g}",
+        f"--seq-length {training.sequence} --max-position-embeddings {training.sequence}",
+        "--make-vocab-size-divisible-by 128",
+    ]
+    return _words(
+        flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
+    )
+
+
+def _training(training: Training) -> list[str]:
+    return _words(
+        [
+            f"--micro-batch-size {training.micro_batch}",
+            f"--global-batch-size {training.global_batch} --train-samples {training.samples}",
+            f"--lr {training.lr:g} --min-lr {training.min_lr:g} --lr-decay-style cosine",
+            f"--lr-warmup-fraction {training.warmup_fraction:g}",
+            "--adam-beta1 0.9 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0",
+            "--init-method-std 0.02 --seed 1234",
+        ]
+    )
+
+
+def _data(paths: RunPaths) -> list[str]:
+    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer"]
+    tokenizer += ["--tokenizer-model", str(paths.tokenizer)]
+    data = ["--data-path", str(paths.data_prefix), "--data-cache-path", str(paths.data_cache)]
+    rest = "--split 90,10,0 --no-create-attention-mask-in-dataloader"
+    return [*tokenizer, *data, *rest.split()]
+
+
+def _output(training: Training, paths: RunPaths) -> list[str]:
+    every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
+    log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
+    save = ["--save", str(paths.checkpoint), "--save-interval", str(training.iterations)]
+    load = ["--load", str(paths.checkpoint)] if paths.load else []
+    board = ["--tensorboard-dir", str(paths.tensorboard), "--log-timers-to-tensorboard"]
+    return [*every.split(), *log.split(), *board, *save, *load]
+
+
+def _words(lines: list[str]) -> list[str]:
+    return " ".join(lines).split()

@@ -1,0 +1,100 @@
+"""The run folder: everything that decided a run, written before it starts."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.launch.cell import Cell
+from mqo.overlay.diff import tree_diff
+from mqo.overlay.series import Series
+from mqo.overlay.snapshot import Snapshot, snapshot
+from mqo.overlay.tree import Tree
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The names of what a run keeps. Its own program writes metrics, quant_stats and failure."""
+
+    root: Path
+
+    source = property(lambda self: self.root / "source")
+    quant_config = property(lambda self: self.root / "quant.toml")
+    log = property(lambda self: self.root / "log.txt")
+    metrics = property(lambda self: self.root / "metrics.jsonl")
+    quant_stats = property(lambda self: self.root / "quant_stats.json")
+    failure = property(lambda self: self.root / "failure.txt")
+    result = property(lambda self: self.root / "result.json")
+    checkpoints = property(lambda self: self.root / "checkpoints")
+    tensorboard = property(lambda self: self.root / "tensorboard")
+
+    @classmethod
+    def create(cls, runs: Path, title: str) -> RunFolder:
+        """A new folder, named by time and title; two runs of one second get two folders."""
+        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+        for suffix in ("", *(f"_{n}" for n in range(2, 1000))):
+            root = runs / f"{stamp}_{title}{suffix}"
+            try:
+                root.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(root)
+        raise FileExistsError(f"{runs / stamp}_{title}")
+
+
+def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
+    """The run's own patched source, and how it differs from upstream, complete."""
+    shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
+    (folder.root / "overlay.diff").write_text(tree_diff(tree, shot.tree), encoding="utf-8")
+    return shot
+
+
+def write_quant_config(folder: RunFolder, types: Mapping[str, str]) -> None:
+    """quant.toml: what the source of this run says, for the guard to hold the quantisers to."""
+    lines = ["# What this run quantises; its guard ends it when a site does not run so.", "[asked]"]
+    lines += [f'{site} = "{quant_type}"' for site, quant_type in types.items()]
+    folder.quant_config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:
+    """The command (to be pasted), the resolved cell, and the environment."""
+    words = [f"{name}={value}" for name, value in env.items()] + command
+    text = "#!/usr/bin/env bash\n" + " ".join(map(shlex.quote, words)).replace(" --", " \\\n  --")
+    (folder.root / "command.sh").write_text(text + "\n", encoding="utf-8")
+    (folder.root / "cell.json").write_text(cell.model_dump_json(indent=1), encoding="utf-8")
+    facts = json.dumps(_environment(env), indent=1)
+    (folder.root / "environment.json").write_text(facts, encoding="utf-8")
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, object]:
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {
+        "python": sys.version,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+        "variables": dict(env),
+        "packages": dict(sorted(packages.items())),
+    }
+
+
+def _commit() -> str | None:
+    """This project's commit, with a + when files differ from it; None outside of git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    except OSError:
+        return None
+    if head.returncode != 0:
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")

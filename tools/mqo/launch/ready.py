@@ -1,0 +1,78 @@
+"""Brings about what a run needs, step by step: upstream, patches, data. Ready steps are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.data.index import check_prefix
+from mqo.data.prepare import prepare
+from mqo.errors import DataError
+from mqo.launch.cell import Cell
+from mqo.overlay.apply import Applied, apply
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.overlay.vendor import Pin, vendor
+from mqo.project import Project
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What `--tokenizer-model` and `--data-path` take; the vocabulary's size where it is known."""
+
+    tokenizer: Path
+    prefix: Path
+    vocab_size: int | None
+
+
+def check_cell(cell: Cell) -> None:
+    """Refuse at once what would fail minutes later: data that is not there."""
+    if cell.data_prefix is not None:
+        check_prefix(cell.data_prefix)
+    if cell.tokenizer is not None and not cell.tokenizer.exists():
+        raise DataError(
+            f"There is no tokenizer at {cell.tokenizer}",
+            expected="a folder with tokenizer.json (as transformers saves one)",
+        )
+    if (cell.tokenizer is None) != (cell.data_prefix is None):
+        raise DataError(
+            "Only one of tokenizer and data prefix was given",
+            expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
+        )
+    if cell.data_prefix is None and not (cell.training.is_smoke and cell.dataset.sample):
+        smoke = "its sample serves '--training-config smoke' only"
+        none = "it has no sample"
+        raise DataError(
+            f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",
+            expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
+            help="Megatron-LM/tools/preprocess_data.py makes an index of a corpus of yours",
+        )
+
+
+def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:
+    """The shared tree, vendored and patched; EditedError on hand edits, unless `allow_edits`."""
+    tree = Tree(project.tree)
+    if allow_edits and tree.manifest():
+        edited = tree.edited_files()
+        report(f"tree     : used as it is, with {len(edited)} files changed by hand")
+        return tree
+    if not (tree.store / "upstream.json").exists():
+        vendor(tree, Pin.load(project.upstream_pin), project.cache, report=report)
+    outcome = apply(tree, series)
+    version = tree.upstream().version
+    what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
+    report(f"megatron : {version}, {what}")
+    return tree
+
+
+def ready_data(project: Project, cell: Cell, report: Report) -> RunData:
+    """The user's data, or the dataset's sample."""
+    if cell.tokenizer and cell.data_prefix:
+        report(f"data     : {cell.data_prefix}")
+        return RunData(cell.tokenizer.resolve(), cell.data_prefix.resolve(), None)
+    ready = prepare(project, cell.dataset.name, report=report)
+    report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
+    return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)

@@ -1,0 +1,253 @@
+"""A run from cell to result: prepare, take the source, train as a subprocess, sum up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mqo.errors import RunError
+from mqo.launch.cell import Cell
+from mqo.launch.flags import Flags, RunPaths, megatron_flags
+from mqo.launch.folder import RunFolder, take_source, write_facts, write_quant_config
+from mqo.launch.machine import Machine, detect
+from mqo.launch.ready import RunData, check_cell, ready_data, ready_tree
+from mqo.overlay.series import Series
+from mqo.project import Project
+
+Report = Callable[[str], None]
+TRAIN_LOSS, VALID_LOSS, STEP_TIME = "lm loss", "lm loss validation", "iteration-time"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. Losses in nats per token; `seconds` is the training process's whole life."""
+
+    run: str
+    iterations: int
+    train_loss: float
+    valid_loss: float | None
+    vocab_size: int | None
+    seconds: float
+    types: dict[str, str]
+
+    def line(self) -> str:
+        """The one line that is printed."""
+        valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
+        chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
+        quantised = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
+        return (
+            f"{valid}training loss {self.train_loss:.4f}{chance} after {self.iterations} steps "
+            f"in {self.seconds:.0f} s; {quantised or 'nothing quantised'}"
+        )
+
+
+def run(
+    project: Project, cell: Cell, *, allow_edits: bool = False, report: Report = print
+) -> Result:
+    """Train the cell in a folder of its own; RunError when training fails."""
+    check_cell(cell)
+    series, machine = Series.load(project.patches), detect()
+    tree = ready_tree(project, series, report, allow_edits=allow_edits)
+    data = ready_data(project, cell, report)
+    folder = RunFolder.create(project.runs, cell.title)
+    shot = take_source(folder, tree, series, cell)
+    if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
+        report(f"note     : the shared tree says {_types(shot.shared_types)}; this run does not")
+    report(f"source   : {_types(shot.types)}")
+    write_quant_config(folder, shot.types)
+    command, env = build_command(project, cell, machine, folder, data)
+    write_facts(folder, cell, command, env)
+    report(f"run      : {folder.root}")
+    started = time.monotonic()
+    _train(folder, command, env, cell, report)
+    result = _sum_up(folder, data, dict(shot.types), time.monotonic() - started)
+    folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
+    return result
+
+
+def build_command(
+    project: Project, cell: Cell, machine: Machine, folder: RunFolder, data: RunData
+) -> tuple[list[str], dict[str, str]]:
+    """The training command and the variables that it needs."""
+    flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
+    program = [*_torchrun(cell), str(folder.source / "pretrain_gpt.py")]
+    workers = max(1, cell.cluster.nproc_per_node)
+    env = {
+        "MQO_QUANT_CONFIG": str(folder.quant_config),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": str(max(1, machine.cores // workers)),
+        # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return program + [flag for group in flags.values() for flag in group], env
+
+
+def dry_run(project: Project, cell: Cell) -> tuple[Flags, list[str]]:
+    """The flags in their groups, and the launcher's words; touches nothing."""
+    machine = detect()
+    folder = RunFolder(project.runs / f"TIME_{cell.title}")
+    sample = project.data / cell.dataset.name
+    data = RunData(
+        cell.tokenizer or sample / "tokenizer",
+        cell.data_prefix or sample / f"{cell.dataset.name}_text_document",
+        None,
+    )
+    flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
+    return flags, [*_torchrun(cell), str(folder.source / "pretrain_gpt.py")]
+
+
+def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> RunPaths:
+    return RunPaths(
+        tokenizer=data.tokenizer,
+        data_prefix=data.prefix,
+        data_cache=project.cache / "indices",
+        checkpoint=(cell.checkpoint or folder.checkpoints).resolve(),
+        tensorboard=(cell.tensorboard or folder.tensorboard).resolve(),
+        load=cell.checkpoint is not None,
+    )
+
+
+def _torchrun(cell: Cell) -> list[str]:
+    where = cell.cluster
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    words.append(str(where.nproc_per_node))
+    if where.nnodes == 1:
+        return [*words, "--standalone"]
+    words += ["--nnodes", str(where.nnodes), "--node-rank", str(where.node_rank)]
+    words += ["--master-addr", where.master_addr]
+    return words + (["--master-port", str(where.master_port)] if where.master_port else [])
+
+
+def _train(
+    folder: RunFolder, command: list[str], env: dict[str, str], cell: Cell, report: Report
+) -> None:
+    """Run the command, its output in log.txt, its progress reported; RunError when it fails."""
+    progress = _Progress(folder.metrics, cell.training.iterations, report)
+    with (
+        folder.log.open("w", encoding="utf-8") as log,
+        _stopped_with_us(
+            subprocess.Popen(
+                command,
+                env={**os.environ, **env},
+                cwd=folder.root,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        ) as process,
+    ):
+        for line in process.stdout:  # type: ignore[union-attr]
+            log.write(line)
+            log.flush()
+            progress.update()
+        code = process.wait()
+    if code != 0:
+        raise RunError(
+            f"Training ended with exit code {code}: {_reason(folder)}",
+            expected=f"{cell.training.iterations} steps",
+            help=f"The whole output is in {folder.log}",
+        )
+
+
+def _reason(folder: RunFolder) -> str:
+    """The failure as the program put it, or the last line of the log that names an error."""
+    if folder.failure.exists():
+        return folder.failure.read_text(encoding="utf-8").strip()
+    lines = folder.log.read_text(encoding="utf-8").splitlines()
+    named = [line for line in lines if line.startswith("mqo: ") or "Error" in line]
+    return (named or lines or ["it printed nothing"])[-1].strip()
+
+
+@contextmanager
+def _stopped_with_us(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    """Whatever ends us (Ctrl-C, SIGTERM, an error), the process and its workers end as well."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    old = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _end_group(process)
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+def _end_group(process: subprocess.Popen) -> None:
+    for s, wait in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
+        try:
+            os.killpg(process.pid, s)
+            process.wait(timeout=wait)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+class _Progress:
+    """Reports new rows of metrics.jsonl: every tenth of the way, and each validation."""
+
+    def __init__(self, path: Path, iterations: int, report: Report) -> None:
+        self.path, self.iterations, self.report = path, iterations, report
+        self.read = 0
+        self.next = 1
+
+    def update(self) -> None:
+        if not self.path.exists() or self.path.stat().st_size <= self.read:
+            return
+        with self.path.open(encoding="utf-8") as lines:
+            lines.seek(self.read)
+            for text in lines:
+                if not text.endswith("\n"):
+                    break
+                self.read += len(text.encode())
+                self._row(json.loads(text))
+
+    def _row(self, row: dict) -> None:
+        at = f"{row['iteration']:>6}/{self.iterations}"
+        if row["name"] == VALID_LOSS:
+            self.report(f"  step {at}  validation loss {row['value']:.4f}")
+        elif row["name"] == TRAIN_LOSS and row["iteration"] >= self.next:
+            self.report(f"  step {at}  loss {row['value']:.4f}")
+            self.next = row["iteration"] + max(1, self.iterations // 10)
+
+
+def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """{name: [(iteration, value)]} of a metrics.jsonl; "nan" and "inf" become floats again."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        series.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
+    return series
+
+
+def _sum_up(folder: RunFolder, data: RunData, types: dict[str, str], seconds: float) -> Result:
+    metrics = read_metrics(folder.metrics)
+    if TRAIN_LOSS not in metrics:
+        raise RunError(
+            "Training ended well and recorded no loss",
+            expected=f"rows named '{TRAIN_LOSS}' in {folder.metrics}",
+            help=f"The whole output is in {folder.log}",
+        )
+    iteration, loss = metrics[TRAIN_LOSS][-1]
+    valid = metrics[VALID_LOSS][-1][1] if VALID_LOSS in metrics else None
+    return Result(str(folder.root), iteration, loss, valid, data.vocab_size, seconds, types)
+
+
+def _types(types: object) -> str:
+    return " ".join(f"{site}={value}" for site, value in dict(types).items()) or "no quant sites"
