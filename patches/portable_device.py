@@ -184,7 +184,7 @@ IN_F_STRINGS = (
 
 SWEEP = Sweep(
     roots=("megatron/core/", "megatron/training/"),
-    needles=(b"cuda",),
+    needle=re.compile(rb"cuda"),
     splices=splices,
     leftovers=leftovers,
 )

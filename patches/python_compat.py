@@ -1,6 +1,7 @@
 """Imports that an older Python or a machine without Triton cannot make."""
 
 import ast
+import re
 from collections.abc import Iterable
 
 from mqo.overlay.sweep import Leftover, Source, Splice, Sweep
@@ -50,7 +51,10 @@ def _triton_from_facade(alias: ast.alias) -> str:
 
 SWEEP = Sweep(
     roots=("megatron/core/", "megatron/training/"),
-    needles=(b"triton", *(name.encode() for name in sorted(NEW_IN_TYPING))),
+    needle=re.compile(
+        rb"^[ \t]*(?:import|from)\b.*\btriton\b|\b(?:%s)\b" % "|".join(NEW_IN_TYPING).encode(),
+        re.MULTILINE,
+    ),
     splices=splices,
     leftovers=leftovers,
 )

@@ -137,6 +137,32 @@ def snapshot(
     print(f"{target}: " + (" ".join(f"{s}={t}" for s, t in shot.types.items()) or "no quant sites"))
 
 
+@app.command()
+def setup() -> None:
+    """Bring about what is missing: the vendored tree, the patches, the sample data."""
+    from mqo.data.prepare import prepare
+    from mqo.launch.ready import ready_tree
+
+    project = Project.here()
+    ready_tree(project, _series(), print, allow_edits=False)
+    ready = prepare(project, "wikipedia", report=print)
+    print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; the newest one.")] = None,
+    out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("loss.png"),
+) -> None:
+    """Draw the loss curves of runs."""
+    from mqo.report.curve import plot as draw
+    from mqo.runs import RunFolder, latest
+
+    chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
+    draw(chosen, out)
+    print(out)
+
+
 @matrix.command()
 def generate() -> None:
     """Write the pretrain scripts from the template and the tables."""

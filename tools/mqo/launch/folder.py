@@ -1,4 +1,4 @@
-"""The run folder: everything that decided a run, written before it starts."""
+"""Fills a run folder with everything that decides the run, before it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.launch.cell import Cell
@@ -19,42 +18,26 @@ from mqo.overlay.diff import tree_diff
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
+from mqo.runs import RunFolder
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The names of what a run keeps. Its own program writes metrics, quant_stats and failure."""
-
-    root: Path
-
-    source = property(lambda self: self.root / "source")
-    quant_config = property(lambda self: self.root / "quant.toml")
-    log = property(lambda self: self.root / "log.txt")
-    metrics = property(lambda self: self.root / "metrics.jsonl")
-    quant_stats = property(lambda self: self.root / "quant_stats.json")
-    failure = property(lambda self: self.root / "failure.txt")
-    result = property(lambda self: self.root / "result.json")
-    checkpoints = property(lambda self: self.root / "checkpoints")
-    tensorboard = property(lambda self: self.root / "tensorboard")
-
-    @classmethod
-    def create(cls, runs: Path, title: str) -> RunFolder:
-        """A new folder, named by time and title; two runs of one second get two folders."""
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
-        for suffix in ("", *(f"_{n}" for n in range(2, 1000))):
-            root = runs / f"{stamp}_{title}{suffix}"
-            try:
-                root.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            return cls(root)
-        raise FileExistsError(f"{runs / stamp}_{title}")
+def create(runs: Path, title: str) -> RunFolder:
+    """A new folder, named by time and title; two runs of one second get two folders."""
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+    for suffix in ("", *(f"_{n}" for n in range(2, 1000))):
+        root = runs / f"{stamp}_{title}{suffix}"
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return RunFolder(root)
+    raise FileExistsError(runs / f"{stamp}_{title}")
 
 
 def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
     """The run's own patched source, and how it differs from upstream, complete."""
     shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
-    (folder.root / "overlay.diff").write_text(tree_diff(tree, shot.tree), encoding="utf-8")
+    folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
     return shot
 
 
@@ -69,10 +52,10 @@ def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[
     """The command (to be pasted), the resolved cell, and the environment."""
     words = [f"{name}={value}" for name, value in env.items()] + command
     text = "#!/usr/bin/env bash\n" + " ".join(map(shlex.quote, words)).replace(" --", " \\\n  --")
-    (folder.root / "command.sh").write_text(text + "\n", encoding="utf-8")
-    (folder.root / "cell.json").write_text(cell.model_dump_json(indent=1), encoding="utf-8")
+    folder.command.write_text(text + "\n", encoding="utf-8")
+    folder.cell.write_text(cell.model_dump_json(indent=1), encoding="utf-8")
     facts = json.dumps(_environment(env), indent=1)
-    (folder.root / "environment.json").write_text(facts, encoding="utf-8")
+    folder.environment.write_text(facts, encoding="utf-8")
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, object]:

@@ -17,14 +17,14 @@ from pathlib import Path
 from mqo.errors import RunError
 from mqo.launch.cell import Cell
 from mqo.launch.flags import Flags, RunPaths, megatron_flags
-from mqo.launch.folder import RunFolder, take_source, write_facts, write_quant_config
+from mqo.launch.folder import create, take_source, write_facts, write_quant_config
 from mqo.launch.machine import Machine, detect
 from mqo.launch.ready import RunData, check_cell, ready_data, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 Report = Callable[[str], None]
-TRAIN_LOSS, VALID_LOSS, STEP_TIME = "lm loss", "lm loss validation", "iteration-time"
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def run(
     series, machine = Series.load(project.patches), detect()
     tree = ready_tree(project, series, report, allow_edits=allow_edits)
     data = ready_data(project, cell, report)
-    folder = RunFolder.create(project.runs, cell.title)
+    folder = create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : the shared tree says {_types(shot.shared_types)}; this run does not")
     report(f"source   : {_types(shot.types)}")
-    write_quant_config(folder, shot.types)
+    write_quant_config(folder, cell.types or shot.types)
     command, env = build_command(project, cell, machine, folder, data)
     write_facts(folder, cell, command, env)
     report(f"run      : {folder.root}")
@@ -227,17 +227,8 @@ class _Progress:
             self.next = row["iteration"] + max(1, self.iterations // 10)
 
 
-def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """{name: [(iteration, value)]} of a metrics.jsonl; "nan" and "inf" become floats again."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
-        series.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
-    return series
-
-
 def _sum_up(folder: RunFolder, data: RunData, types: dict[str, str], seconds: float) -> Result:
-    metrics = read_metrics(folder.metrics)
+    metrics = folder.read_metrics()
     if TRAIN_LOSS not in metrics:
         raise RunError(
             "Training ended well and recorded no loss",

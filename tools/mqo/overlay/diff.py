@@ -64,21 +64,30 @@ def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[FileDiff]:
 
 
 def tree_diff(tree: Tree, root: Tree) -> str:
-    """Everything in which `root` (the tree itself, or a snapshot of it) differs from upstream."""
-    read = pristine_reader(tree)
+    """Everything in which `root` (the tree itself, or a snapshot of it) differs from upstream.
+
+    Files of ours come as new files.
+    """
+    read, upstream = pristine_reader(tree), tree.upstream().files
     texts = []
-    for path in sorted(tree.upstream().files):
-        if path.endswith(".py"):
-            texts.append(unified(path, read(path), root.read(path) or b""))
+    for path in sorted(path for path in upstream if path.endswith(".py")):
+        texts.append(unified(path, read(path), root.read(path) or b""))
+    for path in sorted(p.relative_to(root.root).as_posix() for p in root.root.rglob("*.py")):
+        if path not in upstream:
+            texts.append(unified(path, None, root.read(path) or b""))
     return "".join(texts)
 
 
-def unified(path: str, before: bytes, after: bytes) -> str:
-    """A unified diff with git's a/ and b/ prefixes; empty when nothing differs."""
+def unified(path: str, before: bytes | None, after: bytes) -> str:
+    """A unified diff with git's a/ and b/ prefixes; empty when nothing differs.
+
+    `before` None means that the file is new.
+    """
     if before == after:
         return ""
-    old, new = (_lines(content) for content in (before, after))
-    return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"))
+    old, new = (_lines(content or b"") for content in (before, after))
+    source = "/dev/null" if before is None else f"a/{path}"
+    return "".join(difflib.unified_diff(old, new, source, f"b/{path}"))
 
 
 def _lines(content: bytes) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import TypeVar
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import libcst as cst
 
@@ -23,7 +24,6 @@ from mqo.overlay.edits import (
 Function = cst.FunctionDef
 Block = cst.IndentedBlock
 Statement = cst.BaseStatement
-NodeT = TypeVar("NodeT", bound=cst.CSTNode)
 
 # Fields that carry layout, not meaning.
 _LAYOUT = {"lpar", "rpar", "comma", "semicolon", "leading_lines", "trailing_whitespace", "newline"}
@@ -40,9 +40,10 @@ def rewrite(source: bytes, file: FileEdits, version: str, entry: str) -> bytes:
             expected=f"the source of megatron-core {version}, which '{entry}' patches",
             help="`mqo vendor` fetches it again",
         ) from error
+    changes = _Changes(module, version)
     for edit in file.edits:
         try:
-            module = _Rewriter(module, version).run(edit)
+            changes.find(edit)
         except _CountOffError as off:
             raise DriftError(
                 f"{file.path}, in {edit.scope or 'the module'}: {off}",
@@ -50,80 +51,72 @@ def rewrite(source: bytes, file: FileEdits, version: str, entry: str) -> bytes:
                 help="`mqo status` shows which version the tree holds; "
                 "a new upstream version needs the patch to be revised in patches/",
             ) from None
-    return module.bytes
+    return changes.made().bytes
 
 
 class _CountOffError(Exception):
     """A pattern or scope occurs another number of times than it must."""
 
 
-class _Rewriter:
-    """One edit on one module."""
+@dataclass(frozen=True)
+class _Insertion:
+    """Statements for a place in a block, perhaps with the comments that stand above that place."""
+
+    at: int
+    statements: tuple[Statement, ...]
+    take_comments: bool = False
+
+
+class _Changes:
+    """What the edits change in one module: all found in it as it was parsed, then made at once."""
 
     def __init__(self, module: cst.Module, version: str) -> None:
         self.module, self.version = module, version
+        self.replaced: dict[int, cst.BaseExpression] = {}
+        self.inserted: defaultdict[int, list[_Insertion]] = defaultdict(list)
+        self._scopes: dict[str, _Scope] = {}
 
-    def run(self, edit: Edit) -> cst.Module:
+    def find(self, edit: Edit) -> None:
+        """Note what `edit` changes, and where."""
         match edit:
             case AddImport():
-                return self._add_import(edit)
+                self._insert(self.module, _behind_imports(self.module), edit.code)
             case PrependBody():
-                return self._prepend(edit)
+                block = self._block(edit.scope)
+                self._insert(block, 1 if _is_docstring(block.body[0]) else 0, edit.code)
             case InsertBefore():
-                return self._insert(edit)
+                hits = self._hits(edit.scope, edit.anchors)
+                block, at = self._scope(edit.scope).enclosing(hits)
+                # The new code takes over the comments above its GEMM, to stand next to it.
+                self._insert(block, at, edit.code, take_comments=True)
             case WrapOperands():
-                return self._wrap(edit)
+                for hit in self._hits(edit.scope, edit.anchors):
+                    for name, wrapper in edit.wrappers.items():
+                        self._replace(_operand(hit, name), f"{wrapper}({name})")
             case ReplaceExpression():
-                new = cst.parse_expression(edit.code)
-                return self._replace(dict.fromkeys(self._hits(edit.scope, (edit.anchor,)), new))
-        raise TypeError(f"no meaning for {type(edit).__name__}")
+                for hit in self._hits(edit.scope, (edit.anchor,)):
+                    self._replace(hit, edit.code)
 
-    def _add_import(self, edit: AddImport) -> cst.Module:
-        body = list(self.module.body)
-        at = next((i for i, s in enumerate(body) if _is_import(s)), 0)
-        while at < len(body) and _is_import(body[at]):
-            at += 1
-        return self.module.with_changes(body=[*body[:at], *self._parse(edit.code), *body[at:]])
-
-    def _prepend(self, edit: PrependBody) -> cst.Module:
-        block = find_function(self.module, edit.scope).body
-        assert isinstance(block, Block)
-        at = 1 if _is_docstring(block.body[0]) else 0
-        new = [*block.body[:at], *self._parse(edit.code), *block.body[at:]]
-        return self._replace({block: block.with_changes(body=new)})
-
-    def _insert(self, edit: InsertBefore) -> cst.Module:
-        hits = self._hits(edit.scope, edit.anchors)
-        block = find_function(self.module, edit.scope).body
-        assert isinstance(block, Block)
-        block, at = _enclosing(block, hits)
-        anchor = block.body[at]
-        first, *rest = self._parse(edit.code)
-        # Comments above the anchor move above the new code, so that it stands next to its GEMM.
-        first = first.with_changes(leading_lines=anchor.leading_lines)  # type: ignore[attr-defined]
-        body = [*block.body[:at], first, *rest, anchor.with_changes(leading_lines=())]
-        return self._replace({block: block.with_changes(body=[*body, *block.body[at + 1 :]])})
-
-    def _wrap(self, edit: WrapOperands) -> cst.Module:
-        replacements: dict[cst.CSTNode, cst.CSTNode] = {}
-        for hit in self._hits(edit.scope, edit.anchors):
-            for name, wrapper in edit.wrappers.items():
-                found = [n for n in _walk(hit) if isinstance(n, cst.Name) and n.value == name]
-                if len(found) != 1:
-                    raise _CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
-                replacements[found[0]] = cst.parse_expression(f"{wrapper}({name})")
-        return self._replace(replacements)
-
-    def _replace(self, replacements: Mapping[cst.CSTNode, cst.CSTNode]) -> cst.Module:
-        """All at once: a visit makes every node anew, and nodes found before would be lost."""
-        transformer = _Replacer(replacements)
-        module = self.module.visit(transformer)
-        assert transformer.done == len(replacements), "a matched node was not in the module"
+    def made(self) -> cst.Module:
+        """The module with everything that was noted."""
+        maker = _Maker(self.replaced, self.inserted)
+        module = self.module.visit(maker)
+        assert maker.done == len(self.replaced) + len(self.inserted), (
+            "a place was not in the module"
+        )
         return module
 
+    def _insert(
+        self, block: Block | cst.Module, at: int, code: str, *, take_comments: bool = False
+    ) -> None:
+        lines = cst.parse_module(code, self.module.config_for_parsing).body
+        self.inserted[id(block)].append(_Insertion(at, tuple(lines), take_comments))
+
+    def _replace(self, old: cst.CSTNode, code: str) -> None:
+        self.replaced[id(old)] = cst.parse_expression(code, self.module.config_for_parsing)
+
     def _hits(self, scope: str, anchors: Sequence[Anchor]) -> list[cst.CSTNode]:
-        root = find_function(self.module, scope) if scope else self.module
-        nodes = list(_walk(root))
+        nodes = self._scope(scope).nodes
         hits: list[cst.CSTNode] = []
         for anchor in anchors:
             if not anchor.holds_in(self.version):
@@ -134,25 +127,79 @@ class _Rewriter:
                 times = f"{len(found)} times instead of {anchor.count}"
                 raise _CountOffError(f"`{anchor.pattern}` occurs {times}")
             hits += found
+        if not hits:
+            raise _CountOffError(f"no form of `{anchors[0].pattern}` is known for this version")
         return hits
 
-    def _parse(self, code: str) -> list[Statement]:
-        config = self.module.config_for_parsing
-        return list(cst.parse_module(code, config).body)  # type: ignore[arg-type]
+    def _scope(self, scope: str) -> _Scope:
+        if scope not in self._scopes:
+            root = find_function(self.module, scope) if scope else self.module
+            self._scopes[scope] = _Scope(root)
+        return self._scopes[scope]
+
+    def _block(self, scope: str) -> Block:
+        """The body of a function."""
+        function = self._scope(scope).root
+        if not isinstance(function, Function) or not isinstance(function.body, Block):
+            raise _CountOffError(f"function `{scope}` has its body on the line of its `def`")
+        return function.body
 
 
-class _Replacer(cst.CSTTransformer):
-    """Puts new nodes in the place of old ones, by identity."""
+class _Maker(cst.CSTTransformer):
+    """Puts new expressions in the place of old ones and new statements into blocks, by identity."""
 
-    def __init__(self, replacements: Mapping[cst.CSTNode, cst.CSTNode]) -> None:
+    def __init__(
+        self,
+        replaced: dict[int, cst.BaseExpression],
+        inserted: dict[int, list[_Insertion]],
+    ) -> None:
         super().__init__()
-        self.new = {id(old): new for old, new in replacements.items()}
+        self.replaced, self.inserted = replaced, inserted
         self.done = 0
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
-        new = self.new.get(id(original_node))
-        self.done += new is not None
-        return updated_node if new is None else new
+        key = id(original_node)
+        if key in self.replaced:
+            self.done += 1
+            return self.replaced[key]
+        if key in self.inserted:
+            self.done += 1
+            return updated_node.with_changes(body=_body(updated_node, self.inserted[key]))
+        return updated_node
+
+
+def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[cst.CSTNode]:
+    """The statements of `block` with the insertions among them, those of one place in order."""
+    body: list[cst.CSTNode] = []
+    for i, old in enumerate([*block.body, None]):
+        for insertion in (new for new in insertions if new.at == i):
+            first, *rest = insertion.statements
+            if insertion.take_comments and old is not None:
+                first = first.with_changes(leading_lines=old.leading_lines)
+                old = old.with_changes(leading_lines=())
+            body += [first, *rest]
+        if old is not None:
+            body.append(old)
+    return body
+
+
+def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
+    """The one place where `name` stands in a match."""
+    found = [
+        node for node in _Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name
+    ]
+    if len(found) != 1:
+        raise _CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
+    return found[0]
+
+
+def _behind_imports(module: cst.Module) -> int:
+    """The place behind the module's first run of imports; without any, behind its docstring."""
+    docstring = bool(module.body) and _is_docstring(module.body[0])
+    at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(docstring))
+    while at < len(module.body) and _is_import(module.body[at]):
+        at += 1
+    return at
 
 
 def find_function(module: cst.Module, scope: str) -> Function:
@@ -168,7 +215,7 @@ def find_function(module: cst.Module, scope: str) -> Function:
 def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
     """Classes and functions directly in `node`, those under `if` and `try` included."""
     found: list[cst.ClassDef | Function] = []
-    for child in node.children:
+    for child in _children(node):
         if isinstance(child, cst.ClassDef | Function):
             found.append(child)
         elif isinstance(child, cst.BaseStatement | cst.BaseSuite | cst.Else | cst.ExceptHandler):
@@ -176,21 +223,60 @@ def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
     return found
 
 
-def _enclosing(block: Block, hits: Sequence[cst.CSTNode]) -> tuple[Block, int]:
-    """The innermost block that encloses all hits, and its first statement that holds one."""
-    wanted = set(map(id, hits))
-    holding = [i for i, s in enumerate(block.body) if wanted & {id(n) for n in _walk(s)}]
-    if len(holding) == 1:
-        for inner in _walk(block.body[holding[0]]):
-            if isinstance(inner, Block) and wanted <= {id(n) for n in _walk(inner)}:
-                return _enclosing(inner, hits)
-    return block, holding[0]
+class _Scope:
+    """A function, or the whole module: its nodes, and the blocks that each of them stands in."""
+
+    def __init__(self, root: cst.CSTNode) -> None:
+        self.root = root
+        self.nodes: list[cst.CSTNode] = []
+        self._parents: dict[int, cst.CSTNode] = {}
+        todo = [root]
+        while todo:
+            node = todo.pop()
+            self.nodes.append(node)
+            children = list(_children(node))
+            self._parents |= {id(child): node for child in children}
+            todo += reversed(children)
+
+    def enclosing(self, hits: Sequence[cst.CSTNode]) -> tuple[Block, int]:
+        """The innermost block that encloses all hits, and its first statement that holds one."""
+        shared = None
+        for level in zip(*map(self._blocks, hits), strict=False):
+            if len({id(block) for block, _ in level}) > 1:
+                break
+            shared = level
+        if shared is None:
+            raise _CountOffError("no block encloses all matches")
+        block = shared[0][0]
+        holding = {id(statement) for _, statement in shared}
+        return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
+
+    def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
+        """The blocks around `node`, the outermost first, each with its statement that holds it."""
+        found: list[tuple[Block, cst.CSTNode]] = []
+        while node is not self.root:
+            parent = self._parents[id(node)]
+            if isinstance(parent, Block):
+                found.append((parent, node))
+            node = parent
+        return found[::-1]
 
 
-def _walk(node: cst.CSTNode) -> Iterable[cst.CSTNode]:
-    yield node
-    for child in node.children:
-        yield from _walk(child)
+def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Child nodes in source order, layout apart (much faster than LibCST's own `children`)."""
+    for name in _meaning(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            yield from (item for item in value if isinstance(item, cst.CSTNode))
+
+
+@functools.cache
+def _meaning(node_type: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The fields of a node that carry meaning."""
+    names = (field.name for field in fields(node_type))
+    return tuple(n for n in names if n not in _LAYOUT and not n.startswith("whitespace_"))
 
 
 def _parse_pattern(text: str) -> cst.CSTNode:
@@ -210,8 +296,7 @@ def _same(pattern: object, node: object) -> bool:
     if isinstance(pattern, cst.CSTNode):
         if type(pattern) is not type(node):
             return False
-        names = [f.name for f in fields(pattern) if not _is_layout(f.name)]
-        return all(_same(getattr(pattern, n), getattr(node, n)) for n in names)
+        return all(_same(getattr(pattern, n), getattr(node, n)) for n in _meaning(type(node)))
     if isinstance(pattern, Sequence) and not isinstance(pattern, str):
         if not isinstance(node, Sequence):
             return False
@@ -220,10 +305,6 @@ def _same(pattern: object, node: object) -> bool:
         fits = len(node) >= len(head) if rest else len(node) == len(head)
         return fits and all(map(_same, head, node))
     return pattern == node
-
-
-def _is_layout(name: str) -> bool:
-    return name in _LAYOUT or name.startswith("whitespace_")
 
 
 def _is_import(statement: Statement | cst.SimpleStatementLine) -> bool:

@@ -61,8 +61,20 @@ def snapshot(
             content = copy.read(path) or b""
             (target / path).write_bytes(with_types(content, wanted))
     written = {t.site: t.value for p in sites for t in literals.read(copy.read(p) or b"")}
+    _check_written(target, types or {}, written)
     _make_read_only(target)
     return Snapshot(copy, written, shared)
+
+
+def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:
+    """No type may be asked for that the copy's source does not say."""
+    for site, quant_type in types.items():
+        if written.get(site, literals.NONE) != quant_type:
+            raise OverlayError(
+                f"{target} says {site} = {written.get(site, 'nothing')}",
+                expected=f"{quant_type}, as asked for",
+                help="A snapshot without the patch quant_sites can take no quant type",
+            )
 
 
 def _undo(

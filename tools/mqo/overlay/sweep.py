@@ -8,6 +8,7 @@ splicing leaves every byte outside a match alone by construction.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -42,20 +43,20 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A rule over the files below `roots` whose bytes hold one of the `needles`.
+    """A rule over the files below `roots` in whose bytes `needle` is found.
 
     `splices` returns the changes for one parsed file, `leftovers` what remains after them;
     the two are written independently, so that the second checks the first.
     """
 
     roots: tuple[str, ...]
-    needles: tuple[bytes, ...]
+    needle: re.Pattern[bytes]
     splices: Callable[[Source], Iterable[Splice]]
     leftovers: Callable[[ast.Module], Iterable[Leftover]]
 
     def concerns(self, path: str, source: bytes) -> bool:
         """Whether the file at tree-relative `path` is worth parsing."""
-        return path.startswith(self.roots) and any(needle in source for needle in self.needles)
+        return path.startswith(self.roots) and self.needle.search(source) is not None
 
 
 class Source:
@@ -63,12 +64,18 @@ class Source:
 
     def __init__(self, content: bytes) -> None:
         self.content = content
+        content.decode()  # in any other encoding the columns would not be those of the bytes
         self.tree = ast.parse(content)
         # ast counts columns in bytes of UTF-8, from behind a byte order mark.
         self._bom = len(b"\xef\xbb\xbf") if content.startswith(b"\xef\xbb\xbf") else 0
         self._starts = [0]
         for line in content.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+
+    @property
+    def newline(self) -> bytes:
+        """How the file ends its lines."""
+        return b"\r\n" if b"\r\n" in self.content else b"\n"
 
     def offset(self, line: int, column: int) -> int:
         """The byte offset of a 1-based line and a 0-based column."""
@@ -78,6 +85,16 @@ class Source:
         """The bytes of a node."""
         start = self.offset(node.lineno, node.col_offset)
         return self.content[start : self.offset(node.end_lineno, node.end_col_offset)]
+
+    def spliced(self, splices: Iterable[Splice]) -> bytes:
+        """The content with the splices made; of two at one place, an insertion goes first."""
+        parts, done = [], 0
+        for s in sorted(splices, key=lambda s: (s.line, s.column, s.end_line, s.end_column)):
+            start = self.offset(s.line, s.column)
+            assert start >= done, f"splices overlap at line {s.line}"
+            parts += [self.content[done:start], s.text]
+            done = self.offset(s.end_line, s.end_column)
+        return b"".join([*parts, self.content[done:]])
 
     def import_splice(self, statement: str) -> Splice:
         """Insert an import line behind the docstring and the `__future__` imports."""
@@ -91,10 +108,9 @@ class Source:
                 after = node.end_lineno
             else:
                 break
-        ending = "\r\n" if b"\r\n" in self.content else "\n"
         if after == 0 and self.tree.body:
             after = _first_line(self.tree.body[0]) - 1
-        return Splice(after + 1, 0, after + 1, 0, (statement + ending).encode())
+        return Splice(after + 1, 0, after + 1, 0, statement.encode() + self.newline)
 
 
 def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
@@ -107,11 +123,16 @@ def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
             expected=f"upstream's source, which sweep '{entry}' rewrites",
             help="`mqo vendor` fetches it again",
         ) from error
-    splices = sorted(sweep.splices(source), key=lambda s: (s.line, s.column), reverse=True)
-    for s in splices:
-        start, end = source.offset(s.line, s.column), source.offset(s.end_line, s.end_column)
-        content = content[:start] + s.text + content[end:]
-    left = list(sweep.leftovers(ast.parse(content)))
+    new = source.spliced(sweep.splices(source))
+    try:
+        tree = source.tree if new == content else ast.parse(new)
+    except SyntaxError as error:
+        raise DriftError(
+            f"{path} is no Python after sweep '{entry}' ({error})",
+            expected="a rule that fits every form that it finds",
+            help="the rule in patches/ needs this form added",
+        ) from error
+    left = list(sweep.leftovers(tree))
     if left:
         raise DriftError(
             f"{path}:{left[0].line}: {left[0].what} remains after sweep '{entry}' "
@@ -119,7 +140,7 @@ def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
             expected="none",
             help="the rule in patches/ needs this form added",
         )
-    return content
+    return new
 
 
 def _first_line(node: ast.stmt) -> int:

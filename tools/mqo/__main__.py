@@ -1,0 +1,5 @@
+"""`python -m mqo`."""
+
+from mqo.cli import main
+
+main()

@@ -1,0 +1,65 @@
+"""A run folder: the names of what a run keeps, and how to read it. Needs nothing but the folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.errors import RunError
+
+TRAIN_LOSS, VALID_LOSS = "lm loss", "lm loss validation"
+Series = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/ before
+    the run, log.txt during it and result.json after it; the training program writes metrics.jsonl,
+    quant_stats.json, failure.txt, tensorboard/ and checkpoints/.
+    """
+
+    root: Path
+
+    source = property(lambda self: self.root / "source")
+    overlay_diff = property(lambda self: self.root / "overlay.diff")
+    quant_config = property(lambda self: self.root / "quant.toml")
+    command = property(lambda self: self.root / "command.sh")
+    cell = property(lambda self: self.root / "cell.json")
+    environment = property(lambda self: self.root / "environment.json")
+    log = property(lambda self: self.root / "log.txt")
+    metrics = property(lambda self: self.root / "metrics.jsonl")
+    quant_stats = property(lambda self: self.root / "quant_stats.json")
+    failure = property(lambda self: self.root / "failure.txt")
+    result = property(lambda self: self.root / "result.json")
+    checkpoints = property(lambda self: self.root / "checkpoints")
+    tensorboard = property(lambda self: self.root / "tensorboard")
+
+    def read_metrics(self) -> Mapping[str, Series]:
+        """{metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
+
+        A last line cut short by a killed run does not count.
+        """
+        found: dict[str, Series] = {}
+        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):
+                row = json.loads(line)
+                found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
+        return found
+
+
+def latest(runs: Path) -> RunFolder:
+    """The newest run that recorded metrics; RunError when there is none."""
+    found = [RunFolder(path) for path in sorted(runs.glob("*")) if path.is_dir()]
+    for run in reversed(found):
+        if run.metrics.exists():
+            return run
+    raise RunError(
+        f"{runs} holds no run with metrics",
+        expected="at least one",
+        help="script/train_config.py starts one",
+    )
