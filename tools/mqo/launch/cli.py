@@ -7,13 +7,13 @@ own flags behind `--`.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
 from mqo.cli import guarded
 from mqo.errors import MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
+from mqo.launch.folder import as_shell
 from mqo.launch.run import dry_run, run
 from mqo.matrix import tables
 from mqo.project import Project
@@ -121,14 +121,9 @@ def listing() -> str:
 
 def describe(project: Project, cell: Cell) -> str:
     """The command that a run of the cell would start, and the types it would write."""
-    flags, program = dry_run(project, cell)
     types = cell.types or {}
     lines = [f"# source: {site} = {value}" for site, value in types.items()]
-    lines.append(shlex.join(program) + " \\")
-    for group in flags.values():
-        words = iter(shlex.join(group).replace(" --", "\n--").splitlines())
-        lines += [f"  {word} \\" for word in words]
-    return "\n".join(lines).rstrip(" \\")
+    return "\n".join([*lines, as_shell(dry_run(project, cell), {})])
 
 
 def _say(text: str) -> None:

@@ -50,12 +50,21 @@ def write_quant_config(folder: RunFolder, types: Mapping[str, str]) -> None:
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:
     """The command (to be pasted), the resolved cell, and the environment."""
-    words = [f"{name}={value}" for name, value in env.items()] + command
-    text = "#!/usr/bin/env bash\n" + " ".join(map(shlex.quote, words)).replace(" --", " \\\n  --")
-    folder.command.write_text(text + "\n", encoding="utf-8")
+    folder.command.write_text(f"#!/usr/bin/env bash\n{as_shell(command, env)}\n", encoding="utf-8")
     folder.cell.write_text(cell.model_dump_json(indent=1), encoding="utf-8")
     facts = json.dumps(_environment(env), indent=1)
     folder.environment.write_text(facts, encoding="utf-8")
+
+
+def as_shell(command: list[str], env: Mapping[str, str]) -> str:
+    """The command as shell text that can be pasted: variables first, then a flag a line."""
+    lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    for word in command:
+        if word.startswith("--") or word == command[0]:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, object]:

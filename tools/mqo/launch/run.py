@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from mqo.errors import RunError
 from mqo.launch.cell import Cell
-from mqo.launch.flags import Flags, RunPaths, megatron_flags
+from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.folder import create, take_source, write_facts, write_quant_config
 from mqo.launch.machine import Machine, detect
 from mqo.launch.ready import RunData, check_cell, ready_data, ready_tree
@@ -92,9 +93,8 @@ def build_command(
     return program + [flag for group in flags.values() for flag in group], env
 
 
-def dry_run(project: Project, cell: Cell) -> tuple[Flags, list[str]]:
-    """The flags in their groups, and the launcher's words; touches nothing."""
-    machine = detect()
+def dry_run(project: Project, cell: Cell) -> list[str]:
+    """The command that `run` would start, in a folder not yet made; touches nothing."""
     folder = RunFolder(project.runs / f"TIME_{cell.title}")
     sample = project.data / cell.dataset.name
     data = RunData(
@@ -102,8 +102,7 @@ def dry_run(project: Project, cell: Cell) -> tuple[Flags, list[str]]:
         cell.data_prefix or sample / f"{cell.dataset.name}_text_document",
         None,
     )
-    flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
-    return flags, [*_torchrun(cell), str(folder.source / "pretrain_gpt.py")]
+    return build_command(project, cell, detect(), folder, data)[0]
 
 
 def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> RunPaths:
@@ -167,8 +166,16 @@ def _reason(folder: RunFolder) -> str:
     if folder.failure.exists():
         return folder.failure.read_text(encoding="utf-8").strip()
     lines = folder.log.read_text(encoding="utf-8").splitlines()
-    named = [line for line in lines if line.startswith("mqo: ") or "Error" in line]
-    return (named or lines or ["it printed nothing"])[-1].strip()
+    for pattern in (
+        r"mqo: ",
+        r"\S+\.py: error: ",
+        r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
+        r"",
+    ):
+        named = [line for line in lines if re.match(pattern, line)]
+        if named:
+            return named[-1].strip()
+    return "it printed nothing"
 
 
 @contextmanager

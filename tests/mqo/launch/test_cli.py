@@ -1,0 +1,89 @@
+"""train_config.py's command line: what it accepts, what it refuses, and what it shows."""
+
+import subprocess
+import sys
+
+import pytest
+from mqo.errors import MqoError, UnknownNameError
+from mqo.launch import cli
+from mqo.project import Project
+
+NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
+
+
+def cell(*words):
+    own, extra = cli.split_flags([*NAMES, "--training-config", "smoke", *words])
+    return cli.cell_from(cli.parser().parse_intermixed_args(own), extra)
+
+
+def test_flags_behind_two_dashes_are_megatrons():
+    assert cell("--", "--seed", "7", "--", "x").extra_flags == ("--seed", "7", "--", "x")
+    assert cell().extra_flags == ()
+
+
+def test_the_five_documented_arguments_may_stand_between_options():
+    made = cell("ck pt", "tb", "--gemms", "all", "tok", "data", "bf16")
+    assert (str(made.checkpoint), str(made.tensorboard)) == ("ck pt", "tb")
+    assert (str(made.tokenizer), str(made.data_prefix)) == ("tok", "data")
+    assert made.dtype == "bf16"
+    assert made.types["wgrad"] == "mxfp8"
+
+
+def test_the_dtype_is_the_configurations_unless_given():
+    assert cell().dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gpt"], "no model called 'gpt'.*llama31-8b, llama32-1b"),
+        (["--dataset", "c4"], "no dataset called 'c4'.*dolma, wikipedia"),
+        (["--quantization", "int8"], "no quantization mode called 'int8'.*FA_hifp8.*mxfp8"),
+        (["--training-config", "big"], "no training configuration called 'big'.*fast, smoke, sta"),
+        (["--gemms", "none"], "no choice of GEMMs called 'none'.*all, fprop"),
+        (["a", "b", "c", "d", "int8"], "no dtype called 'int8'.*bf16, fp16, fp32"),
+    ],
+)
+def test_an_unknown_name_lists_the_valid_ones(words, message):
+    with pytest.raises(UnknownNameError, match=message):
+        cell(*words)
+
+
+def test_a_missing_name_says_how_to_see_them_all():
+    args = cli.parser().parse_args(["--model", "llama32-1b"])
+    with pytest.raises(MqoError, match=r"--dataset is missing.*--list"):
+        cli.cell_from(args, [])
+
+
+def test_the_listing_names_everything():
+    text = cli.listing()
+    for name in ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "FA_linear_hifp8", "smoke"):
+        assert f"  {name}\n" in text
+
+
+def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
+    project = Project(tmp_path)
+    text = cli.describe(project, cell("--", "--seed", "7"))
+    assert "# source: qk = mxfp8" in text
+    assert "--hidden-size 256" in text
+    assert "--seed 7" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_one_paragraph_and_exit_code_2():
+    program = Project.here().root / "script" / "train_config.py"
+    done = subprocess.run(
+        [sys.executable, program, *NAMES, "--model", "gpt"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("mqo: There is no model called 'gpt'.")
+
+
+def test_the_launcher_never_imports_torch():
+    code = (
+        "import sys; from mqo.launch import cli; cli.listing(); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'megatron')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

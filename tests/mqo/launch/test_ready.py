@@ -1,0 +1,49 @@
+"""What is refused before anything is prepared."""
+
+import pytest
+from mqo.errors import DataError
+from mqo.launch.cell import resolve
+from mqo.launch.ready import check_cell
+
+
+def cell(dataset="wikipedia", training="smoke", **rest):
+    return resolve("llama32-1b", dataset, "bf16", training, **rest)
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    return folder
+
+
+def test_the_sample_serves_the_smoke_configuration():
+    check_cell(cell())
+
+
+def test_a_real_configuration_wants_real_data():
+    with pytest.raises(DataError, match=r"No data was given for wikipedia.*TOKENIZER DATA_PREFIX"):
+        check_cell(cell(training="fast"))
+
+
+def test_a_dataset_without_a_sample_wants_data():
+    with pytest.raises(DataError, match=r"No data was given for dolma; it has no sample"):
+        check_cell(cell(dataset="dolma"))
+
+
+def test_a_missing_data_file_is_named(tmp_path, tokenizer):
+    (tmp_path / "corpus.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"corpus\.idx"):
+        check_cell(cell(tokenizer=tokenizer, data_prefix=tmp_path / "corpus"))
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    for ending in ("bin", "idx"):
+        (tmp_path / f"corpus.{ending}").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
+        check_cell(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
+
+
+def test_tokenizer_and_data_come_together(tokenizer):
+    with pytest.raises(DataError, match="Only one of tokenizer and data prefix"):
+        check_cell(cell(tokenizer=tokenizer))

@@ -1,0 +1,161 @@
+"""The life of a training process, with a small program of our own in its place."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from mqo.errors import RunError
+from mqo.launch import run as launch
+from mqo.launch.cell import resolve
+from mqo.launch.folder import create
+from mqo.launch.ready import RunData
+from mqo.runs import RunFolder, latest
+
+CELL = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
+
+
+def train(folder, program, report=lambda text: None):
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    launch._train(folder, command, {"METRICS": str(folder.metrics)}, CELL, report)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return create(tmp_path / "with space", "title")
+
+
+WRITE = """
+    import json, os
+    def row(iteration, name, value):
+        with open(os.environ["METRICS"], "a") as lines:
+            lines.write(json.dumps({"iteration": iteration, "name": name, "value": value}) + "\\n")
+        print("some output", flush=True)
+"""
+
+
+def test_progress_and_result_come_from_the_metrics(folder):
+    said = []
+    program = (
+        WRITE
+        + """
+    row(1, "lm loss", 8.0); row(2, "lm loss", 7.5); row(160, "lm loss", 6.5)
+    row(160, "lm loss validation", 6.25)
+    """
+    )
+    train(folder, program, said.append)
+    assert [text.split(maxsplit=2)[2] for text in said] == [
+        "loss 8.0000",
+        "loss 6.5000",
+        "validation loss 6.2500",
+    ]
+    result = launch._sum_up(folder, RunData(folder.root, folder.root, 4096), {"qk": "mxfp8"}, 9.6)
+    assert (result.iterations, result.train_loss, result.valid_loss) == (160, 6.5, 6.25)
+    assert result.line() == (
+        "validation loss 6.2500, training loss 6.5000 (chance: 8.32) after 160 steps in 10 s; "
+        "qk=mxfp8"
+    )
+    assert folder.log.read_text() == "some output\n" * 4
+
+
+def test_a_failure_is_told_in_the_programs_own_words(folder):
+    with pytest.raises(RunError, match=r"exit code 3: GuardError: qk never ran.*log\.txt"):
+        train(
+            folder,
+            f"""
+            import sys
+            open({str(folder.failure)!r}, "w").write("GuardError: qk never ran\\n")
+            sys.exit(3)
+        """,
+        )
+
+
+def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
+    with pytest.raises(RunError, match="exit code 1: ValueError: no such head size"):
+        train(
+            folder,
+            """
+            print("before")
+            raise ValueError("no such head size")
+        """,
+        )
+
+
+def test_an_error_of_ours_in_the_log_comes_first(folder):
+    with pytest.raises(RunError, match="exit code 1: mqo: the source is not patched"):
+        train(
+            folder,
+            """
+            print("mqo: the source is not patched")
+            raise RuntimeError("later")
+        """,
+        )
+
+
+def test_a_run_that_records_no_loss_is_a_failure(folder):
+    with pytest.raises(RunError, match="recorded no loss"):
+        launch._sum_up(folder, RunData(folder.root, folder.root, None), {}, 1.0)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
+    """The launcher as a process of its own, which starts a worker that starts a worker.
+
+    The innermost holds a pipe open: a byte says that it runs, the pipe's end that it is gone.
+    """
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    worker = (
+        f"p = open({str(pipe)!r}, 'wb', buffering=0); p.write(b'x'); __import__('signal').pause()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    code = f"""
+        import sys
+        from pathlib import Path
+        from mqo.launch import run
+        from mqo.launch.folder import create
+        from mqo.launch.cell import resolve
+        cell = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
+        folder = create(Path({str(tmp_path)!r}), "run")
+        run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, cell, print)
+    """
+    launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    with pipe.open("rb", buffering=0) as reader:
+        assert reader.read(1) == b"x"
+        launcher.send_signal(signum)
+        assert reader.read(1) == b"", "the worker lives on"
+    assert launcher.wait() != 0
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path):
+    made = {create(tmp_path, "same").root for _ in range(3)}
+    assert len(made) == 3
+    assert all(path.is_dir() for path in made)
+
+
+def test_metrics_are_read_back_exactly_and_a_torn_last_line_is_left_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    value = 8.373268127441406
+    rows = [
+        {"iteration": 1, "name": "lm loss", "value": value},
+        {"iteration": 2, "name": "lm loss", "value": "nan"},
+        {"iteration": 3, "name": "lm loss", "value": "inf"},
+    ]
+    folder.metrics.write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"iteration": 4, "na')
+    losses = folder.read_metrics()["lm loss"]
+    assert losses[0] == (1, value)
+    assert losses[1][1] != losses[1][1]
+    assert losses[2:] == [(3, float("inf"))]
+
+
+def test_the_latest_run_is_the_newest_that_recorded_anything(tmp_path):
+    for name, recorded in (("2026-01-01_a", True), ("2026-01-02_b", True), ("2026-01-03_c", False)):
+        (tmp_path / name).mkdir()
+        if recorded:
+            (tmp_path / name / "metrics.jsonl").write_text("")
+    assert latest(tmp_path).root.name == "2026-01-02_b"
+    with pytest.raises(RunError, match="holds no run"):
+        latest(tmp_path / "2026-01-01_a")

@@ -1,0 +1,40 @@
+"""The loss plot."""
+
+import json
+
+import pytest
+from mqo.errors import RunError
+from mqo.report.curve import plot
+from mqo.runs import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "a run")
+    folder.root.mkdir()
+    cell = {"model": {"name": "m"}, "dataset": {"name": "d"}, "mode": "bf16", "gemms": "fprop"}
+    folder.cell.write_text(json.dumps(cell | {"training": {"name": "smoke"}, "dtype": "fp32"}))
+    folder.result.write_text(json.dumps({"vocab_size": 4096}))
+    rows = [(1, "lm loss", 8.3), (2, "lm loss", 7.9), (2, "lm loss validation", 7.8)]
+    lines = [json.dumps({"iteration": i, "name": n, "value": v}) for i, n, v in rows]
+    folder.metrics.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_plot_names_the_cell_and_chance(run, tmp_path):
+    plot([run], tmp_path / "made" / "loss.svg")
+    picture = (tmp_path / "made" / "loss.svg").read_text()
+    for text in ("m d bf16 (smoke, fp32)", "chance, ln V", "validation loss"):
+        assert f"<!-- {text}" in picture
+
+
+def test_a_png_is_a_png(run, tmp_path):
+    plot([run, run], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_a_loss_is_refused(run, tmp_path):
+    run.metrics.unlink()
+    with pytest.raises(RunError, match="recorded no loss"):
+        plot([run], tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()

@@ -1,0 +1,171 @@
+"""Short real runs through the launcher: what the system promises, seen in the run folders.
+
+A few steps of the smoke model each; the same runs serve several tests.
+"""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from mqo.errors import OverlayError, RunError
+from mqo.launch import run as launch
+from mqo.launch.cell import resolve
+from mqo.project import Project
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+
+pytest.importorskip("torch")
+PROJECT = Project.here()
+STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
+
+if not (PROJECT.tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A function that runs a cell (each one once) in a place of the tests' own."""
+    runs = tmp_path_factory.mktemp("runs of the tests")
+    project = _ProjectWithRuns(PROJECT.root, runs)
+    done = {}
+
+    def start(quantization, **rest):
+        key = (quantization, *sorted(rest.items()))
+        if key not in done:
+            flags = STEPS + rest.pop("flags", ())
+            cell = resolve(
+                "llama32-1b", "wikipedia", quantization, "smoke", extra_flags=flags, **rest
+            )
+            result = launch.run(project, cell, report=lambda text: None)
+            done[key] = RunFolder(runs / result.run)
+        return done[key]
+
+    return start
+
+
+class _ProjectWithRuns(Project):
+    """The checkout, with its runs elsewhere."""
+
+    def __init__(self, root, runs):
+        super().__init__(root)
+        object.__setattr__(self, "_runs", runs)
+
+    @property
+    def runs(self):
+        return self._runs
+
+
+def losses(run):
+    metrics = run.read_metrics()
+    return metrics[TRAIN_LOSS], metrics[VALID_LOSS]
+
+
+def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
+    patched, bare = start("bf16"), start("bf16", without=("quant_sites",))
+    assert losses(patched) == losses(bare)
+    assert len(losses(patched)[0]) == 3
+    text = (bare.source / "megatron/core/tensor_parallel/layers.py").read_text()
+    assert "custom_quant_type" not in text
+
+
+def test_a_quantised_run_differs(start):
+    assert losses(start("FA_linear_mxfp8")) != losses(start("bf16"))
+
+
+def test_the_run_folder_records_what_ran_by_site_and_layer(start):
+    rows = json.loads(start("FA_linear_mxfp8").quant_stats.read_text())
+    assert {row["site"] for row in rows} == {"fprop", "qk"}
+    assert {row["quant_type"] for row in rows} == {"mxfp8"}
+    layers = {row["layer"] for row in rows if row["site"] == "fprop"}
+    expected = {
+        f"decoder.layers.{i}.{name}"
+        for i in range(4)
+        for name in (
+            "self_attention.linear_qkv",
+            "self_attention.linear_proj",
+            "mlp.linear_fc1",
+            "mlp.linear_fc2",
+        )
+    }
+    assert layers == expected | {"output_layer"}
+    attention = {row["layer"] for row in rows if row["site"] == "qk"}
+    assert attention == {f"decoder.layers.{i}.self_attention.core_attention" for i in range(4)}
+    # 3 training steps, and one evaluation iteration at the end.
+    assert {row["calls"] for row in rows} == {4}
+    # The measured SQNR of an E4M3 block format with the floor rule: about 30 dB on bell shapes.
+    assert all(25 < row["sqnr_db"] < 35 for row in rows)
+
+
+def test_an_unquantised_run_records_nothing(start):
+    assert json.loads(start("bf16").quant_stats.read_text()) == []
+
+
+def test_all_five_sites_run(start):
+    rows = json.loads(start("mxfp4", gemms="all").quant_stats.read_text())
+    assert {row["site"] for row in rows} == {"fprop", "dgrad", "wgrad", "qk", "pv"}
+    operands = {(row["site"], row["operand"]) for row in rows}
+    assert len(operands) == 10
+    assert {row["quant_type"] for row in rows} == {"mxfp4"}
+
+
+def test_the_source_of_a_run_is_its_own_and_complete(start):
+    run = start("FA_linear_mxfp8")
+    linear = (run.source / "megatron/core/tensor_parallel/layers.py").read_text()
+    assert linear.count("custom_quant_type = 'mxfp8'") == 1
+    assert linear.count("custom_quant_type = 'none'") == 2
+    shared = (PROJECT.tree / "megatron/core/tensor_parallel/layers.py").read_text()
+    assert "mxfp8" not in shared
+    diff = run.overlay_diff.read_text()
+    assert "+        custom_quant_type = 'mxfp8'" in diff
+    assert "+++ b/megatron/device.py" in diff
+    assert tomllib.loads(run.quant_config.read_text())["asked"]["qk"] == "mxfp8"
+
+
+def test_a_run_changes_nothing_in_the_shared_tree(start):
+    from mqo.overlay.series import Series
+    from mqo.overlay.status import status
+    from mqo.overlay.tree import Tree
+
+    start("FA_linear_mxfp8")
+    now = status(Tree(PROJECT.tree), Series.load(PROJECT.patches))
+    assert now.clean
+    assert {literal.value for _, literal in now.types} == {"none"}
+
+
+def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp_path):
+    """The finished run again, its quant.toml asking for a PV type that the source does not have."""
+    run = start("FA_linear_mxfp8")
+    asked = run.quant_config.read_text().replace('pv = "none"', 'pv = "mxfp4"')
+    (tmp_path / "quant.toml").write_text(asked)
+    command = run.command.read_text().replace(str(run.quant_config), str(tmp_path / "quant.toml"))
+    command = command.replace(str(run.checkpoints), str(tmp_path / "checkpoints"))
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode != 0
+    failure = (tmp_path / "failure.txt").read_text()
+    assert "pv: asked for mxfp4, but its quantiser never ran" in failure
+    assert "iteration 1" in failure
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_types_cannot_be_asked_of_a_source_without_sites(start):
+    with pytest.raises(OverlayError, match=r"says fprop = nothing.*Expected: mxfp8"):
+        start("linear_mxfp8", without=("quant_sites",))
+
+
+def test_a_flag_that_megatron_does_not_know_fails_with_its_words(start):
+    with pytest.raises(RunError, match=r"unrecognized arguments: --no-such-flag"):
+        start("bf16", flags=("--no-such-flag",))
+
+
+def test_another_megatron_on_the_path_is_refused(start, tmp_path):
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, start("bf16").source / "pretrain_gpt.py", "--help"],
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "megatron.core would come from nowhere" in done.stderr
