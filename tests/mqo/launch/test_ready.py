@@ -1,9 +1,12 @@
 """What is refused before anything is prepared."""
 
 import pytest
-from mqo.errors import DataError
+from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import resolve
-from mqo.launch.ready import check_cell
+from mqo.launch.ready import check_cell, ready_tree
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree, Upstream
+from mqo.project import Project
 
 
 def cell(dataset="wikipedia", training="smoke", **rest):
@@ -47,3 +50,12 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_tokenizer_and_data_come_together(tokenizer):
     with pytest.raises(DataError, match="Only one of tokenizer and data prefix"):
         check_cell(cell(tokenizer=tokenizer))
+
+
+def test_a_tree_of_another_version_is_refused(tmp_path):
+    pin = Project.here().upstream_pin.read_text()
+    (tmp_path / "Megatron-LM").mkdir()
+    (tmp_path / "Megatron-LM" / "UPSTREAM.toml").write_text(pin)
+    Tree(tmp_path / "Megatron-LM").write_upstream(Upstream("0.16.1", "a wheel", "3.11", {}))
+    with pytest.raises(OverlayError, match=r"holds megatron-core 0\.16\.1.*0\.19\.2.*mqo vendor"):
+        ready_tree(Project(tmp_path), Series(()), print, allow_edits=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
-from mqo.errors import DataError
+from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
 from mqo.overlay.apply import Applied, apply
 from mqo.overlay.series import Series
@@ -54,18 +54,30 @@ def check_cell(cell: Cell) -> None:
 
 def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:
     """The shared tree, vendored and patched; EditedError on hand edits, unless `allow_edits`."""
-    tree = Tree(project.tree)
+    tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
+    if not (tree.store / "upstream.json").exists():
+        vendor(tree, pin, project.cache, report=report)
+    _check_version(tree, pin)
     if allow_edits and tree.manifest():
         edited = tree.edited_files()
         report(f"tree     : used as it is, with {len(edited)} files changed by hand")
         return tree
-    if not (tree.store / "upstream.json").exists():
-        vendor(tree, Pin.load(project.upstream_pin), project.cache, report=report)
     outcome = apply(tree, series)
     version = tree.upstream().version
     what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
     report(f"megatron : {version}, {what}")
     return tree
+
+
+def _check_version(tree: Tree, pin: Pin) -> None:
+    """The training program is written for the pinned version's trainer, and for no other."""
+    version = tree.upstream().version
+    if version != pin.version:
+        raise OverlayError(
+            f"{tree.root} holds megatron-core {version}, from {tree.upstream().origin}",
+            expected=f"{pin.version}, as UPSTREAM.toml pins it",
+            help="`mqo restore` and then `mqo vendor` put the pinned version there",
+        )
 
 
 def ready_data(project: Project, cell: Cell, report: Report) -> RunData:
