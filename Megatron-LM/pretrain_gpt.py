@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-import torch
-from torch import Tensor
-
 import megatron.run
+import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import (
     BlendedMegatronDatasetBuilder,
@@ -53,6 +51,7 @@ from megatron.training.utils.common_utils import (
     get_blend_and_blend_per_split,
     is_first_or_last_pipeline_stage,
 )
+from torch import Tensor
 
 Batch = dict[str, Tensor]
 
@@ -70,21 +69,24 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
     if mpu.get_tensor_model_parallel_rank() == 0:
         loaded = next(data_iterator)
         batch |= {k: v.to(accelerator_type(), non_blocking=True) for k, v in loaded.items()}
+    sizes = {
+        "micro_batch_size": args.micro_batch_size,
+        "seq_length": args.seq_length,
+        "cp_size": args.context_parallel_size,
+        "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
+    }
+    place = {
+        "tp_rank": mpu.get_tensor_model_parallel_rank(),
+        "broadcast_src_rank": mpu.get_tensor_model_parallel_src_rank(),
+        "broadcast_group": mpu.get_tensor_model_parallel_group(),
+        "is_pipeline_first_stage": mpu.is_pipeline_first_stage(),
+        "is_pipeline_last_stage": mpu.is_pipeline_last_stage(),
+    }
+    # Neither packed sequences, nor multi-token prediction.
+    unused = {"has_cu_seqlens": False, "is_hybrid_cp": False, "mtp_on_this_rank": False}
+    mask = args.create_attention_mask_in_dataloader
     batch = get_batch_on_this_tp_rank(
-        batch,
-        has_cu_seqlens=False,
-        is_hybrid_cp=False,
-        create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
-        broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
-        broadcast_group=mpu.get_tensor_model_parallel_group(),
-        cp_size=args.context_parallel_size,
-        tp_rank=mpu.get_tensor_model_parallel_rank(),
-        micro_batch_size=args.micro_batch_size,
-        seq_length=args.seq_length,
-        mtp_on_this_rank=False,
-        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
-        is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
-        is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
+        batch, create_attention_mask_in_dataloader=mask, **sizes, **place, **unused
     )
     group = mpu.get_context_parallel_group()
     return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group)

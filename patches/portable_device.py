@@ -28,6 +28,10 @@ class _Rule(ast.NodeVisitor):
         self.found.append(Splice.over(node, text))
         self.needed.add(name)
 
+    def visit(self, node: ast.AST) -> None:
+        if self.source.concerns(node):
+            super().visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if is_torch_cuda(node):
             self._put(node, "accelerator", "accelerator")
@@ -45,15 +49,16 @@ class _Rule(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _to_device(self, node: ast.Call) -> None:
-        """`x.cuda(rest)` -> `x.to(accelerator_type(), rest)`; a positional device is kept."""
+        """`x.cuda(rest)` -> `x.to(accelerator_type(), rest)`; a device that is given is kept."""
         line, end = node.func.end_lineno, node.func.end_col_offset
         self.found.append(Splice(line, end - len("cuda"), line, end, b"to"))
-        if not node.args:
-            comma = ", " if node.keywords else ""
-            behind = end + len("(")
-            self.found.append(
-                Splice(line, behind, line, behind, f"accelerator_type(){comma}".encode())
-            )
+        if not node.args and all(keyword.arg != "device" for keyword in node.keywords):
+            if node.keywords:
+                first = node.keywords[0]
+                line, at, text = first.lineno, first.col_offset, b"accelerator_type(), "
+            else:
+                line, at, text = node.end_lineno, node.end_col_offset - 1, b"accelerator_type()"
+            self.found.append(Splice(line, at, line, at, text))
             self.needed.add("accelerator_type")
         self.generic_visit(node)
 
@@ -64,13 +69,9 @@ class _Rule(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        for part in [node.left, *node.comparators]:
-            for text in [part, *getattr(part, "elts", [])]:
-                if is_type_name(text):
-                    literal = self.source.segment(text).decode()
-                    self._put(
-                        text, f"accelerator_tensor_type({literal})", "accelerator_tensor_type"
-                    )
+        for text in filter(is_type_name, compared(node)):
+            literal = self.source.segment(text).decode()
+            self._put(text, f"accelerator_tensor_type({literal})", "accelerator_tensor_type")
         self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
@@ -84,7 +85,7 @@ class _Rule(ast.NodeVisitor):
                     f"an f-string at line {node.lineno} holds {pattern} {done} times as text"
                     f" and {count} times as code",
                     expected="the same number",
-                    help="patches/portable_device.py needs this form added",
+                    help="The rule in patches/portable_device.py needs this form added",
                 )
             if count:
                 self.needed.add(name)
@@ -101,25 +102,24 @@ def splices(source: Source) -> Iterator[Splice]:
     """All changes of one file, the import of the facade's names included."""
     rule = _Rule(source)
     rule.visit(source.tree)
-    if rule.found:
+    if rule.needed:
         names = ", ".join(sorted(rule.needed))
         yield source.import_splice(f"from megatron.device import {names}")
     yield from rule.found
 
 
-def leftovers(tree: ast.Module) -> Iterable[Leftover]:
+def leftovers(source: Source) -> Iterable[Leftover]:
     """Every form above, looked for in the result, imports apart."""
-    for node in ast.walk(tree):
+    for node in source.walk():
         if is_torch_cuda(node):
             yield Leftover(node.lineno, "torch.cuda")
-        elif isinstance(node, ast.Call) and (is_cuda_device(node) or is_to_cuda(node)):
-            yield Leftover(node.lineno, ast.unparse(node))
-        elif isinstance(node, ast.Call) and is_cuda_argument(node):
-            yield Leftover(node.lineno, ast.unparse(node))
+        elif isinstance(node, ast.Call):
+            if is_cuda_device(node) or is_to_cuda(node) or is_cuda_argument(node):
+                yield Leftover(node.lineno, ast.unparse(node))
         elif isinstance(node, ast.keyword) and node.arg in DEVICE_KEYWORDS:
             if is_cuda_text(node.value):
                 yield Leftover(node.value.lineno, ast.unparse(node))
-        elif isinstance(node, ast.Compare) and any(map(is_type_name, node.comparators)):
+        elif isinstance(node, ast.Compare) and any(map(is_type_name, compared(node))):
             yield Leftover(node.lineno, ast.unparse(node))
 
 
@@ -134,6 +134,12 @@ def is_torch_cuda(node: ast.AST) -> bool:
 def is_cuda_text(node: ast.AST) -> bool:
     """The literal "cuda"; with an index ("cuda:0") it is an address, which no facade can mean."""
     return isinstance(node, ast.Constant) and node.value == "cuda"
+
+
+def compared(node: ast.Compare) -> Iterator[ast.expr]:
+    """What a comparison compares, the elements of lists, tuples and sets included."""
+    for part in [node.left, *node.comparators]:
+        yield from [part, *getattr(part, "elts", [])]
 
 
 def is_type_name(node: ast.AST) -> bool:

@@ -8,11 +8,13 @@ from mqo.overlay.sweep import Leftover, Source, Splice, Sweep
 
 # Names of `typing` that 3.11 lacks; typing_extensions has them on every version.
 NEW_IN_TYPING = {"override"}
+# Modules of triton that megatron.device brings, and what they are called there.
+FROM_DEVICE = {"triton": "triton", "triton.language": "triton_language"}
 
 
 def splices(source: Source) -> Iterable[Splice]:
     """Move new typing names to typing_extensions, and unguarded triton imports to the facade."""
-    for node in ast.walk(source.tree):
+    for node in source.walk():
         if isinstance(node, ast.ImportFrom) and node.module == "typing":
             new = [a for a in node.names if a.name in NEW_IN_TYPING]
             if new:
@@ -20,33 +22,41 @@ def splices(source: Source) -> Iterable[Splice]:
                 lines = [ast.unparse(ast.ImportFrom("typing_extensions", new, 0))]
                 if old:
                     lines.insert(0, ast.unparse(ast.ImportFrom("typing", old, 0)))
-                yield Splice.over(node, "\n".join(lines))
+                yield source.lines_over(node, lines)
     for node in source.tree.body:
-        if isinstance(node, ast.Import) and _is_triton(node):
-            yield Splice.over(node, "\n".join(map(_triton_from_facade, node.names)))
+        if isinstance(node, ast.Import) and any(alias.name in FROM_DEVICE for alias in node.names):
+            yield source.lines_over(node, list(map(_from_device, node.names)))
 
 
-def leftovers(tree: ast.Module) -> Iterable[Leftover]:
+def leftovers(source: Source) -> Iterable[Leftover]:
     """Typing names that 3.11 lacks, and imports of triton outside `try`."""
-    for node in ast.walk(tree):
+    for node in source.walk():
         if isinstance(node, ast.ImportFrom) and node.module == "typing":
             for alias in node.names:
                 if alias.name in NEW_IN_TYPING:
                     yield Leftover(node.lineno, f"typing.{alias.name}")
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom) and "triton" in ast.unparse(node).split():
-            if getattr(node, "module", None) != "megatron.device":
-                yield Leftover(node.lineno, "an unguarded import of triton")
+    for node in source.tree.body:
+        if any(module.split(".")[0] == "triton" for module in _imported(node)):
+            yield Leftover(node.lineno, "an unguarded import of triton")
 
 
-def _is_triton(node: ast.Import) -> bool:
-    return any(alias.name.split(".")[0] == "triton" for alias in node.names)
+def _imported(node: ast.stmt) -> list[str]:
+    """The modules that a statement imports from outside its own package."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [module]
+    return []
 
 
-def _triton_from_facade(alias: ast.alias) -> str:
+def _from_device(alias: ast.alias) -> str:
     """`import triton.language as tl` -> `from megatron.device import triton_language as tl`."""
-    name = alias.name.replace(".", "_")
-    return f"from megatron.device import {name}" + (f" as {alias.asname}" if alias.asname else "")
+    if alias.name not in FROM_DEVICE:
+        return ast.unparse(ast.Import([alias]))
+    if alias.asname:
+        return f"from megatron.device import {FROM_DEVICE[alias.name]} as {alias.asname}"
+    return "from megatron.device import triton"
 
 
 SWEEP = Sweep(

@@ -79,7 +79,7 @@ class CpuFacade:
         self.default_generators = (torch.default_generator,)
         self.random = self
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever torch.cuda has
+    def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
 
     def is_available(self) -> bool:
@@ -201,7 +201,7 @@ class _AbsentTriton:
         )
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module or its stand-in
+def __getattr__(name: str) -> Any:
     """`triton` and `triton_language`, imported only when a file asks for them."""
     if name not in ("triton", "triton_language"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
 """Holds what the run asked for against what its quantisers did, over all ranks."""
 
 import torch
-
 from megatron.quant import RECORDER, QuantRecord, merge, missing
 from megatron.quant.config import current
 
@@ -31,7 +30,9 @@ def check(records: list[QuantRecord], when: str) -> None:
     """GuardError naming every site that did not run as asked."""
     faults = missing(current().asked, records)
     if faults:
-        raise GuardError(f"the run does not quantise as its mode asks ({when}): {'; '.join(faults)}")
+        raise GuardError(
+            f"the run does not quantise as its mode asks ({when}): {'; '.join(faults)}"
+        )
 
 
 def gather() -> list[QuantRecord]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from megatron.quant import QuantRecord
 from megatron.quant.config import ENVIRONMENT_VARIABLE
 
@@ -24,7 +23,7 @@ def run_folder() -> Path | None:
 
 
 @contextmanager
-def recorded(writer: Any) -> Iterator[None]:  # noqa: ANN401 - a SummaryWriter, or None
+def recorded(writer: Any) -> Iterator[None]:
     """Around a training run: metrics as they come, the quantisers' records at the end.
 
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
@@ -38,32 +37,41 @@ def recorded(writer: Any) -> Iterator[None]:  # noqa: ANN401 - a SummaryWriter, 
         return
     if writer is not None:
         _copy_scalars(writer, folder / METRICS)
+    early: SystemExit | None = None
     try:
-        yield
+        try:
+            yield
+        except SystemExit as leaving:
+            if leaving.code:
+                raise
+            early = leaving  # as upstream's trainer ends at --exit-interval and --exit-duration
         records = guard.gather()
         if _rank() == 0:
             write_stats(folder / QUANT_STATS, records)
         guard.check(records, "at the end")
-    except Exception as error:
-        if _rank() == 0 or not torch.distributed.is_initialized():
+    except (Exception, SystemExit) as error:
+        if _rank() == 0:
             (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
         raise
+    if early:
+        raise early
 
 
 def write_stats(path: Path, records: list[QuantRecord]) -> None:
     """Per site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
-    rows = [{**asdict(record), "sqnr_db": _number(record.sqnr_db)} for record in records]
-    path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    rows = [asdict(record) | {"sqnr_db": record.sqnr_db} for record in records]
+    plain = [{name: _number(value) for name, value in row.items()} for row in rows]
+    path.write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
 
 
-def _copy_scalars(writer: Any, path: Path) -> None:  # noqa: ANN401 - a SummaryWriter
+def _copy_scalars(writer: Any, path: Path) -> None:
     """Write each scalar as a line of JSON, next to what TensorBoard gets.
 
     Upstream plots each metric a second time over samples; that copy holds nothing new.
     """
     add_scalar = writer.add_scalar
 
-    def add(tag: str, value: Any, iteration: int, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def add(tag: str, value: Any, iteration: int, *args: Any, **kwargs: Any) -> None:
         add_scalar(tag, value, iteration, *args, **kwargs)
         if not tag.endswith(" vs samples"):
             row = {"iteration": int(iteration), "name": tag, "value": _number(float(value))}
@@ -73,9 +81,9 @@ def _copy_scalars(writer: Any, path: Path) -> None:  # noqa: ANN401 - a SummaryW
     writer.add_scalar = add
 
 
-def _number(value: float | None) -> float | str | None:
+def _number(value: object) -> object:
     """JSON has no NaN and no infinity: those are written as text."""
-    return value if value is None or math.isfinite(value) else str(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rank() -> int:

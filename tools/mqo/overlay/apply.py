@@ -1,20 +1,21 @@
 """Apply and restore: the plan on disk.
 
 The manifest is written before the first file changes and dropped after the last one is pristine
-again. So whatever kills the process, every file is either pristine or patched and the manifest
-names both contents: repeating the command finishes it, and `restore` undoes it.
+again. So whatever kills the process, the manifest names the content of every file, pristine or
+patched, now or by an earlier application: repeating the command finishes it, and `restore` undoes
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mqo.errors import EditedError, OverlayError
 from mqo.overlay import literals
 from mqo.overlay.plan import FilePlan, plan
 from mqo.overlay.series import Series
-from mqo.overlay.tree import AppliedEntry, Manifest, PatchedFile, Tree, sha256, write_file
+from mqo.overlay.tree import AppliedEntry, Manifest, PatchedFile, Tree, write_file
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class AlreadyPristine:
 
 def apply(tree: Tree, series: Series) -> Applied | AlreadyApplied:
     """Bring the tree to the state that the series describes; all files or none."""
+    tree.upstream()  # before the lock, which would make a folder where there is no tree
     with tree.locked():
         upstream = tree.upstream()
         old = tree.manifest()
@@ -54,18 +56,24 @@ def apply(tree: Tree, series: Series) -> Applied | AlreadyApplied:
             return AlreadyApplied(len(old.files))
         files = plan(series, upstream.version, upstream.files, pristine_reader(tree))
         contents = {path: file.content for path, file in files.items()}
+        new = _record(tree, series, files)
         if old:
             types = types_in(tree, old)
             contents = {path: with_types(content, types) for path, content in contents.items()}
             stale = set(old.files) - set(files)
             contents |= {path: tree.object(old.files[path].pristine) for path in stale}
-        tree.write_manifest(_record(tree, series, files))
+            tree.write_manifest(_transition(old, new))
+        else:
+            tree.write_manifest(new)
         changed = _write_changed(tree, contents)
+        if old:
+            tree.write_manifest(new)
         return Applied(changed, tuple(entry.name for entry in series.entries))
 
 
 def restore(tree: Tree) -> Restored | AlreadyPristine:
     """Give back upstream's bytes, hash-checked, and forget the patches."""
+    tree.upstream()  # before the lock, which would make a folder where there is no tree
     with tree.locked():
         upstream = tree.upstream()
         manifest = tree.manifest()
@@ -73,14 +81,14 @@ def restore(tree: Tree) -> Restored | AlreadyPristine:
         if manifest is None:
             return AlreadyPristine()
         contents = {path: tree.object(file.pristine) for path, file in manifest.files.items()}
-        changed = _write_changed(tree, contents)
-        for path, content in contents.items():
-            if upstream.files[path] != sha256(content):
+        for path, file in manifest.files.items():
+            if upstream.files.get(path) != file.pristine:
                 raise OverlayError(
                     f"{path} was pristine when it was patched, and is not what upstream.json names",
                     expected="the same SHA-256",
                     help="Run `mqo vendor --force`, which fetches the tree afresh",
                 )
+        changed = _write_changed(tree, contents)
         tree.drop_manifest()
         return Restored(changed)
 
@@ -144,6 +152,15 @@ def _record(tree: Tree, series: Series, files: dict[str, FilePlan]) -> Manifest:
         for path, file in files.items()
     }
     return Manifest(tree.upstream().version, applied_entries(series), rows)
+
+
+def _transition(old: Manifest, new: Manifest) -> Manifest:
+    """`new` while its files are being written: each may still hold what `old` names for it."""
+    files = {path: PatchedFile(file.pristine, ()) for path, file in old.files.items()}
+    files |= new.files
+    for path, file in old.files.items():
+        files[path] = replace(files[path], earlier=(file.final, *file.earlier))
+    return replace(new, files=files)
 
 
 def _write_changed(tree: Tree, contents: dict[str, bytes]) -> int:

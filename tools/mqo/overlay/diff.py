@@ -31,7 +31,7 @@ class FileDiff:
         return self._count("-")
 
     def _count(self, sign: str) -> int:
-        lines = self.text.splitlines()[2:]
+        lines = self.text.split("\n")[2:]
         return sum(line.startswith(sign) for line in lines)
 
 
@@ -91,7 +91,7 @@ def unified(path: str, before: bytes | None, after: bytes) -> str:
 
 
 def _lines(content: bytes) -> list[str]:
-    lines = content.decode("utf-8", errors="surrogateescape").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n\\ No newline at end of file\n"
-    return lines
+    """Lines as diff counts them: `str.splitlines` would end one at a form feed, too."""
+    *lines, last = content.decode("utf-8", errors="backslashreplace").split("\n")
+    rest = [f"{last}\n\\ No newline at end of file\n"] if last else []
+    return [f"{line}\n" for line in lines] + rest

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError
 from mqo.overlay.edits import FileEdits
-from mqo.overlay.rewrite import rewrite
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.sweep import Sweep, sweep_file
 
@@ -67,6 +66,8 @@ def plan(
 def _plan_sites(
     entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
 ) -> None:
+    from mqo.overlay.rewrite import rewrite  # LibCST takes long to import, and readers plan nothing
+
     for edits in entry.load_edits():
         if not edits.holds_in(version) or not _has_package(edits, sources):
             continue

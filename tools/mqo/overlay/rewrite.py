@@ -24,6 +24,7 @@ from mqo.overlay.edits import (
 Function = cst.FunctionDef
 Block = cst.IndentedBlock
 Statement = cst.BaseStatement
+_DEFINITIONS = (cst.ClassDef, cst.FunctionDef)
 
 # Fields that carry layout, not meaning.
 _LAYOUT = {"lpar", "rpar", "comma", "semicolon", "leading_lines", "trailing_whitespace", "newline"}
@@ -74,6 +75,7 @@ class _Changes:
         self.module, self.version = module, version
         self.replaced: dict[int, cst.BaseExpression] = {}
         self.inserted: defaultdict[int, list[_Insertion]] = defaultdict(list)
+        self.definitions: set[int] = set()
         self._scopes: dict[str, _Scope] = {}
 
     def find(self, edit: Edit) -> None:
@@ -99,7 +101,7 @@ class _Changes:
 
     def made(self) -> cst.Module:
         """The module with everything that was noted."""
-        maker = _Maker(self.replaced, self.inserted)
+        maker = _Maker(self.replaced, self.inserted, self.definitions)
         module = self.module.visit(maker)
         assert maker.done == len(self.replaced) + len(self.inserted), (
             "a place was not in the module"
@@ -133,8 +135,10 @@ class _Changes:
 
     def _scope(self, scope: str) -> _Scope:
         if scope not in self._scopes:
-            root = find_function(self.module, scope) if scope else self.module
-            self._scopes[scope] = _Scope(root)
+            path = _find_function(self.module, scope) if scope else [self.module]
+            self._scopes[scope] = _Scope(path[-1])
+            nodes = [*path, *self._scopes[scope].nodes]
+            self.definitions |= {id(node) for node in nodes if isinstance(node, _DEFINITIONS)}
         return self._scopes[scope]
 
     def _block(self, scope: str) -> Block:
@@ -146,16 +150,23 @@ class _Changes:
 
 
 class _Maker(cst.CSTTransformer):
-    """Puts new expressions in the place of old ones and new statements into blocks, by identity."""
+    """Puts new expressions in the place of old ones and new statements into blocks, by identity.
+
+    Classes and functions other than `definitions` hold nothing to change, and are passed over.
+    """
 
     def __init__(
         self,
         replaced: dict[int, cst.BaseExpression],
         inserted: dict[int, list[_Insertion]],
+        definitions: set[int],
     ) -> None:
         super().__init__()
-        self.replaced, self.inserted = replaced, inserted
+        self.replaced, self.inserted, self.definitions = replaced, inserted, definitions
         self.done = 0
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, _DEFINITIONS) or id(node) in self.definitions
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
         key = id(original_node)
@@ -202,21 +213,22 @@ def _behind_imports(module: cst.Module) -> int:
     return at
 
 
-def find_function(module: cst.Module, scope: str) -> Function:
-    """The one function at dotted path `scope`, e.g. "Class.method"."""
-    level: list[cst.CSTNode] = [module]
+def _find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
+    """The one function at dotted path `scope`, e.g. "Class.method", and what it is defined in."""
+    paths: list[list[cst.CSTNode]] = [[module]]
     for name in scope.split("."):
-        level = [d for node in level for d in _definitions(node) if d.name.value == name]
-    if len(level) != 1 or not isinstance(level[0], Function):
-        raise _CountOffError(f"function `{scope}` is defined {len(level)} times instead of once")
-    return level[0]
+        paths = [[*p, d] for p in paths for d in _definitions(p[-1]) if d.name.value == name]
+    paths = [path for path in paths if isinstance(path[-1], Function)]
+    if len(paths) != 1:
+        raise _CountOffError(f"function `{scope}` is defined {len(paths)} times instead of once")
+    return paths[0]
 
 
 def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
     """Classes and functions directly in `node`, those under `if` and `try` included."""
     found: list[cst.ClassDef | Function] = []
     for child in _children(node):
-        if isinstance(child, cst.ClassDef | Function):
+        if isinstance(child, _DEFINITIONS):
             found.append(child)
         elif isinstance(child, cst.BaseStatement | cst.BaseSuite | cst.Else | cst.ExceptHandler):
             found += _definitions(child)

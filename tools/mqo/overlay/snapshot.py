@@ -16,9 +16,9 @@ from mqo.overlay import literals
 from mqo.overlay.apply import pristine_reader, types_in, with_types
 from mqo.overlay.plan import plan
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Manifest, Tree
+from mqo.overlay.tree import Manifest, Tree, write_file
 
-IGNORED = shutil.ignore_patterns(".mqo", "__pycache__", "UPSTREAM.toml", ".*.mqo-part")
+IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml", ".*.mqo-part")
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,26 @@ def snapshot(
     """Copy the patched tree to `target`, which must not exist, and set its literals to `types`.
 
     Sites that `types` does not name get 'none'; with `types` None the tree's literals stay as they
-    are. `without` names entries of `series` to leave out.
+    are. `without` names entries to leave out of `series`, which must then be given.
     """
     if target.exists():
         raise OverlayError(f"{target} exists", expected="a folder to be made")
+    if target.resolve().is_relative_to(tree.root.resolve()):
+        raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
     manifest = tree.patched()
-    shared = types_in(tree, manifest)
+    literals.check_sites(types or {}, types_in(tree, manifest))
+    rest = series.without(*without) if series else Series(())
     with tree.locked():
+        _refuse_unfinished(tree, manifest)
+        shared = types_in(tree, manifest)
         shutil.copytree(tree.root, target, ignore=IGNORED)
     copy = Tree(target)
     if without:
-        assert series
-        _undo(tree, copy, manifest, series, without)
+        _undo(tree, copy, manifest, rest, without)
     sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
-    if types is not None:
-        literals.check_sites(types, shared)
-        wanted = {site: types.get(site, literals.NONE) for site in shared}
-        for path in sites:
-            content = copy.read(path) or b""
-            (target / path).write_bytes(with_types(content, wanted))
+    wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
+    for path in sites:
+        write_file(target / path, with_types(copy.read(path) or b"", wanted))
     written = {t.site: t.value for p in sites for t in literals.read(copy.read(p) or b"")}
     _check_written(target, types or {}, written)
     _make_read_only(target)
@@ -78,16 +79,26 @@ def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str,
 
 
 def _undo(
-    tree: Tree, copy: Tree, manifest: Manifest, series: Series, without: tuple[str, ...]
+    tree: Tree, copy: Tree, manifest: Manifest, rest: Series, without: tuple[str, ...]
 ) -> None:
-    """Compute the files that the entries touched again, without them."""
-    touched = {path for name in without for path in manifest.touched_by(series[name].name)}
+    """Compute the files that the entries left out touched again, from the rest of the series."""
+    touched = {path for name in without for path in manifest.touched_by(name)}
     read = pristine_reader(tree)
-    rest = series.without(*without)
     files = plan(rest, manifest.version, tree.upstream().files, read, only=touched)
     for path in touched:
         content = files[path].content if path in files else read(path)
-        (copy.root / path).write_bytes(content)
+        write_file(copy.root / path, content)
+
+
+def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
+    for path, file in sorted(manifest.files.items()):
+        state = tree.state_of(path, file)
+        if state in ("pristine", "superseded"):
+            raise OverlayError(
+                f"{path} is {state}: an application of the patches was cut off",
+                expected="a tree with the whole series applied",
+                help="Run `mqo apply`, which finishes it",
+            )
 
 
 def _make_read_only(root: Path) -> None:

@@ -9,14 +9,14 @@ from mqo.overlay import literals
 from mqo.overlay.apply import applied_entries
 from mqo.overlay.literals import TypeLiteral
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree
+from mqo.overlay.tree import AppliedEntry, Manifest, Tree
 
-EntryState = Literal["applied", "not applied", "outdated", "incomplete"]
+EntryState = Literal["applied", "not applied", "outdated", "incomplete", "dropped"]
 
 
 @dataclass(frozen=True)
 class EntryStatus:
-    """One entry of the series on this tree."""
+    """One entry of the series on this tree; "dropped" is one that only the tree still has."""
 
     name: str
     kind: str
@@ -46,20 +46,28 @@ def status(tree: Tree, series: Series) -> Status:
     upstream, manifest = tree.upstream(), tree.manifest()
     rows = []
     for entry, record in zip(series.entries, applied_entries(series), strict=True):
-        state: EntryState = "not applied"
-        touched: list[str] = []
-        if manifest:
-            touched = manifest.touched_by(entry.name)
-            complete = all(tree.state_of(p, manifest.files[p]) != "pristine" for p in touched)
-            if record in manifest.entries:
-                state = "applied" if complete else "incomplete"
-            elif record.name in {e.name for e in manifest.entries}:
-                state = "outdated"
+        touched = manifest.touched_by(entry.name) if manifest else []
         files = len(entry.files) if entry.kind == "add" else len(touched)
+        state = _entry_state(tree, manifest, record, touched) if manifest else "not applied"
         rows.append(EntryStatus(entry.name, entry.kind, state, files, entry.reason))
+    known = {entry.name for entry in series.entries}
+    for old in manifest.entries if manifest else ():
+        if old.name not in known:
+            files = len(manifest.touched_by(old.name))
+            rows.append(EntryStatus(old.name, old.kind, "dropped", files, ""))
     types = []
     for path in manifest.touched_by("quant_sites") if manifest else []:
         types += [(path, literal) for literal in literals.read(tree.read(path) or b"")]
     return Status(
         upstream.version, upstream.origin, tuple(rows), tuple(tree.edited_files()), tuple(types)
     )
+
+
+def _entry_state(
+    tree: Tree, manifest: Manifest, record: AppliedEntry, touched: list[str]
+) -> EntryState:
+    if record not in manifest.entries:
+        known = record.name in {entry.name for entry in manifest.entries}
+        return "outdated" if known else "not applied"
+    states = {tree.state_of(path, manifest.files[path]) for path in touched}
+    return "incomplete" if states & {"pristine", "superseded"} else "applied"

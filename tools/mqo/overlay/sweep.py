@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mqo.errors import DriftError
@@ -46,13 +47,14 @@ class Sweep:
     """A rule over the files below `roots` in whose bytes `needle` is found.
 
     `splices` returns the changes for one parsed file, `leftovers` what remains after them;
-    the two are written independently, so that the second checks the first.
+    the two are written independently, so that the second checks the first. Every form that they
+    look for must hold a match of `needle`, in one line: both walk such statements alone.
     """
 
     roots: tuple[str, ...]
     needle: re.Pattern[bytes]
     splices: Callable[[Source], Iterable[Splice]]
-    leftovers: Callable[[ast.Module], Iterable[Leftover]]
+    leftovers: Callable[[Source], Iterable[Leftover]]
 
     def concerns(self, path: str, source: bytes) -> bool:
         """Whether the file at tree-relative `path` is worth parsing."""
@@ -62,7 +64,7 @@ class Sweep:
 class Source:
     """One parsed file: its bytes, its syntax tree, and the bytes of any node."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, needle: re.Pattern[bytes]) -> None:
         self.content = content
         content.decode()  # in any other encoding the columns would not be those of the bytes
         self.tree = ast.parse(content)
@@ -71,6 +73,23 @@ class Source:
         self._starts = [0]
         for line in content.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        hits = (match.start() for match in needle.finditer(content))
+        self._hits = [bisect_right(self._starts, hit) for hit in hits]
+
+    def concerns(self, node: ast.AST) -> bool:
+        """Whether a statement's lines hold the needle; true for what is no statement."""
+        if not isinstance(node, ast.stmt):
+            return True
+        at = bisect_left(self._hits, _first_line(node))
+        return at < len(self._hits) and self._hits[at] <= node.end_lineno
+
+    def walk(self) -> Iterator[ast.AST]:
+        """The nodes of the statements that hold the needle, and of what encloses them."""
+        todo: list[ast.AST] = [self.tree]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += [child for child in ast.iter_child_nodes(node) if self.concerns(child)]
 
     @property
     def newline(self) -> bytes:
@@ -96,6 +115,12 @@ class Source:
             done = self.offset(s.end_line, s.end_column)
         return b"".join([*parts, self.content[done:]])
 
+    def lines_over(self, node: ast.stmt, statements: list[str]) -> Splice:
+        """Put several one-line statements in the place of one, indented as it is."""
+        before = self.content[self.offset(node.lineno, 0) :][: node.col_offset]
+        separator = "; " if before.strip() else self.newline.decode() + before.decode()
+        return Splice.over(node, separator.join(statements))
+
     def import_splice(self, statement: str) -> Splice:
         """Insert an import line behind the docstring and the `__future__` imports."""
         after = 0
@@ -116,7 +141,7 @@ class Source:
 def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
     """`content` after the sweep; raises DriftError when its postcondition does not hold."""
     try:
-        source = Source(content)
+        source = Source(content, sweep.needle)
     except (SyntaxError, ValueError) as error:
         raise DriftError(
             f"{path} does not parse as Python ({error})",
@@ -125,20 +150,20 @@ def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
         ) from error
     new = source.spliced(sweep.splices(source))
     try:
-        tree = source.tree if new == content else ast.parse(new)
+        after = source if new == content else Source(new, sweep.needle)
     except SyntaxError as error:
         raise DriftError(
             f"{path} is no Python after sweep '{entry}' ({error})",
             expected="a rule that fits every form that it finds",
-            help="the rule in patches/ needs this form added",
+            help="The rule in patches/ needs this form added",
         ) from error
-    left = list(sweep.leftovers(tree))
+    left = sorted(sweep.leftovers(after), key=lambda place: place.line)
     if left:
         raise DriftError(
             f"{path}:{left[0].line}: {left[0].what} remains after sweep '{entry}' "
             f"({len(left)} such places)",
             expected="none",
-            help="the rule in patches/ needs this form added",
+            help="The rule in patches/ needs this form added",
         )
     return new
 

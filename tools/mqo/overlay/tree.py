@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -24,7 +24,9 @@ from mqo.overlay import literals
 
 SCHEMA = 1
 LOCK_WAIT_S = 20
-FileState = Literal["pristine", "patched", "edited", "missing"]
+RecordT = TypeVar("RecordT")
+# "superseded": patched by an application that a later, unfinished one was to replace.
+FileState = Literal["pristine", "patched", "superseded", "edited", "missing"]
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,19 @@ class Upstream:
 
 @dataclass(frozen=True)
 class PatchedFile:
-    """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects."""
+    """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects.
+
+    `earlier` is what it may hold besides, while one application replaces another.
+    """
 
     pristine: str
     stages: tuple[tuple[str, str], ...]
+    earlier: tuple[str, ...] = ()
 
     @property
     def final(self) -> str:
         """The content that the tree should hold (with every quant type literal at 'none')."""
-        return self.stages[-1][1]
+        return self.stages[-1][1] if self.stages else self.pristine
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,19 @@ class Manifest:
     entries: tuple[AppliedEntry, ...]
     files: Mapping[str, PatchedFile]
 
+    @classmethod
+    def from_table(cls, table: dict) -> Manifest:
+        """From what `asdict` made, by way of JSON."""
+        files = {
+            path: PatchedFile(
+                row["pristine"],
+                tuple((entry, digest) for entry, digest in row["stages"]),
+                tuple(row.get("earlier", ())),
+            )
+            for path, row in table["files"].items()
+        }
+        return cls(table["version"], tuple(AppliedEntry(**e) for e in table["entries"]), files)
+
     def touched_by(self, entry: str) -> list[str]:
         """The files that `entry` changed, sorted."""
         return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
@@ -85,26 +104,18 @@ class Tree:
 
     def upstream(self) -> Upstream:
         """The record of the last `vendor`; OverlayError when there is none."""
-        table = self._read_record("upstream.json")
-        if table is None:
+        upstream = self._read_record("upstream.json", lambda table: Upstream(**table))
+        if upstream is None:
             raise OverlayError(
                 f"{self.root} holds no vendored Megatron",
                 expected="megatron/core and megatron/training from the pinned wheel",
                 help="Run `mqo vendor`",
             )
-        return Upstream(**table)
+        return upstream
 
     def manifest(self) -> Manifest | None:
         """What is applied; None on a pristine tree."""
-        table = self._read_record("manifest.json")
-        if table is None:
-            return None
-        files = {
-            path: PatchedFile(row["pristine"], tuple((n, h) for n, h in row["stages"]))
-            for path, row in table["files"].items()
-        }
-        entries = tuple(AppliedEntry(**row) for row in table["entries"])
-        return Manifest(table["version"], entries, files)
+        return self._read_record("manifest.json", Manifest.from_table)
 
     def patched(self) -> Manifest:
         """What is applied; OverlayError on an unpatched tree."""
@@ -132,25 +143,26 @@ class Tree:
         """Forget the patches, once every file is pristine again."""
         (self.store / "manifest.json").unlink(missing_ok=True)
 
-    def _read_record(self, name: str) -> dict | None:
+    def _read_record(self, name: str, build: Callable[[dict], RecordT]) -> RecordT | None:
         path = self.store / name
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
             schema = table.pop("schema")
+            if schema == SCHEMA:
+                return build(table)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OverlayError(
                 f"{path} is damaged ({error})",
                 expected="the record that mqo wrote there",
-                help=f"Delete {self.store} and run `mqo vendor`, which fetches the tree afresh",
+                help="Run `mqo vendor --force`, which fetches the tree afresh",
             ) from error
-        if schema != SCHEMA:
-            raise OverlayError(
-                f"{path} has schema {schema}",
-                expected=f"schema {SCHEMA}; another version of mqo wrote it",
-            )
-        return table
+        raise OverlayError(
+            f"{path} has schema {schema}, written by another version of mqo",
+            expected=f"schema {SCHEMA}",
+            help="Use that version, or `mqo vendor --force`, which fetches the tree afresh",
+        )
 
     def _write_record(self, name: str, table: dict) -> None:
         text = json.dumps({"schema": SCHEMA, **table}, indent=1)
@@ -192,7 +204,10 @@ class Tree:
             return "missing"
         if sha256(content) == file.pristine:
             return "pristine"
-        return "patched" if sha256(literals.neutral(content)) == file.final else "edited"
+        digest = sha256(literals.neutral(content))
+        if digest == file.final:
+            return "patched"
+        return "superseded" if digest in file.earlier else "edited"
 
     def edited_files(self) -> list[str]:
         """Files that are neither upstream's nor mqo's, sorted: changed or deleted by hand."""

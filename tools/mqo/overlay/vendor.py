@@ -90,8 +90,9 @@ def vendor(
     first and a tree with edits is refused, unless `force`.
     """
     with tree.locked():
-        known = tree.upstream() if (tree.store / "upstream.json").exists() else None
-        if known and not force:
+        vendored = (tree.store / "upstream.json").exists()
+        if vendored and not force:
+            known = tree.upstream()
             edited = tree.edited_files()
             wanted = source is None and known.version == pin.version and _fits_python(known)
             if wanted and not edited:
@@ -212,6 +213,12 @@ def _refuse_unsafe(info: zipfile.ZipInfo, name: str) -> None:
 
 
 def _from_checkout(pin: Pin, folder: Path) -> Files:
+    if Tree(folder).manifest():
+        raise VendorError(
+            f"{folder} is patched",
+            expected="upstream's own source",
+            help=f"Run `mqo restore --tree {folder}` first",
+        )
     files: Files = {}
     for package in pin.packages:
         root = folder / package

@@ -1,0 +1,16 @@
+"""What tests of several folders share: the vendored tree, for reading only."""
+
+import pytest
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+
+
+@pytest.fixture(scope="session")
+def vendored():
+    """The checkout's Megatron tree, materialised and patched; skips where it is not."""
+    tree = Tree(Project.here().tree)
+    if not (tree.root / "megatron" / "core").exists():
+        pytest.skip("Megatron-LM/megatron/core is not there: run `mqo vendor` and `mqo apply`")
+    if tree.manifest() is None:
+        pytest.skip("Megatron-LM is not patched: run `mqo apply`")
+    return tree

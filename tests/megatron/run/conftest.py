@@ -1,0 +1,47 @@
+"""A run folder, as the environment of a training process names it."""
+
+import pytest
+import torch
+from megatron.quant import RECORDER, config
+from megatron.run import guard
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A function that starts a run that asks for the given types; its folder."""
+
+    def start(**asked):
+        rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
+        (tmp_path / "quant.toml").write_text(f"[asked]\n{rows}[record]\nsqnr_every = 1\n")
+        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
+        config.reset()
+        return tmp_path
+
+    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(guard, "_checked", False)
+    config.reset()
+    RECORDER.reset()
+    yield start
+    config.reset()
+    RECORDER.reset()
+
+
+@pytest.fixture
+def quantised():
+    """A function that runs both operands of a site once."""
+
+    def quantise(site, quant_type, *operands, layer="layers.0"):
+        x = torch.arange(32.0)
+        for operand in operands:
+            RECORDER.observe(site, layer, operand, quant_type, x, x + 0.5)
+
+    return quantise
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,161 @@
+"""A tree and a patch series in miniature: one entry of each kind, in source of our own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree, Upstream, sha256
+
+LAYERS = '''"""A linear layer."""
+import torch
+
+
+class Linear:
+    def forward(self, x, weight):
+        # The product.
+        y = torch.matmul( x,weight )   # trailing words
+        return y
+
+    def backward(self, grad, weight):
+        return grad.matmul(weight)
+'''
+GADGET = '"""Uses the old engine."""\nimport old_engine\n\nstart = old_engine.start(1, "é")\r\n'
+FILES = {
+    "megatron/core/package_info.py": b"MAJOR = 1\nMINOR = 2\nPATCH = 3\n",
+    "megatron/core/layers.py": LAYERS.encode(),
+    "megatron/core/gadget.py": GADGET.encode(),
+    "megatron/core/plain.py": b"answer = 42",
+    "megatron/core/table.bin": bytes(range(256)),
+    "megatron/training/loop.py": b"def run():\n\told_engine.start(2)\n",
+}
+
+SERIES = """
+schema = 1
+
+[[entry]]
+name = "ours"
+kind = "add"
+upstream = ">=1"
+reason = "What the others call."
+files = ["megatron/ours.py"]
+
+[[entry]]
+name = "quant_sites"
+kind = "site"
+upstream = ">=1,<2"
+reason = "Gives the GEMMs a type."
+
+[[entry]]
+name = "new_engine"
+kind = "sweep"
+upstream = ">=1,<2"
+reason = "The old engine is gone."
+"""
+
+SITES = """
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore, WrapOperands
+
+
+def gemm(site, scope, pattern, lhs):
+    code = f"custom_quant_type = 'none'\\n{site} = operands('{site}', custom_quant_type)\\n"
+    anchors = (Anchor(pattern),)
+    wrap = {lhs: f"{site}.lhs", "weight": f"{site}.rhs"}
+    return InsertBefore(scope, anchors, code), WrapOperands(scope, anchors, wrap)
+
+
+FILES = (
+    FileEdits(
+        "megatron/core/layers.py",
+        (
+            AddImport("from megatron.ours import operands"),
+            *gemm("fprop", "Linear.forward", "torch.matmul(x, weight)", "x"),
+            *gemm("dgrad", "Linear.backward", "grad.matmul(weight)", "grad"),
+        ),
+    ),
+)
+"""
+
+SWEEP = """
+import ast
+import re
+
+from mqo.overlay.sweep import Leftover, Splice, Sweep
+
+
+def uses(source):
+    for node in source.walk():
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "old_engine":
+            yield node
+
+
+SWEEP = Sweep(
+    roots=("megatron/core/", "megatron/training/"),
+    needle=re.compile(rb"old_engine"),
+    splices=lambda source: (Splice.over(node.value, "new_engine") for node in uses(source)),
+    leftovers=lambda source: (Leftover(node.lineno, "old_engine") for node in uses(source)),
+)
+"""
+
+
+@dataclass
+class Mini:
+    """A vendored tree in miniature, and the folder of its patch series."""
+
+    tree: Tree
+    patches: Path
+
+    @property
+    def series(self):
+        return Series.load(self.patches)
+
+    def bytes(self):
+        """{path: content} of what `vendor` put into the tree."""
+        return {path: self.tree.read(path) for path in self.tree.upstream().files}
+
+    def path(self, name):
+        return self.tree.root / "megatron" / name
+
+    def edit(self, name, old, new):
+        """Change a file of the tree by hand."""
+        content = self.path(name).read_bytes()
+        assert old in content
+        self.path(name).write_bytes(content.replace(old, new))
+
+    def change_patch(self, name, old, new):
+        """Change an entry of the series."""
+        file = self.patches / name
+        text = file.read_text(encoding="utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def materialise(root, files, version="1.2.3"):
+    """A tree that holds `files`, as `vendor` leaves it."""
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    tree = Tree(root)
+    hashes = {path: sha256(content) for path, content in files.items()}
+    tree.write_upstream(Upstream(version, "wheel of our own", "3.11", hashes))
+    return tree
+
+
+@pytest.fixture
+def mini(tmp_path):
+    tree = materialise(tmp_path / "tree", FILES)
+    (tmp_path / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
+    patches = tmp_path / "patches"
+    patches.mkdir()
+    texts = {"series.toml": SERIES, "quant_sites.py": SITES, "new_engine.py": SWEEP}
+    for name, text in texts.items():
+        (patches / name).write_text(text, encoding="utf-8")
+    return Mini(tree, patches)
+
+
+@pytest.fixture
+def patched(mini):
+    from mqo.overlay.apply import apply
+
+    apply(mini.tree, mini.series)
+    return mini

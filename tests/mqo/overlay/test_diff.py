@@ -1,0 +1,153 @@
+import shutil
+import subprocess
+
+import pytest
+from mqo.errors import OverlayError, UnknownNameError
+from mqo.overlay import literals, report_diff
+from mqo.overlay.apply import apply
+from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff, unified
+
+from ..conftest import FILES, materialise
+
+
+def report(mini, *names, full=False):
+    return "\n".join(report_diff.lines(mini.tree, mini.series, names, full=full))
+
+
+def local(mini):
+    return {change.path: change for change in local_diffs(mini.tree, mini.tree.manifest())}
+
+
+def git_apply(root, text):
+    command = ["git", "apply", "--unsafe-paths", "--whitespace=nowarn", "-p1", "-"]
+    subprocess.run(command, input=text.encode(), cwd=root, check=True, capture_output=True)
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+# -- the text ----------------------------------------------------------------------------------
+
+
+def test_equal_contents_have_no_diff():
+    assert unified("x.py", b"a\n", b"a\n") == ""
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"a\nb\n", b"a\nc\n"),
+        (b"a\nb", b"a\nc"),
+        (b"a\nb", b"a\nb\n"),
+        (b"a\r\nb\r\n", b"a\r\nc\r\n"),
+        (b"a\x0cb\nc\n", b"a\x0cb\nd\n"),
+        ("a\u2028b\nc\n".encode(), "a\u2028b\nd\n".encode()),
+        (b"a\n" * 30, b"a\n" * 12 + b"b\n" + b"a\n" * 18),
+    ],
+)
+def test_a_diff_turns_the_one_content_into_the_other(tmp_path, before, after):
+    (tmp_path / "x.py").write_bytes(before)
+    git_apply(tmp_path, unified("x.py", before, after))
+    assert (tmp_path / "x.py").read_bytes() == after
+
+
+@needs_git
+def test_the_diff_of_a_whole_tree_turns_upstreams_source_into_it(tmp_path, patched):
+    set_type(patched)
+    copy = materialise(tmp_path / "copy", FILES)
+    git_apply(copy.root, tree_diff(patched.tree, patched.tree))
+    assert {p: copy.read(p) for p in FILES} == patched.bytes()
+    assert copy.read("megatron/ours.py") == patched.tree.read("megatron/ours.py")
+
+
+def test_of_an_unpatched_tree_only_our_own_files_differ(mini):
+    text = tree_diff(mini.tree, mini.tree)
+    assert text.startswith("--- /dev/null\n+++ b/megatron/ours.py\n")
+    assert text.count("+++") == 1
+
+
+# -- entry by entry ----------------------------------------------------------------------------
+
+
+def test_an_entry_shows_its_own_change_and_none_of_the_others(mini):
+    mini.change_patch("quant_sites.py", "operands('{site}'", "old_engine.operands('{site}'")
+    apply(mini.tree, mini.series)
+    (sites,) = entry_diffs(mini.tree, mini.tree.manifest(), "quant_sites")
+    assert "+        fprop = old_engine.operands" in sites.text
+    swept = {d.path: d for d in entry_diffs(mini.tree, mini.tree.manifest(), "new_engine")}
+    change = swept["megatron/core/layers.py"]
+    assert (change.added, change.removed) == (2, 2)
+    assert "+        fprop = new_engine.operands" in change.text
+
+
+# -- what came after the series ----------------------------------------------------------------
+
+
+def set_type(mini):
+    path = mini.path("core/layers.py")
+    path.write_bytes(literals.write(path.read_bytes(), {"fprop": "mxfp8"}))
+
+
+def test_a_tree_as_it_was_applied_has_no_local_change(patched):
+    assert local(patched) == {}
+
+
+def test_a_quant_type_and_hand_edits_are_local_changes(patched):
+    set_type(patched)
+    patched.edit("core/gadget.py", b"Uses", b"Abuses")
+    patched.edit("core/plain.py", b"42", b"43")
+    changes = local(patched)
+    assert {change.entry for change in changes.values()} == {LOCAL}
+    assert "+        custom_quant_type = 'mxfp8'" in changes["megatron/core/layers.py"].text
+    assert '+"""Abuses' in changes["megatron/core/gadget.py"].text
+    assert "changed by hand" in changes["megatron/core/plain.py"].text
+
+
+def test_a_deleted_file_is_a_local_change(patched):
+    patched.path("core/gadget.py").unlink()
+    assert local(patched)["megatron/core/gadget.py"].added == 0
+
+
+# -- the report --------------------------------------------------------------------------------
+
+
+def test_the_report_shows_sites_in_full_and_sweeps_as_counts(patched):
+    text = report(patched)
+    assert "# quant_sites (site): Gives the GEMMs a type." in text
+    assert "+        custom_quant_type = 'none'" in text
+    assert "#   megatron/core/gadget.py  +1 -1" in text
+    assert "new_engine.start" not in text
+    assert "#   added: megatron/ours.py" in text
+
+
+@pytest.mark.parametrize("chosen", [{"full": True}, {"names": ["new_engine"]}])
+def test_a_sweep_is_shown_in_full_when_asked_for(patched, chosen):
+    assert "+start = new_engine.start" in report(patched, *chosen.pop("names", ()), **chosen)
+
+
+def test_a_named_entry_is_shown_alone(patched):
+    set_type(patched)
+    text = report(patched, "new_engine")
+    assert "custom_quant_type" not in text
+
+
+def test_local_changes_come_last(patched):
+    set_type(patched)
+    text = report(patched)
+    assert text.index("# changed since the series") > text.index("# new_engine (sweep)")
+    assert text.index("+        custom_quant_type = 'mxfp8'") > text.index("# changed since")
+
+
+def test_an_unpatched_tree_says_so(mini):
+    assert report(mini) == "# no patch is applied"
+
+
+def test_an_entry_of_an_unpatched_tree_is_an_error(mini):
+    with pytest.raises(OverlayError, match="is not patched"):
+        report(mini, "new_engine")
+
+
+def test_an_unknown_entry_is_an_error(patched):
+    with pytest.raises(UnknownNameError, match="'typo'"):
+        report(patched, "typo")

@@ -1,0 +1,63 @@
+import pytest
+from mqo.errors import OverlayError, UnknownNameError
+from mqo.overlay.edits import FileEdits
+from mqo.overlay.series import Series
+from mqo.overlay.sweep import Sweep
+from mqo.project import Project
+
+
+@pytest.fixture
+def series(mini):
+    return mini.series
+
+
+def test_entries_come_in_the_order_of_the_file(series):
+    assert [entry.name for entry in series.entries] == ["ours", "quant_sites", "new_engine"]
+
+
+def test_an_entry_is_found_by_name(series):
+    assert series["new_engine"].kind == "sweep"
+
+
+def test_an_unknown_name_lists_the_valid_ones(series):
+    with pytest.raises(UnknownNameError, match=r"'typo'.*new_engine, ours, quant_sites"):
+        series["typo"]
+
+
+def test_a_series_without_an_entry_keeps_the_others_in_order(series):
+    rest = series.without("quant_sites")
+    assert [entry.name for entry in rest.entries] == ["ours", "new_engine"]
+
+
+def test_leaving_out_an_unknown_entry_is_an_error(series):
+    with pytest.raises(UnknownNameError):
+        series.without("quant_sites", "typo")
+
+
+def test_the_digest_follows_the_text_of_the_patch(mini):
+    before = {entry.name: entry.digest for entry in mini.series.entries}
+    mini.change_patch("new_engine.py", '"new_engine"', '"newer_engine"')
+    after = {entry.name: entry.digest for entry in mini.series.entries}
+    assert {name for name in before if before[name] != after[name]} == {"new_engine"}
+
+
+@pytest.mark.parametrize(("version", "held"), [("0.9", False), ("1.9.9", True), ("2.0", False)])
+def test_an_entry_holds_in_the_releases_of_its_range(series, version, held):
+    assert series["quant_sites"].holds_in(version) is held
+
+
+def test_a_newer_schema_is_refused(mini):
+    mini.change_patch("series.toml", "schema = 1", "schema = 2")
+    with pytest.raises(OverlayError, match=r"has schema 2.*Expected: schema 1"):
+        mini.series  # noqa: B018 - it loads
+
+
+def test_every_entry_of_the_repository_loads_and_says_why():
+    for entry in Series.load(Project.here().patches).entries:
+        assert entry.reason.endswith(".")
+        if entry.kind == "site":
+            assert all(isinstance(file, FileEdits) for file in entry.load_edits())
+        elif entry.kind == "sweep":
+            assert isinstance(entry.load_sweep(), Sweep)
+        else:
+            assert all((Project.here().tree / file).exists() for file in entry.files)

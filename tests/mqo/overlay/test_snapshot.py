@@ -1,0 +1,159 @@
+import pytest
+from mqo.errors import OverlayError, UnknownNameError
+from mqo.overlay import literals
+from mqo.overlay.apply import pristine_reader
+from mqo.overlay.plan import plan
+from mqo.overlay.snapshot import snapshot
+
+from ..conftest import FILES
+
+LAYERS = "megatron/core/layers.py"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "shot"
+
+
+def set_type(mini, **types):
+    path = mini.path("core/layers.py")
+    path.write_bytes(literals.write(path.read_bytes(), types))
+
+
+def types_of(shot):
+    return {t.site: t.value for t in literals.read(shot.tree.read(LAYERS))}
+
+
+def test_a_snapshot_holds_the_patched_tree_and_our_own_files(patched, target):
+    shot = snapshot(patched.tree, target)
+    assert {path: shot.tree.read(path) for path in FILES} == patched.bytes()
+    assert shot.tree.read("megatron/ours.py") is not None
+
+
+def test_a_snapshot_leaves_out_records_and_bytecode(patched, target):
+    cache = patched.path("core/__pycache__")
+    cache.mkdir()
+    (cache / "layers.pyc").write_bytes(b"x")
+    patched.path("core/.layers.py.mqo-part").write_bytes(b"half")
+    snapshot(patched.tree, target)
+    names = {path.name for path in target.rglob("*")}
+    assert names.isdisjoint({".mqo", "__pycache__", "layers.pyc", ".layers.py.mqo-part"})
+
+
+def test_a_snapshots_files_are_read_only_and_its_folders_can_be_removed(patched, target):
+    snapshot(patched.tree, target, types={"fprop": "mxfp8"})
+    modes = {p.is_dir(): 0 for p in target.rglob("*")}
+    for path in target.rglob("*"):
+        modes[path.is_dir()] |= path.stat().st_mode & 0o222
+    assert modes[False] == 0
+    assert modes[True] & 0o200
+
+
+def test_a_snapshot_shares_no_file_with_the_tree(patched, target):
+    snapshot(patched.tree, target)
+    patched.path("core/plain.py").write_bytes(b"answer = 0")
+    assert (target / "megatron/core/plain.py").read_bytes() == FILES["megatron/core/plain.py"]
+    ours = {p.stat().st_ino for p in patched.tree.root.rglob("*") if p.is_file()}
+    assert ours.isdisjoint({p.stat().st_ino for p in target.rglob("*") if p.is_file()})
+
+
+# -- types -------------------------------------------------------------------------------------
+
+
+def test_types_are_set_in_the_copy_alone_and_the_sites_not_named_get_none(patched, target):
+    set_type(patched, fprop="mxfp4", dgrad="mxfp4")
+    before = patched.bytes()
+    shot = snapshot(patched.tree, target, types={"fprop": "hifp8"})
+    assert types_of(shot) == {"fprop": "hifp8", "dgrad": "none"} == shot.types
+    assert shot.shared_types == {"fprop": "mxfp4", "dgrad": "mxfp4"}
+    assert patched.bytes() == before
+
+
+def test_without_types_the_trees_own_are_kept(patched, target):
+    set_type(patched, dgrad="mxfp4")
+    shot = snapshot(patched.tree, target)
+    assert types_of(shot) == {"fprop": "none", "dgrad": "mxfp4"} == shot.types
+
+
+def test_an_unknown_site_is_named_before_anything_is_copied(patched, target):
+    with pytest.raises(UnknownNameError, match=r"'qq'.*dgrad, fprop"):
+        snapshot(patched.tree, target, types={"qq": "mxfp8"})
+    assert not target.exists()
+
+
+# -- without an entry --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["quant_sites", "new_engine"])
+def test_without_an_entry_the_copy_is_what_the_rest_of_the_series_makes(patched, target, name):
+    tree, rest = patched.tree, patched.series.without(name)
+    shot = snapshot(tree, target, without=(name,), series=patched.series)
+    planned = plan(rest, "1.2.3", FILES, pristine_reader(tree))
+    expected = {path: planned[path].content if path in planned else FILES[path] for path in FILES}
+    assert {path: shot.tree.read(path) for path in FILES} == expected
+
+
+def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
+    mini.edit("core/layers.py", b"return y", b"return old_engine.check(y)")
+    files = {**FILES, LAYERS: mini.tree.read(LAYERS)}
+    from mqo.overlay.apply import apply
+
+    from ..conftest import materialise
+
+    tree = materialise(mini.tree.root, files)
+    apply(tree, mini.series)
+    set_type(mini, fprop="mxfp8")
+    shot = snapshot(tree, target, without=("new_engine",), series=mini.series)
+    assert b"old_engine.check" in shot.tree.read(LAYERS)
+    assert types_of(shot) == {"fprop": "mxfp8", "dgrad": "none"} == shot.types
+
+
+def test_without_the_sites_there_are_no_types(patched, target):
+    shot = snapshot(patched.tree, target, without=("quant_sites",), series=patched.series)
+    assert shot.types == {}
+
+
+def test_leaving_out_an_unknown_entry_is_an_error(patched, target):
+    with pytest.raises(UnknownNameError, match="'typo'"):
+        snapshot(patched.tree, target, without=("typo",), series=patched.series)
+    assert not target.exists()
+
+
+def test_a_type_for_a_site_that_is_left_out_is_an_error(patched, target):
+    with pytest.raises(OverlayError, match="without the patch quant_sites"):
+        snapshot(
+            patched.tree,
+            target,
+            types={"fprop": "mxfp8"},
+            without=("quant_sites",),
+            series=patched.series,
+        )
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+def test_an_existing_target_is_refused(patched, target):
+    target.mkdir()
+    with pytest.raises(OverlayError, match="exists"):
+        snapshot(patched.tree, target)
+
+
+def test_a_target_inside_the_tree_is_refused(patched):
+    target = patched.path("core/shot")
+    with pytest.raises(OverlayError, match="in the tree itself"):
+        snapshot(patched.tree, target)
+    assert not target.exists()
+
+
+def test_an_unpatched_tree_is_refused(mini, target):
+    with pytest.raises(OverlayError, match="is not patched"):
+        snapshot(mini.tree, target)
+
+
+def test_a_half_patched_tree_is_refused(patched, target):
+    loop = "megatron/training/loop.py"
+    (patched.tree.root / loop).write_bytes(FILES[loop])
+    with pytest.raises(OverlayError, match=r"loop\.py is pristine.*Run `mqo apply`"):
+        snapshot(patched.tree, target)
+    assert not target.exists()

@@ -1,0 +1,152 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from mqo import cli
+from mqo.project import Project
+
+from .conftest import FILES, materialise
+
+PIN = Project.here().upstream_pin
+
+
+@pytest.fixture
+def mqo(mini, monkeypatch, capsys):
+    """A function that runs `mqo` on the small tree: its exit code, its output and its errors."""
+    project = Project(mini.patches.parent)
+    monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
+
+    def run(*words, tree=mini.tree.root):
+        monkeypatch.setattr(sys, "argv", ["mqo", *map(str, words), "--tree", str(tree)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+def refused(outcome, *parts):
+    """The error is one paragraph on stderr, and the code is the one for errors."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("mqo: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+# -- the tour ----------------------------------------------------------------------------------
+
+
+def test_apply_status_diff_restore(mqo, mini):
+    assert mqo("status")[0] == 1
+    assert mqo("apply") == (0, "applied ours, quant_sites, new_engine: 3 files written\n", "")
+    assert mqo("apply") == (0, "nothing to do: the series is applied (3 files)\n", "")
+    code, out, _ = mqo("status")
+    assert code == 0
+    assert "megatron-core 1.2.3, from wheel of our own" in out
+    assert "fprop  none     megatron/core/layers.py:" in out
+    assert "+        custom_quant_type = 'none'" in mqo("diff")[1]
+    assert "+start = new_engine.start" in mqo("diff", "--all")[1]
+    assert mqo("restore") == (0, "restored 3 files to upstream's bytes\n", "")
+    assert mqo("restore") == (0, "nothing to do: the tree is pristine\n", "")
+    assert mini.bytes() == FILES
+
+
+def test_status_leaves_with_1_and_names_a_hand_edit(mqo, patched):
+    patched.edit("core/plain.py", b"42", b"43")
+    code, out, _ = mqo("status")
+    assert code == 1
+    assert "changed by hand: megatron/core/plain.py" in out
+
+
+def test_a_snapshot_takes_types(mqo, patched, tmp_path):
+    code, out, _ = mqo("snapshot", tmp_path / "shot", "--type", "fprop=mxfp8")
+    assert (code, out) == (0, f"{tmp_path / 'shot'}: fprop=mxfp8 dgrad=none\n")
+
+
+def test_a_snapshot_without_an_entry(mqo, patched, tmp_path):
+    assert mqo("snapshot", tmp_path / "shot", "--without", "new_engine")[0] == 0
+    gadget = "megatron/core/gadget.py"
+    assert (tmp_path / "shot" / gadget).read_bytes() == FILES[gadget]
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["apply", "restore", "status", "diff"])
+def test_a_folder_without_a_tree(mqo, tmp_path, command):
+    nowhere = tmp_path / "nowhere"
+    refused(mqo(command, tree=nowhere), str(nowhere), "Run `mqo vendor`.")
+    assert not nowhere.exists()
+
+
+@pytest.mark.parametrize("command", ["apply", "restore"])
+def test_an_edited_file(mqo, patched, command):
+    patched.edit("core/layers.py", b"A linear", b"My linear")
+    refused(mqo(command), "megatron/core/layers.py", "`mqo diff` shows the change")
+
+
+def test_a_tree_of_another_version(mqo, tmp_path):
+    other = materialise(tmp_path / "other", FILES, version="3.0.0")
+    refused(mqo("apply", tree=other.root), ">=1,<2", "3.0.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["diff", "typo"], ["no patch called 'typo'", "new_engine, ours, quant_sites"]),
+        (["snapshot", "{new}", "--type", "fprop"], ["has no '='", "qk=mxfp8"]),
+        (["snapshot", "{new}", "--type", "qq=mxfp8"], ["no GEMM site called 'qq'", "dgrad, fprop"]),
+        (["snapshot", "{new}", "--without", "typo"], ["no patch called 'typo'"]),
+        (["snapshot", "{old}"], ["exists"]),
+    ],
+)
+def test_names_that_there_are_not(mqo, patched, tmp_path, words, parts):
+    words = [word.format(new=tmp_path / "shot", old=tmp_path) for word in words]
+    refused(mqo(*words), *parts)
+    assert not (tmp_path / "shot").exists()
+
+
+def test_an_unpatched_tree_has_no_snapshot(mqo, tmp_path):
+    refused(mqo("snapshot", tmp_path / "shot"), "is not patched", "Run `mqo apply`.")
+
+
+def test_a_damaged_record(mqo, patched):
+    (patched.tree.store / "manifest.json").write_text("{")
+    for command in ("apply", "restore", "status"):
+        refused(mqo(command), "manifest.json is damaged", "mqo vendor --force")
+
+
+def test_a_wheel_that_is_not_pinned(mqo, tmp_path):
+    (tmp_path / "Megatron-LM").mkdir()
+    (tmp_path / "Megatron-LM/UPSTREAM.toml").write_bytes(PIN.read_bytes())
+    (tmp_path / "x.whl").write_bytes(b"")
+    outcome = mqo("vendor", "--force", "--from", tmp_path / "x.whl")
+    refused(outcome, "x.whl is not among the wheels that UPSTREAM.toml pins")
+
+
+# -- what starting costs -----------------------------------------------------------------------
+
+HEAVY = ["torch", "libcst", "numpy", "megatron"]
+PROGRAM = f"""
+import json, sys
+from mqo import cli
+try:
+    cli.main()
+except SystemExit:
+    pass
+print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status"], ["diff"]])
+def test_reading_commands_import_neither_torch_nor_libcst(patched, words):
+    tree = [] if words == ["--help"] else ["--tree", str(patched.tree.root)]
+    command = [sys.executable, "-c", PROGRAM, *words, *tree]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert len(done.stdout.splitlines()) > 3

@@ -1,0 +1,49 @@
+"""The repository's patches, run on small sources of our own."""
+
+import importlib
+import sys
+import textwrap
+import types
+
+import pytest
+from mqo.overlay.plan import plan
+from mqo.overlay.rewrite import rewrite
+from mqo.overlay.series import Series
+from mqo.overlay.sweep import sweep_file
+from mqo.project import Project
+
+SERIES = Series.load(Project.here().patches)
+PIN = "0.19.2"
+
+
+def sweep(name, source, path="megatron/core/x.py"):
+    """`source` after the sweep `name`."""
+    content = source if isinstance(source, bytes) else textwrap.dedent(source).encode()
+    return sweep_file(path, content, SERIES[name].load_sweep(), name).decode()
+
+
+def sites(name, path, source, version=PIN):
+    """`source` after the edits that the site entry `name` makes to the file at `path`."""
+    (edits,) = [edits for edits in SERIES[name].load_edits() if edits.path == path]
+    return rewrite(textwrap.dedent(source).encode(), edits, version, name).decode()
+
+
+def planned(name, version, files):
+    """What the entry `name` alone makes of {path: content}."""
+    series = Series((SERIES[name],))
+    return plan(series, version, files, files.__getitem__)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A function that puts a module of given names in the place of a real one."""
+
+    def put(name, **names):
+        stand_in = types.ModuleType(name)
+        vars(stand_in).update(names)
+        monkeypatch.setitem(sys.modules, name, stand_in)
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(parent), child, stand_in, raising=False)
+        return stand_in
+
+    return put

@@ -1,0 +1,119 @@
+import types
+
+import pytest
+from mqo.errors import DriftError
+from mqo.overlay.diff import entry_diffs
+
+from .conftest import SERIES, sites
+
+INITIALIZE = """
+def initialize_megatron(allow_no_cuda=False):
+    if not allow_no_cuda:
+        assert torch.cuda.is_available(), "words"
+    return "started"
+"""
+RANDOM = """
+def _set_cuda_rng_state(new_state, device=-1):
+    queue(new_state)
+"""
+JIT = """
+def disable_jit_fuser():
+    calls.append("disabled")
+
+
+def enable_jit_fuser():
+    calls.append("enabled")
+"""
+DATASETS = '''
+def compile_helpers():
+    """Words."""
+    make()
+'''
+
+
+def cuda(available, devices=0, **more):
+    facade = types.SimpleNamespace(
+        is_available=lambda: available, device_count=lambda: devices, **more
+    )
+    return types.SimpleNamespace(cuda=facade)
+
+
+def executed(path, source, **names):
+    exec(sites("cpu_trainer", path, source), names)
+    return names
+
+
+@pytest.mark.parametrize(("available", "devices"), [(True, 8), (False, 2)])
+def test_the_trainer_starts_where_there_is_a_device_of_any_kind(available, devices):
+    scope = executed("megatron/training/initialize.py", INITIALIZE, torch=cuda(available, devices))
+    assert scope["initialize_megatron"]() == "started"
+
+
+def test_the_trainer_still_demands_a_device():
+    scope = executed("megatron/training/initialize.py", INITIALIZE, torch=cuda(False, 0))
+    with pytest.raises(AssertionError, match="words"):
+        scope["initialize_megatron"]()
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_an_rng_state_is_set_at_once_where_no_cuda_will_start(available):
+    queued, done = [], []
+    scope = executed(
+        "megatron/core/tensor_parallel/random.py",
+        RANDOM,
+        queue=queued.append,
+        torch=cuda(available, set_rng_state=done.append),
+    )
+    scope["_set_cuda_rng_state"]("state")
+    assert (queued, done) == ((["state"], []) if available else ([], ["state"]))
+
+
+@pytest.mark.parametrize(("available", "called"), [(True, "enabled"), (False, "disabled")])
+def test_nothing_is_compiled_on_a_cpu(available, called):
+    scope = executed("megatron/core/jit.py", JIT, calls=[], torch=cuda(available))
+    scope["enable_jit_fuser"]()
+    assert scope["calls"] == [called]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_the_dataset_helper_is_compiled_only_where_it_is_not_there(monkeypatch, found):
+    asked, made = [], []
+
+    def find_spec(name):
+        asked.append(name)
+        return object() if found else None
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    scope = executed("megatron/core/datasets/utils.py", DATASETS, make=lambda: made.append(True))
+    scope["compile_helpers"]()
+    assert asked == ["megatron.core.datasets.helpers_cpp"]
+    assert made == ([] if found else [True])
+    assert scope["compile_helpers"].__doc__ == "Words."
+
+
+def test_a_trainer_that_demands_cuda_twice_stops_the_patch():
+    source = INITIALIZE + "    torch.cuda.is_available()\n"
+    with pytest.raises(DriftError, match="occurs 2 times instead of 1"):
+        sites("cpu_trainer", "megatron/training/initialize.py", source)
+
+
+def test_the_hook_runs_before_anything_else_of_a_step(module):
+    steps = []
+    module("megatron.run", after_step=lambda iteration: steps.append(iteration))
+    source = """\
+        import time
+
+        def post_training_step_callbacks(model, iteration):
+            steps.append("rest")
+        """
+    scope = {"steps": steps}
+    exec(sites("run_hooks", "megatron/training/training.py", source), scope)
+    scope["post_training_step_callbacks"](None, 7)
+    assert steps == [7, "rest"]
+
+
+@pytest.mark.parametrize("name", ["cpu_trainer", "run_hooks"])
+def test_the_entry_changes_the_files_that_it_names_by_few_lines(vendored, name):
+    changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), name)}
+    assert set(changes) == {edits.path for edits in SERIES[name].load_edits()}
+    assert all(d.added <= 4 and d.removed <= 1 for d in changes.values())

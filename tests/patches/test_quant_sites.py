@@ -1,0 +1,344 @@
+import re
+import types
+
+import pytest
+import torch
+from mqo.errors import DriftError
+from mqo.overlay import literals
+from mqo.overlay.apply import pristine_reader
+from mqo.overlay.diff import entry_diffs
+
+from .conftest import PIN, SERIES, planned, sites
+
+LAYERS = "megatron/core/tensor_parallel/layers.py"
+ATTENTION = "megatron/core/transformer/dot_product_attention.py"
+
+LINEAR_SOURCE = '''
+"""A look-alike of a linear layer with a backward of its own."""
+import torch
+
+
+class LinearWithFrozenWeight:
+    @staticmethod
+    def forward(ctx, total_input, weight):
+        return torch.matmul(total_input, weight.t())
+
+    @staticmethod
+    def backward(ctx, grad_output, weight):
+        return grad_output.matmul(weight)
+
+
+class LinearWithGradAccumulationAndAsyncCommunication:
+    @staticmethod
+    def forward(ctx, total_input, weight):
+        return torch.matmul(total_input, weight.t())
+
+    @staticmethod
+    def backward(ctx, grad_output, total_input, weight):
+        dx = grad_output.matmul(weight)
+        dw = None
+        # Which kernel accumulates.
+        if ctx.form == "fp32":
+            fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(
+                total_input, grad_output, weight.main_grad
+            )
+        elif ctx.form == "fp16":
+            fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp16(
+                total_input, grad_output, weight.main_grad)
+        elif ctx.form == "out":
+            torch.matmul(grad_output.t(), total_input, out=weight.main_grad)
+        elif ctx.form == "te":
+            te_general_gemm(total_input, grad_output, layout="NT", out=weight.main_grad)
+        else:
+            dw = grad_output.t().matmul(total_input)
+        db = grad_output.sum(dim=0)
+        return dx, dw, db
+'''
+
+ATTENTION_SOURCE = """
+import torch
+
+
+class OtherAttention:
+    def forward(self, attention_probs, value):
+        return torch.bmm(attention_probs, value.transpose(0, 1))
+
+
+class DotProductAttention:
+    softmax_scale = 0.5
+
+    def forward(self, query, key, value, matmul_input_buffer):
+        scores = torch.baddbmm(
+            matmul_input_buffer,
+            query.transpose(0, 1),  # rows
+            key.transpose(0, 1).transpose(1, 2),  # columns
+            beta=0.0,
+            alpha=self.softmax_scale,
+        )
+        attention_probs = scores.softmax(dim=-1)
+        return torch.bmm(attention_probs, value.transpose(0, 1))
+"""
+
+
+class Recorder:
+    """Stands for the quantisers: notes what comes in, and doubles what goes on."""
+
+    def __init__(self):
+        self.bound, self.seen = [], []
+
+    def gemm_operands(self, site, quant_type, owner):
+        self.bound.append((site, quant_type, owner))
+
+        def side(name):
+            def pass_on(tensor):
+                self.seen.append((site, name, tensor))
+                return 2 * tensor
+
+            return pass_on
+
+        return types.SimpleNamespace(lhs=side("lhs"), rhs=side("rhs"))
+
+
+@pytest.fixture
+def recorder(module):
+    recorder = Recorder()
+    module("megatron.quant", gemm_operands=recorder.gemm_operands)
+    return recorder
+
+
+def executed(path, source, name, **names):
+    scope = dict(names)
+    exec(sites("quant_sites", path, source), scope)
+    return scope[name]
+
+
+def accumulate(total_input, grad_output, *args, out=None, layout=None):
+    (args[0] if args else out).copy_(grad_output.t() @ total_input)
+
+
+@pytest.fixture
+def linear():
+    kernels = types.SimpleNamespace(
+        wgrad_gemm_accum_fp32=accumulate, wgrad_gemm_accum_fp16=accumulate
+    )
+    return executed(
+        LAYERS,
+        LINEAR_SOURCE,
+        "LinearWithGradAccumulationAndAsyncCommunication",
+        fused_weight_gradient_mlp_cuda=kernels,
+        te_general_gemm=accumulate,
+    )
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    x, grad, weight = (torch.randn(n, 4, generator=generator) for n in (3, 3, 4))
+    weight.main_grad = torch.zeros(4, 4)
+    return x, grad, weight
+
+
+# -- before and after --------------------------------------------------------------------------
+
+
+def test_each_linear_site_gets_its_literal_in_the_block_around_its_gemm():
+    new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
+    assert [(t.site, t.value) for t in literals.read(new.encode())] == [
+        ("fprop", "none"),
+        ("dgrad", "none"),
+        ("wgrad", "none"),
+    ]
+    assert (
+        "        custom_quant_type = 'none'\n"
+        "        dgrad_operands = gemm_operands('dgrad', custom_quant_type, weight)\n"
+        "        dx = dgrad_operands.lhs(grad_output).matmul(dgrad_operands.rhs(weight))\n"
+    ) in new
+
+
+def test_the_wgrad_literal_stands_behind_dgrads_gemm_and_above_every_form():
+    new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
+    place = new.index("gemm_operands('wgrad'")
+    assert new.index("dx = ") < place < new.index('if ctx.form == "fp32"')
+    assert (
+        "        # Which kernel accumulates.\n"
+        "        custom_quant_type = 'none'\n"
+        "        wgrad_operands = gemm_operands('wgrad', custom_quant_type, weight)\n"
+    ) in new
+    assert new.count("wgrad_operands.lhs(grad_output)") == 5
+    assert new.count("wgrad_operands.rhs(total_input)") == 5
+
+
+def test_the_two_attention_sites_stand_each_at_its_gemm():
+    new = sites("quant_sites", ATTENTION, ATTENTION_SOURCE)
+    assert [t.site for t in literals.read(new.encode())] == ["qk", "pv"]
+    assert "            qk_operands.lhs(query).transpose(0, 1),  # rows\n" in new
+    assert "            qk_operands.rhs(key).transpose(0, 1).transpose(1, 2),  # columns\n" in new
+    assert "            alpha=self.softmax_scale,\n" in new
+    assert new.index("softmax(") < new.index("gemm_operands('pv'")
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "name"),
+    [
+        (LAYERS, LINEAR_SOURCE, "LinearWithFrozenWeight"),
+        (ATTENTION, ATTENTION_SOURCE, "OtherAttention"),
+    ],
+)
+def test_look_alikes_in_another_class_stay(path, source, name):
+    def of_class(text):
+        return re.search(rf"^class {name}:\n(?:    .*\n|\n)*", text, re.MULTILINE).group()
+
+    assert of_class(sites("quant_sites", path, source)) == of_class(source)
+
+
+def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
+    new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
+    added = re.compile(
+        r" *custom_quant_type = 'none'\n *\w+_operands = .*\n|from megatron\.quant.*\n"
+    )
+    unwrapped = re.sub(r"\w+_operands\.[lr]hs\((\w+)\)", r"\1", added.sub("", new))
+    assert unwrapped == LINEAR_SOURCE
+
+
+# -- what the patched source does --------------------------------------------------------------
+
+
+def test_fprop_multiplies_what_the_quantiser_gave(recorder, linear, tensors):
+    x, _, weight = tensors
+    y = linear.forward(None, x, weight)
+    assert torch.equal(y, (2 * x) @ (2 * weight).t())
+    assert recorder.bound == [("fprop", "none", weight)]
+    (_, _, lhs), (_, _, rhs) = recorder.seen
+    assert lhs is x
+    assert rhs is weight
+
+
+@pytest.mark.parametrize("form", ["fp32", "fp16", "out", "te", "plain"])
+def test_every_form_of_wgrad_multiplies_what_the_quantiser_gave(recorder, linear, tensors, form):
+    x, grad, weight = tensors
+    dx, dw, _ = linear.backward(types.SimpleNamespace(form=form), grad, x, weight)
+    wgrad = dw if form == "plain" else weight.main_grad
+    assert torch.equal(dx, (2 * grad) @ (2 * weight))
+    assert torch.equal(wgrad, (2 * grad).t() @ (2 * x))
+    assert [(site, side) for site, side, _ in recorder.seen[:2]] == [
+        ("dgrad", "lhs"),
+        ("dgrad", "rhs"),
+    ]
+    by_side = {side: tensor for site, side, tensor in recorder.seen if site == "wgrad"}
+    assert by_side["lhs"] is grad
+    assert by_side["rhs"] is x
+
+
+def test_the_bias_gradient_sums_the_gradient_itself(recorder, linear, tensors):
+    x, grad, weight = tensors
+    _, _, db = linear.backward(types.SimpleNamespace(form="plain"), grad, x, weight)
+    assert torch.equal(db, grad.sum(dim=0))
+
+
+def test_attention_multiplies_what_the_quantisers_gave(recorder):
+    attention = executed(ATTENTION, ATTENTION_SOURCE, "DotProductAttention")()
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(5, 2, 3, generator=generator) for _ in range(3))
+    out = attention.forward(query, key, value, torch.empty(2, 5, 5))
+    scores = 0.5 * torch.bmm(2 * query.transpose(0, 1), 2 * key.permute(1, 2, 0))
+    probs = scores.softmax(dim=-1)
+    # Scaling before or after the sum rounds differently by a few units in the last place.
+    torch.testing.assert_close(out, torch.bmm(2 * probs, 2 * value.transpose(0, 1)))
+    assert recorder.bound == [("qk", "none", attention), ("pv", "none", attention)]
+    assert [side for _, side, _ in recorder.seen] == ["lhs", "rhs", "lhs", "rhs"]
+    assert [recorder.seen[i][2] is t for i, t in ((0, query), (1, key), (3, value))] == [True] * 3
+
+
+# -- other releases ----------------------------------------------------------------------------
+
+
+def older(version):
+    """The linear look-alike with the forms of wgrad that release `version` has."""
+    later = [("te", "0.18"), ("out", "0.14")]
+    text = LINEAR_SOURCE
+    for form in (form for form, since in later if version < since):
+        text = re.sub(rf'        elif ctx\.form == "{form}":\n.*\n', "", text)
+    return text
+
+
+@pytest.mark.parametrize(("version", "forms"), [("0.12.0", 3), ("0.14.0", 4), ("0.17.1", 4)])
+def test_a_release_is_patched_with_the_forms_that_it_has(version, forms):
+    new = sites("quant_sites", LAYERS, older(version), version)
+    assert new.count("wgrad_operands.rhs(total_input)") == forms
+
+
+def test_a_form_that_the_release_should_have_is_missed():
+    with pytest.raises(DriftError, match=r"te_general_gemm.*0 times instead of 1"):
+        sites("quant_sites", LAYERS, older("0.17.1"), PIN)
+
+
+def test_the_series_does_not_claim_a_release_that_was_not_tried():
+    assert not SERIES["quant_sites"].holds_in("0.20.0")
+
+
+# -- the real source ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pristine(vendored):
+    read = pristine_reader(vendored)
+    return {path: read(path) for path in (LAYERS, ATTENTION)}
+
+
+def test_the_tree_holds_exactly_the_five_literals(vendored):
+    found = {path: literals.read(vendored.read(path)) for path in (LAYERS, ATTENTION)}
+    assert {path: [t.site for t in ts] for path, ts in found.items()} == {
+        LAYERS: ["fprop", "dgrad", "wgrad"],
+        ATTENTION: ["qk", "pv"],
+    }
+    others = [p for p in vendored.upstream().files if p.endswith(".py") and p not in found]
+    assert [p for p in others if literals.VARIABLE.encode() in vendored.read(p)] == []
+
+
+def test_frozen_layers_of_the_tree_are_upstreams(vendored, pristine):
+    def frozen(source):
+        text = source.decode()
+        start = text.index("class LinearWithFrozenWeight")
+        return text[start : text.index("\nclass ", start)]
+
+    patched = {
+        p: f.content
+        for p, f in planned("quant_sites", vendored.upstream().version, pristine).items()
+    }
+    assert frozen(patched[LAYERS]) == frozen(pristine[LAYERS])
+
+
+def test_the_change_to_upstream_is_small(vendored):
+    changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), "quant_sites")}
+    assert {path: (d.added - d.removed) for path, d in changes.items()} == {
+        # an import, and two lines a site
+        LAYERS: 1 + 2 * 3,
+        ATTENTION: 1 + 2 * 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "gemm", "scope"),
+    [
+        (LAYERS, b"torch.matmul(total_input, weight.t())", "forward"),
+        (LAYERS, b"grad_output.matmul(weight)", "backward"),
+        (LAYERS, b"grad_output.t().matmul(total_input)", "backward"),
+        (ATTENTION, b"torch.bmm(attention_probs, value.transpose(0, 1))", "forward"),
+    ],
+)
+def test_a_gemm_that_upstream_renamed_or_doubled_stops_the_patch(
+    vendored, pristine, path, gemm, scope
+):
+    version = vendored.upstream().version
+    for other, times in ((b"elsewhere()", 0), (b"[" + gemm + b", " + gemm + b"][0]", 2)):
+        at = pristine[path].rindex(gemm)
+        source = pristine[path][:at] + other + pristine[path][at + len(gemm) :]
+        with pytest.raises(DriftError, match=rf"\.{scope}.* occurs {times} times instead of 1"):
+            planned("quant_sites", version, {**pristine, path: source})
+
+
+def test_patching_what_is_patched_stops(vendored, pristine):
+    version = vendored.upstream().version
+    once = {p: f.content for p, f in planned("quant_sites", version, pristine).items()}
+    with pytest.raises(DriftError, match="occurs 0 times"):
+        planned("quant_sites", version, once)
