@@ -12,7 +12,6 @@ import subprocess
 from itertools import pairwise
 
 import pytest
-from mqo.overlay.apply import pristine_reader
 from mqo.project import Project
 
 RUN = 3
@@ -45,7 +44,7 @@ def excerpts(content, upstream):
 @pytest.fixture(scope="module")
 def sources(vendored):
     """{path: content} of upstream's text files, as they were before any patch."""
-    read = pristine_reader(vendored)
+    read = vendored.pristine
     return {path: read(path) for path in vendored.upstream().files if path.endswith(TEXT)}
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mqo.overlay import records, transaction
+from mqo.overlay.records import Upstream
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree, Upstream, sha256
+from mqo.overlay.tree import Tree
 
 LAYERS = '''"""A linear layer."""
 import torch
@@ -32,6 +34,7 @@ FILES = {
 
 SERIES = """
 schema = 1
+supported = ">=1,<2"
 
 [[entry]]
 name = "ours"
@@ -44,6 +47,7 @@ files = ["megatron/ours.py"]
 name = "quant_sites"
 kind = "site"
 upstream = ">=1,<2"
+requires = ["ours"]
 reason = "Gives the GEMMs a type."
 
 [[entry]]
@@ -136,8 +140,9 @@ def materialise(root, files, version="1.2.3"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     tree = Tree(root)
-    hashes = {path: sha256(content) for path, content in files.items()}
-    tree.write_upstream(Upstream(version, "wheel of our own", "3.11", hashes))
+    hashes = {path: tree.keep(content) for path, content in files.items()}
+    upstream = records.as_json(Upstream(version, "wheel of our own", "3.11", hashes))
+    transaction.write_synced(tree.store / records.UPSTREAM, upstream)
     return tree
 
 

@@ -5,19 +5,24 @@ class MqoError(Exception):
     """A failure the user can act on; the command line prints its text as one paragraph.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence that names the
-    command to run or the change to make.
+    command to run or the change to make. `detail` is shown below the paragraph: a diff, say.
     """
 
     exit_code = 2
 
-    def __init__(self, found: str, *, expected: str = "", help: str = "") -> None:
-        self.found, self.expected, self.help = found, expected, help
+    def __init__(self, found: str, *, expected: str = "", help: str = "", detail: str = "") -> None:
+        self.found, self.expected, self.help, self.detail = found, expected, help, detail
         parts = [found.rstrip(".") + "."]
         if expected:
             parts.append(f"Expected: {expected.rstrip('.')}.")
         if help:
             parts.append(help.rstrip(".") + ".")
         super().__init__(" ".join(parts))
+
+    def as_table(self) -> dict[str, str]:
+        """For JSON."""
+        kind = type(self).__name__
+        return {"type": kind, "text": str(self), "detail": self.detail}
 
 
 class UnknownNameError(MqoError):

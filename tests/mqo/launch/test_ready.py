@@ -5,8 +5,9 @@ from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import resolve
 from mqo.launch.ready import check_cell, ready_tree
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree, Upstream
 from mqo.project import Project
+
+from ..conftest import materialise
 
 
 def cell(dataset="wikipedia", training="smoke", **rest):
@@ -56,6 +57,6 @@ def test_a_tree_of_another_version_is_refused(tmp_path):
     pin = Project.here().upstream_pin.read_text()
     (tmp_path / "Megatron-LM").mkdir()
     (tmp_path / "Megatron-LM" / "UPSTREAM.toml").write_text(pin)
-    Tree(tmp_path / "Megatron-LM").write_upstream(Upstream("0.16.1", "a wheel", "3.11", {}))
+    materialise(tmp_path / "Megatron-LM", {}, version="0.16.1")
     with pytest.raises(OverlayError, match=r"holds megatron-core 0\.16\.1.*0\.19\.2.*mqo vendor"):
         ready_tree(Project(tmp_path), Series(()), print, allow_edits=False)

@@ -1,10 +1,9 @@
-import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mqo.errors import DriftError, EditedError, OverlayError
-from mqo.overlay import apply as module
+from mqo.errors import DriftError, EditedError, OverlayError, UnknownNameError
 from mqo.overlay import literals
 from mqo.overlay.apply import (
     AlreadyApplied,
@@ -14,12 +13,14 @@ from mqo.overlay.apply import (
     apply,
     restore,
 )
+from mqo.overlay.series import Series
 from mqo.overlay.status import status
-from mqo.overlay.tree import PatchedFile, Tree
+from mqo.overlay.tree import Tree
 
 from ..conftest import FILES, materialise
 
 CHANGED = 3  # files that the series of `mini` changes
+NAMES = ("ours", "quant_sites", "new_engine")
 
 
 def files_on_disk(tree):
@@ -37,38 +38,11 @@ def set_types(mini, **wanted):
     path.write_bytes(literals.write(path.read_bytes(), wanted))
 
 
-class Killed(BaseException):
-    """Ends a command in its middle, as a signal would."""
-
-
-@pytest.fixture
-def killed_after(monkeypatch):
-    """Let the next command write so many files of the tree, then kill it."""
-
-    def arm(writes):
-        real, counter = module.write_file, itertools.count()
-
-        def write_file(path, content):
-            if next(counter) == writes:
-                raise Killed
-            real(path, content)
-
-        monkeypatch.setattr(module, "write_file", write_file)
-
-    yield arm
-    monkeypatch.undo()
-
-
-def killed(command, *args):
-    with pytest.raises(Killed):
-        command(*args)
-
-
 # -- there and back ----------------------------------------------------------------------------
 
 
 def test_apply_writes_what_the_series_says(mini):
-    assert apply(mini.tree, mini.series) == Applied(CHANGED, ("ours", "quant_sites", "new_engine"))
+    assert apply(mini.tree, mini.series) == Applied(CHANGED, NAMES)
     layers = mini.tree.read("megatron/core/layers.py").decode()
     assert "torch.matmul( fprop.lhs(x),fprop.rhs(weight) )   # trailing words" in layers
     assert "dgrad.lhs(grad).matmul(dgrad.rhs(weight))" in layers
@@ -83,7 +57,7 @@ def test_restore_gives_back_every_byte_and_mode(mini):
     before = files_on_disk(mini.tree)
     apply(mini.tree, mini.series)
     assert files_on_disk(mini.tree) != before
-    assert restore(mini.tree) == Restored(CHANGED)
+    assert restore(mini.tree, mini.series) == Restored(CHANGED, NAMES)
     assert files_on_disk(mini.tree) == before
     assert mini.tree.manifest() is None
 
@@ -95,42 +69,75 @@ def test_applying_twice_changes_nothing(patched):
 
 
 def test_restoring_a_pristine_tree_changes_nothing(mini):
-    assert restore(mini.tree) == AlreadyPristine()
+    assert restore(mini.tree, mini.series) == AlreadyPristine()
     assert mini.bytes() == FILES
 
 
 def test_applying_after_restoring_gives_the_same_bytes(patched):
     before = files_on_disk(patched.tree)
-    restore(patched.tree)
+    restore(patched.tree, patched.series)
     apply(patched.tree, patched.series)
     assert files_on_disk(patched.tree) == before
 
 
 def test_files_of_ours_are_neither_changed_nor_removed(patched):
     before = patched.path("ours.py").read_bytes()
-    restore(patched.tree)
+    restore(patched.tree, patched.series)
     assert patched.path("ours.py").read_bytes() == before
 
 
 # -- refusals: nothing is written --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["apply", "restore"])
-@pytest.mark.parametrize("name", ["core/layers.py", "core/plain.py"])
-def test_an_edited_file_is_named_and_nothing_is_changed(patched, command, name):
+@pytest.mark.parametrize("command", [apply, restore])
+def test_an_edited_file_is_shown_and_nothing_is_changed(patched, command):
     patched.change_patch("new_engine.py", '"new_engine"', '"newer_engine"')
-    patched.path(name).write_bytes(patched.path(name).read_bytes() + b"# mine\n")
+    patched.path("core/layers.py").write_bytes(patched.path("core/layers.py").read_bytes() + b"#\n")
     before = files_on_disk(patched.tree)
-    with pytest.raises(EditedError, match=name):
-        apply(patched.tree, patched.series) if command == "apply" else restore(patched.tree)
+    with pytest.raises(EditedError, match=r"core/layers\.py.*--force") as error:
+        command(patched.tree, patched.series)
+    assert "\n+#\n" in error.value.detail
     assert files_on_disk(patched.tree) == before
 
 
-def test_many_edited_files_are_counted(patched):
-    for path in FILES:
-        (patched.tree.root / path).unlink()
-    with pytest.raises(EditedError, match="and 3 more"):
-        restore(patched.tree)
+@pytest.mark.parametrize("damage", ["edited", "deleted"])
+@pytest.mark.parametrize("command", [apply, restore])
+def test_force_overwrites_an_edit_and_keeps_a_copy(patched, command, damage):
+    path = patched.path("core/layers.py")
+    path.write_bytes(b"mine\n") if damage == "edited" else path.unlink()
+    outcome = command(patched.tree, patched.series, force=True)
+    copies = [(patched.tree.root / copy).read_bytes() for copy in outcome.kept]
+    assert copies == ([b"mine\n"] if damage == "edited" else [])
+    assert status(patched.tree, patched.series).edited == ()
+    if command is restore:
+        assert patched.bytes() == FILES
+
+
+def test_an_edit_of_a_file_that_no_entry_touches_stays_and_is_named(patched):
+    patched.edit("core/plain.py", b"42", b"43")
+    assert apply(patched.tree, patched.series) == AlreadyApplied(CHANGED)
+    outcome = restore(patched.tree, patched.series)
+    assert outcome == Restored(CHANGED, NAMES, left=("megatron/core/plain.py",))
+    assert patched.path("core/plain.py").read_bytes() == b"answer = 43"
+    assert restore(patched.tree, patched.series) == AlreadyPristine(("megatron/core/plain.py",))
+
+
+def test_a_file_edited_before_it_was_ever_patched_is_an_edit_too(mini):
+    mini.edit("core/layers.py", b"A linear", b"My linear")
+    with pytest.raises(EditedError, match="layers"):
+        apply(mini.tree, mini.series)
+    assert mini.tree.manifest() is None
+
+
+def test_many_edited_files_are_counted(patched, tmp_path):
+    files = [f"megatron/core/gadget{i}.py" for i in range(5)]
+    gadgets = dict.fromkeys(files, FILES["megatron/core/gadget.py"])
+    patched = replace(patched, tree=materialise(tmp_path / "many", {**FILES, **gadgets}))
+    apply(patched.tree, patched.series)
+    for path in files:
+        (patched.tree.root / path).write_bytes(b"mine")
+    with pytest.raises(EditedError, match="and 2 more"):
+        restore(patched.tree, patched.series)
 
 
 def test_a_patch_that_does_not_fit_leaves_the_tree_pristine(mini):
@@ -147,24 +154,11 @@ def test_a_tree_of_another_version_is_refused_naming_both(tmp_path, mini):
         apply(tree, mini.series)
 
 
-@pytest.mark.parametrize("command", [lambda t, s: apply(t, s), lambda t, s: restore(t)])
+@pytest.mark.parametrize("command", [apply, restore])
 def test_a_folder_without_a_tree_is_refused_and_left_as_it_is(tmp_path, mini, command):
     with pytest.raises(OverlayError, match="Run `mqo vendor`"):
         command(Tree(tmp_path / "nowhere"), mini.series)
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_restore_checks_its_bytes_against_upstreams_before_it_writes(patched):
-    manifest = patched.tree.manifest()
-    wrong = patched.tree.keep(b"something else\n")
-    path = "megatron/core/gadget.py"
-    file = manifest.files[path]
-    manifest.files[path] = PatchedFile(wrong, file.stages)
-    patched.tree.write_manifest(manifest)
-    before = files_on_disk(patched.tree)
-    with pytest.raises(OverlayError, match=r"gadget\.py was pristine when it was patched"):
-        restore(patched.tree)
-    assert files_on_disk(patched.tree) == before
 
 
 def test_restore_with_a_damaged_object_writes_nothing(patched):
@@ -172,40 +166,11 @@ def test_restore_with_a_damaged_object_writes_nothing(patched):
     (patched.tree.store / "objects" / digest).write_bytes(b"damaged")
     before = files_on_disk(patched.tree)
     with pytest.raises(OverlayError, match="is missing or damaged"):
-        restore(patched.tree)
+        restore(patched.tree, patched.series)
     assert files_on_disk(patched.tree) == before
 
 
-# -- cut off in the middle ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("writes", range(CHANGED))
-def test_an_apply_that_was_cut_off_is_finished_by_repeating_it(mini, killed_after, writes):
-    killed_after(writes)
-    killed(apply, mini.tree, mini.series)
-    states = {entry.name: entry.state for entry in status(mini.tree, mini.series).entries}
-    assert "incomplete" in states.values()
-    killed_after(-1)
-    apply(mini.tree, mini.series)
-    assert status(mini.tree, mini.series).clean
-
-
-@pytest.mark.parametrize("writes", range(CHANGED))
-def test_an_apply_that_was_cut_off_is_undone_by_restore(mini, killed_after, writes):
-    killed_after(writes)
-    killed(apply, mini.tree, mini.series)
-    killed_after(-1)
-    restore(mini.tree)
-    assert mini.bytes() == FILES
-
-
-@pytest.mark.parametrize("writes", range(CHANGED))
-def test_a_restore_that_was_cut_off_is_finished_by_repeating_it(patched, killed_after, writes):
-    killed_after(writes)
-    killed(restore, patched.tree)
-    killed_after(-1)
-    restore(patched.tree)
-    assert patched.bytes() == FILES
+# -- a series that has changed -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -221,59 +186,124 @@ def replaced(patched):
     return patched
 
 
-@pytest.mark.parametrize("writes", range(2))
-def test_a_reapplication_that_was_cut_off_is_finished_by_repeating_it(
-    replaced, killed_after, writes
-):
-    killed_after(writes)
-    killed(apply, replaced.tree, replaced.series)
-    killed_after(-1)
-    apply(replaced.tree, replaced.series)
-    assert status(replaced.tree, replaced.series).clean
-    assert types(replaced) == {"fprop": "mxfp8", "dgrad": "none"}
-    assert all(not file.earlier for file in replaced.tree.manifest().files.values())
-
-
-@pytest.mark.parametrize("writes", range(2))
-def test_a_reapplication_that_was_cut_off_is_undone_by_restore(replaced, killed_after, writes):
-    killed_after(writes)
-    killed(apply, replaced.tree, replaced.series)
-    killed_after(-1)
-    restore(replaced.tree)
-    assert replaced.bytes() == FILES
-
-
-def test_a_reapplication_can_be_cut_off_again_and_again(replaced, killed_after):
-    for i in range(3):
-        replaced.change_patch("new_engine.py", '"newer_engine"', f'"newer{i}_engine"')
-        killed_after(i % 2)
-        killed(apply, replaced.tree, replaced.series)
-        killed_after(-1)
-        replaced.change_patch("new_engine.py", f'"newer{i}_engine"', '"newer_engine"')
-    apply(replaced.tree, replaced.series)
-    assert status(replaced.tree, replaced.series).clean
-
-
-# -- a series that has changed -----------------------------------------------------------------
-
-
 def test_a_changed_patch_is_applied_anew(replaced):
-    assert apply(replaced.tree, replaced.series) == Applied(
-        2, ("ours", "quant_sites", "new_engine")
-    )
+    assert apply(replaced.tree, replaced.series) == Applied(2, NAMES)
     assert b"newer_engine.start" in replaced.tree.read("megatron/core/gadget.py")
     loop = "megatron/training/loop.py"
     assert replaced.tree.read(loop) == FILES[loop]
-    restore(replaced.tree)
+    restore(replaced.tree, replaced.series)
     assert replaced.bytes() == FILES
 
 
 def test_an_entry_that_left_the_series_is_undone(patched):
     rest = patched.series.without("quant_sites")
-    apply(patched.tree, rest)
+    assert apply(patched.tree, rest) == Applied(1, ("ours", "new_engine"))
     layers = "megatron/core/layers.py"
     assert patched.tree.read(layers) == FILES[layers]
     assert b"new_engine" in patched.tree.read("megatron/core/gadget.py")
+
+
+# -- some entries alone ------------------------------------------------------------------------
+
+
+def test_a_named_entry_comes_with_what_it_requires(mini):
+    assert apply(mini.tree, mini.series, ["quant_sites"]) == Applied(1, ("ours", "quant_sites"))
+    assert mini.tree.manifest().names == ("ours", "quant_sites")
+    assert mini.bytes()["megatron/core/gadget.py"] == FILES["megatron/core/gadget.py"]
+
+
+def test_a_named_entry_joins_those_that_are_applied(mini):
+    apply(mini.tree, mini.series, ["new_engine"])
+    assert apply(mini.tree, mini.series, ["quant_sites"]) == Applied(1, NAMES)
+    assert apply(mini.tree, mini.series) == AlreadyApplied(CHANGED)
+
+
+@pytest.mark.parametrize("first", ["quant_sites", "new_engine"])
+def test_entries_are_restored_one_by_one_in_any_order(patched, first):
+    (second,) = {"quant_sites", "new_engine"} - {first}
+    whole = patched.bytes()
+    outcome = restore(patched.tree, patched.series, [first])
+    assert outcome.entries == (first,)
+    assert outcome.remaining == ("ours", second)
+    assert restore(patched.tree, patched.series, [first]) == AlreadyPristine()
+    restore(patched.tree, patched.series, [second])
+    assert patched.bytes() == FILES
+    apply(patched.tree, patched.series, ["quant_sites", "new_engine"])
+    assert patched.bytes() == whole
+
+
+def test_what_another_entry_requires_is_not_restored_alone(patched):
+    with pytest.raises(OverlayError, match=r"'quant_sites' is applied and requires 'ours'"):
+        restore(patched.tree, patched.series, ["ours"])
+    outcome = restore(patched.tree, patched.series, ["ours", "quant_sites"])
+    assert outcome.remaining == ("new_engine",)
+
+
+@pytest.mark.parametrize("command", [apply, restore])
+def test_an_unknown_entry_is_named_with_the_known_ones(patched, command):
+    with pytest.raises(UnknownNameError, match=r"'sites'.*new_engine, ours, quant_sites"):
+        command(patched.tree, patched.series, ["sites"])
+
+
+# -- files of ours in a tree that lacks them ----------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(mini, tmp_path):
+    """The series of `mini`, and another tree that has none of our files."""
+    series = Series.load(mini.patches, ours=mini.tree.root)
+    return materialise(tmp_path / "elsewhere", FILES), series
+
+
+def test_our_files_are_placed_and_removed_again(elsewhere):
+    tree, series = elsewhere
+    before = files_on_disk(tree)
+    assert apply(tree, series) == Applied(CHANGED + 1, NAMES)
+    assert tree.read("megatron/ours.py") == b"def operands(*args): ...\n"
+    assert apply(tree, series) == AlreadyApplied(CHANGED + 1)
+    restore(tree, series)
+    assert files_on_disk(tree) == before
+
+
+def test_folders_of_ours_are_gone_with_their_bytecode(elsewhere, mini):
+    tree, series = elsewhere
+    mini.change_patch("series.toml", "megatron/ours.py", "megatron/ours")
+    (mini.tree.root / "megatron/ours/deep").mkdir(parents=True)
+    (mini.tree.root / "megatron/ours/deep/x.py").write_text("x = 1\n")
+    series = Series.load(mini.patches, ours=mini.tree.root)
+    apply(tree, series)
+    cache = tree.root / "megatron/ours/deep/__pycache__"
+    cache.mkdir()
+    (cache / "x.cpython-311.pyc").write_bytes(b"")
+    restore(tree, series)
+    assert not (tree.root / "megatron/ours").exists()
+
+
+def test_a_changed_file_of_ours_is_placed_anew(elsewhere, mini):
+    tree, series = elsewhere
+    apply(tree, series)
+    (mini.tree.root / "megatron/ours.py").write_text("operands = print\n")
+    assert apply(tree, series) == Applied(1, NAMES)
+    assert tree.read("megatron/ours.py") == b"operands = print\n"
+
+
+def test_a_file_of_somebody_elses_is_not_overwritten_by_ours(elsewhere):
+    tree, series = elsewhere
+    (tree.root / "megatron/ours.py").write_text("theirs\n")
+    with pytest.raises(EditedError, match=r"megatron/ours\.py"):
+        apply(tree, series)
+    assert tree.read("megatron/ours.py") == b"theirs\n"
+
+
+def test_a_file_of_ours_that_upstream_has_too_is_not_placed(mini, tmp_path):
+    series = Series.load(mini.patches, ours=mini.tree.root)
+    files = {**FILES, "megatron/ours.py": b"upstream's\n"}
+    tree = materialise(tmp_path / "elsewhere", files)
+    outcome = apply(tree, series)
+    assert outcome.not_placed == ("megatron/ours.py",)
+    assert tree.read("megatron/ours.py") == b"upstream's\n"
+    restore(tree, series)
+    assert {path: tree.read(path) for path in files} == files
 
 
 # -- quant types -------------------------------------------------------------------------------
@@ -293,7 +323,7 @@ def test_quant_types_survive_a_reapplication(replaced):
 
 def test_restore_gives_upstreams_bytes_whatever_the_quant_types(patched):
     set_types(patched, fprop="mxfp4")
-    restore(patched.tree)
+    restore(patched.tree, patched.series)
     assert patched.bytes() == FILES
 
 
@@ -336,5 +366,5 @@ def test_apply_then_restore_is_the_identity_on_any_source(
     for path in ("megatron/core/gadget.py", "megatron/training/loop.py"):
         mended = tree.read(path).replace(b"new_engine", b"old_engine")
         assert mended == files[path]
-    restore(tree)
+    restore(tree, mini.series)
     assert {path: tree.read(path) for path in files} == files

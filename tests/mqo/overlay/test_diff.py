@@ -10,8 +10,9 @@ from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff, unified
 from ..conftest import FILES, materialise
 
 
-def report(mini, *names, full=False):
-    return "\n".join(report_diff.lines(mini.tree, mini.series, names, full=full))
+def report(mini, *names, form="short"):
+    changes = report_diff.changes(mini.tree, mini.series, names)
+    return "\n".join(report_diff.lines(mini.series, changes, form))
 
 
 def local(mini):
@@ -20,7 +21,7 @@ def local(mini):
 
 def git_apply(root, text):
     command = ["git", "apply", "--unsafe-paths", "--whitespace=nowarn", "-p1", "-"]
-    subprocess.run(command, input=text.encode(), cwd=root, check=True, capture_output=True)
+    subprocess.run(command, input=text, cwd=root, check=True, capture_output=True)
 
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -30,7 +31,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 def test_equal_contents_have_no_diff():
-    assert unified("x.py", b"a\n", b"a\n") == ""
+    assert unified("x.py", b"a\n", b"a\n") == b""
 
 
 @needs_git
@@ -56,14 +57,14 @@ def test_a_diff_turns_the_one_content_into_the_other(tmp_path, before, after):
 def test_the_diff_of_a_whole_tree_turns_upstreams_source_into_it(tmp_path, patched):
     set_type(patched)
     copy = materialise(tmp_path / "copy", FILES)
-    git_apply(copy.root, tree_diff(patched.tree, patched.tree))
+    git_apply(copy.root, tree_diff(patched.tree, patched.tree).encode())
     assert {p: copy.read(p) for p in FILES} == patched.bytes()
     assert copy.read("megatron/ours.py") == patched.tree.read("megatron/ours.py")
 
 
 def test_of_an_unpatched_tree_only_our_own_files_differ(mini):
     text = tree_diff(mini.tree, mini.tree)
-    assert text.startswith("--- /dev/null\n+++ b/megatron/ours.py\n")
+    assert "--- /dev/null\n+++ b/megatron/ours.py\n" in text
     assert text.count("+++") == 1
 
 
@@ -101,7 +102,7 @@ def test_a_quant_type_and_hand_edits_are_local_changes(patched):
     assert {change.entry for change in changes.values()} == {LOCAL}
     assert "+        custom_quant_type = 'mxfp8'" in changes["megatron/core/layers.py"].text
     assert '+"""Abuses' in changes["megatron/core/gadget.py"].text
-    assert "changed by hand" in changes["megatron/core/plain.py"].text
+    assert "-answer = 42\n" in changes["megatron/core/plain.py"].text
 
 
 def test_a_deleted_file_is_a_local_change(patched):
@@ -118,12 +119,17 @@ def test_the_report_shows_sites_in_full_and_sweeps_as_counts(patched):
     assert "+        custom_quant_type = 'none'" in text
     assert "#   megatron/core/gadget.py  +1 -1" in text
     assert "new_engine.start" not in text
-    assert "#   added: megatron/ours.py" in text
+    assert "#   megatron/ours.py  +1 -0" in text
 
 
-@pytest.mark.parametrize("chosen", [{"full": True}, {"names": ["new_engine"]}])
-def test_a_sweep_is_shown_in_full_when_asked_for(patched, chosen):
-    assert "+start = new_engine.start" in report(patched, *chosen.pop("names", ()), **chosen)
+def test_a_sweep_is_shown_in_full_when_asked_for(patched):
+    assert "+start = new_engine.start" in report(patched, form="full")
+
+
+def test_of_everything_counts_alone_can_be_shown(patched):
+    text = report(patched, form="stat")
+    assert "#   megatron/core/layers.py  +7 -2" in text
+    assert "\n+" not in text
 
 
 def test_a_named_entry_is_shown_alone(patched):
@@ -140,7 +146,7 @@ def test_local_changes_come_last(patched):
 
 
 def test_an_unpatched_tree_says_so(mini):
-    assert report(mini) == "# no patch is applied"
+    assert report(mini) == "# nothing differs"
 
 
 def test_an_entry_of_an_unpatched_tree_is_an_error(mini):

@@ -30,8 +30,8 @@ def test_a_file_keeps_its_pristine_bytes_and_each_entrys_result(mini):
     assert swept == sites.replace(b"old_engine", b"new_engine") == file.content
 
 
-def test_a_version_outside_an_entrys_range_names_both(mini):
-    with pytest.raises(DriftError, match=r"'quant_sites' is for megatron-core >=1,<2.*holds 2\.1"):
+def test_a_version_that_the_series_was_not_tried_on_names_both(mini):
+    with pytest.raises(DriftError, match=r"series is for megatron-core >=1,<2.*holds 2\.1"):
         planned(mini, version="2.1")
 
 

@@ -1,7 +1,6 @@
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
-from mqo.overlay.apply import pristine_reader
 from mqo.overlay.plan import plan
 from mqo.overlay.snapshot import snapshot
 
@@ -34,10 +33,9 @@ def test_a_snapshot_leaves_out_records_and_bytecode(patched, target):
     cache = patched.path("core/__pycache__")
     cache.mkdir()
     (cache / "layers.pyc").write_bytes(b"x")
-    patched.path("core/.layers.py.mqo-part").write_bytes(b"half")
     snapshot(patched.tree, target)
     names = {path.name for path in target.rglob("*")}
-    assert names.isdisjoint({".mqo", "__pycache__", "layers.pyc", ".layers.py.mqo-part"})
+    assert names.isdisjoint({".mqo", "__pycache__", "layers.pyc"})
 
 
 def test_a_snapshots_files_are_read_only_and_its_folders_can_be_removed(patched, target):
@@ -88,7 +86,7 @@ def test_an_unknown_site_is_named_before_anything_is_copied(patched, target):
 def test_without_an_entry_the_copy_is_what_the_rest_of_the_series_makes(patched, target, name):
     tree, rest = patched.tree, patched.series.without(name)
     shot = snapshot(tree, target, without=(name,), series=patched.series)
-    planned = plan(rest, "1.2.3", FILES, pristine_reader(tree))
+    planned = plan(rest, "1.2.3", FILES, tree.pristine)
     expected = {path: planned[path].content if path in planned else FILES[path] for path in FILES}
     assert {path: shot.tree.read(path) for path in FILES} == expected
 
@@ -154,6 +152,6 @@ def test_an_unpatched_tree_is_refused(mini, target):
 def test_a_half_patched_tree_is_refused(patched, target):
     loop = "megatron/training/loop.py"
     (patched.tree.root / loop).write_bytes(FILES[loop])
-    with pytest.raises(OverlayError, match=r"loop\.py is pristine.*Run `mqo apply`"):
+    with pytest.raises(OverlayError, match=r"loop\.py holds upstream's bytes.*Run `mqo apply`"):
         snapshot(patched.tree, target)
     assert not target.exists()

@@ -75,7 +75,7 @@ def test_status_writes_nothing(patched):
 
 
 def test_a_restored_tree_reads_as_one_that_was_never_patched(patched):
-    restore(patched.tree)
+    restore(patched.tree, patched.series)
     assert set(states(patched).values()) == {"not applied"}
 
 

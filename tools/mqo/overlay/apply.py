@@ -1,170 +1,198 @@
-"""Apply and restore: the plan on disk.
-
-The manifest is written before the first file changes and dropped after the last one is pristine
-again. So whatever kills the process, the manifest names the content of every file, pristine or
-patched, now or by an earlier application: repeating the command finishes it, and `restore` undoes
-it.
-"""
+"""Apply and restore: moves a tree to another set of applied entries, all files or none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import datetime
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from mqo.errors import EditedError, OverlayError
-from mqo.overlay import literals
-from mqo.overlay.plan import FilePlan, plan
+from mqo.errors import EditedError, OverlayError, UnknownNameError
+from mqo.overlay import records, transaction
+from mqo.overlay.diff import local_diff
+from mqo.overlay.goal import Goal, goal, is_current
 from mqo.overlay.series import Series
-from mqo.overlay.tree import AppliedEntry, Manifest, PatchedFile, Tree, write_file
+from mqo.overlay.tree import Tree
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The series is in place; `changed` files were written for it."""
+    """These entries are in place now; `changed` files were written for it.
+
+    `not_placed` are files of ours that upstream has files of its own for; `kept` are copies of hand
+    edits that were overwritten, below the tree's .mqo.
+    """
 
     changed: int
     entries: tuple[str, ...]
+    not_placed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class AlreadyApplied:
-    """Nothing to do."""
+    """Nothing to do: the entries are in place, in so many files."""
 
     files: int
 
 
 @dataclass(frozen=True)
 class Restored:
-    """Upstream's bytes are back in `changed` files."""
+    """Upstream's bytes are back where only `entries` had changed them; `remaining` still apply.
+
+    `kept` are copies of hand edits that were overwritten; `left` are files that the overlay never
+    touched and somebody else changed: they stay as they are.
+    """
 
     changed: int
+    entries: tuple[str, ...]
+    remaining: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class AlreadyPristine:
-    """Nothing to do."""
+    """Nothing to do; `left` as in Restored."""
+
+    left: tuple[str, ...] = ()
 
 
-def apply(tree: Tree, series: Series) -> Applied | AlreadyApplied:
-    """Bring the tree to the state that the series describes; all files or none."""
+def apply(
+    tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
+) -> Applied | AlreadyApplied:
+    """Apply the named entries and what they require, beside those that are; by default all.
+
+    Raises DriftError where an entry does not fit, EditedError for a file changed by hand that would
+    be written, unless `force`, which keeps a copy.
+    """
     tree.upstream()  # before the lock, which would make a folder where there is no tree
-    with tree.locked():
-        upstream = tree.upstream()
-        old = tree.manifest()
-        _refuse_edits(tree)
-        if old and is_current(tree, old, series):
-            return AlreadyApplied(len(old.files))
-        files = plan(series, upstream.version, upstream.files, pristine_reader(tree))
-        contents = {path: file.content for path, file in files.items()}
-        new = _record(tree, series, files)
-        if old:
-            types = types_in(tree, old)
-            contents = {path: with_types(content, types) for path, content in contents.items()}
-            stale = set(old.files) - set(files)
-            contents |= {path: tree.object(old.files[path].pristine) for path in stale}
-            tree.write_manifest(_transition(old, new))
-        else:
-            tree.write_manifest(new)
-        changed = _write_changed(tree, contents)
-        if old:
-            tree.write_manifest(new)
-        return Applied(changed, tuple(entry.name for entry in series.entries))
-
-
-def restore(tree: Tree) -> Restored | AlreadyPristine:
-    """Give back upstream's bytes, hash-checked, and forget the patches."""
-    tree.upstream()  # before the lock, which would make a folder where there is no tree
-    with tree.locked():
-        upstream = tree.upstream()
+    asked = series.with_required(names or series.names)
+    with tree.locked("apply"):
         manifest = tree.manifest()
-        _refuse_edits(tree)
-        if manifest is None:
-            return AlreadyPristine()
-        contents = {path: tree.object(file.pristine) for path, file in manifest.files.items()}
-        for path, file in manifest.files.items():
-            if upstream.files.get(path) != file.pristine:
-                raise OverlayError(
-                    f"{path} was pristine when it was patched, and is not what upstream.json names",
-                    expected="the same SHA-256",
-                    help="Run `mqo vendor --force`, which fetches the tree afresh",
-                )
-        changed = _write_changed(tree, contents)
-        tree.drop_manifest()
-        return Restored(changed)
+        wanted = series.only({*asked, *(manifest.names if names and manifest else ())})
+        if is_current(tree, manifest, wanted):
+            assert manifest is not None, "a series without entries"
+            return AlreadyApplied(len(manifest.files))
+        target = goal(tree, wanted)
+        kept = _move(tree, target, "apply", force=force)
+        return Applied(len(target.changes), wanted.names, target.not_placed, kept)
 
 
-def is_current(tree: Tree, manifest: Manifest, series: Series) -> bool:
-    """Whether the tree is patched, completely, with the series as it stands now."""
-    same = manifest.entries == applied_entries(series)
-    return same and all(tree.state_of(p, f) == "patched" for p, f in manifest.files.items())
+def restore(
+    tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
+) -> Restored | AlreadyPristine:
+    """Undo the named entries, by default all: upstream's bytes come back, hash-checked.
+
+    Raises OverlayError when another applied entry requires one of them, EditedError as `apply`.
+    """
+    tree.upstream()
+    with tree.locked("restore"):
+        manifest = tree.manifest()
+        applied = manifest.names if manifest else ()
+        gone = _names_to_restore(series, applied, names)
+        if manifest is None or not gone:
+            return AlreadyPristine(tuple(tree.edited_files()))
+        rest = series.only(set(applied) - gone)
+        target = goal(tree, rest)
+        kept = _move(tree, target, "restore", force=force)
+        left = () if rest.entries else tuple(tree.edited_files())
+        undone = tuple(name for name in applied if name in gone)
+        return Restored(len(target.changes), undone, rest.names, kept, left)
 
 
-def applied_entries(series: Series) -> tuple[AppliedEntry, ...]:
-    """The series as a manifest records it."""
-    return tuple(AppliedEntry(e.name, e.kind, e.digest) for e in series.entries)
+def _names_to_restore(
+    series: Series, applied: Collection[str], names: Sequence[str]
+) -> Collection[str]:
+    known = {*series.names, *applied}
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("patch", name, known)
+    gone = set(names or applied) & set(applied)
+    for entry in series.only(set(applied) - gone).entries:
+        if needed := gone.intersection(entry.requires):
+            raise OverlayError(
+                f"'{entry.name}' is applied and requires '{min(needed)}'",
+                expected="no entry left that requires one that goes",
+                help=f"Restore both: `mqo restore {' '.join(sorted(gone))} {entry.name}`",
+            )
+    return gone
 
 
-def pristine_reader(tree: Tree) -> Callable[[str], bytes]:
-    """A function from a path to upstream's bytes, whether or not the tree is patched."""
-    manifest = tree.manifest()
-    patched = manifest.files if manifest else {}
-
-    def read(path: str) -> bytes:
-        if path in patched:
-            return tree.object(patched[path].pristine)
-        return (tree.root / path).read_bytes()
-
-    return read
-
-
-def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
-    """{site: type} as the tree's literals say now."""
-    found: dict[str, str] = {}
-    for path in manifest.touched_by("quant_sites"):
-        content = tree.read(path)
-        found |= {t.site: t.value for t in literals.read(content or b"")}
-    return found
-
-
-def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
-    """`content` with its quant type literals set, if it holds any."""
-    return literals.write(content, types) if literals.VARIABLE.encode() in content else content
-
-
-def _refuse_edits(tree: Tree) -> None:
-    edited = tree.edited_files()
-    if edited:
-        more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
-        raise EditedError(
-            f"{', '.join(edited[:3])}{more} in {tree.root}: changed by hand since mqo wrote it",
-            expected="upstream's bytes or the patched ones",
-            help="`mqo diff` shows the change; undo it, or `mqo vendor --force` starts afresh",
-        )
-
-
-def _record(tree: Tree, series: Series, files: dict[str, FilePlan]) -> Manifest:
-    """Store every content, and describe them."""
-    rows = {
-        path: PatchedFile(
-            tree.keep(file.pristine),
-            tuple((entry, tree.keep(content)) for entry, content in file.stages),
-        )
-        for path, file in files.items()
+def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, ...]:
+    """Make the changes, unless they would overwrite a hand edit; the copies kept of such."""
+    edited = _edits(tree, target)
+    if edited and not force:
+        raise _edited_error(tree, edited)
+    kept = keep_copies(tree, edited)
+    for content in target.objects:
+        tree.keep(content)
+    manifest = target.manifest
+    written: dict[str, bytes | None] = {
+        records.MANIFEST: records.as_json(manifest) if manifest else None
     }
-    return Manifest(tree.upstream().version, applied_entries(series), rows)
+    if manifest is None:
+        written[records.LITERALS] = None  # every literal is upstream's again
+    transaction.commit(tree.root, target.changes, written, command=command)
+    drop_unused_objects(tree)
+    return kept
 
 
-def _transition(old: Manifest, new: Manifest) -> Manifest:
-    """`new` while its files are being written: each may still hold what `old` names for it."""
-    files = {path: PatchedFile(file.pristine, ()) for path, file in old.files.items()}
-    files |= new.files
-    for path, file in old.files.items():
-        files[path] = replace(files[path], earlier=(file.final, *file.earlier))
-    return replace(new, files=files)
+def _edits(tree: Tree, target: Goal) -> list[str]:
+    """The files to be written that hold what neither upstream nor mqo put there."""
+    old = tree.manifest()
+    upstream = tree.upstream().files
+    patched = old.files if old else {}
+    edited = []
+    for change in target.changes:
+        content = tree.read(change.path)
+        if change.path in patched:
+            if tree.state_of(change.path, patched[change.path]) not in ("edited", "missing"):
+                continue
+        elif content is None and change.path not in upstream:
+            continue  # a place for a file of ours
+        if content is None or not _is_upstreams(tree, change.path, content):
+            edited.append(change.path)
+    return edited
 
 
-def _write_changed(tree: Tree, contents: dict[str, bytes]) -> int:
-    changed = {p: c for p, c in contents.items() if tree.read(p) != c}
-    for path, content in changed.items():
-        write_file(tree.root / path, content)
-    return len(changed)
+def _is_upstreams(tree: Tree, path: str, content: bytes) -> bool:
+    return path in tree.upstream().files and content == tree.pristine(path)
+
+
+def _edited_error(tree: Tree, edited: Sequence[str]) -> EditedError:
+    more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
+    return EditedError(
+        f"{', '.join(edited[:3])}{more} in {tree.root}: changed by hand since mqo wrote it",
+        expected="upstream's bytes or the patched ones",
+        help="Undo the change, shown below; or --force overwrites it and keeps a copy in .mqo/kept",
+        detail="".join(local_diff(tree, path) for path in edited),
+    )
+
+
+def keep_copies(tree: Tree, paths: Sequence[str]) -> tuple[str, ...]:
+    """Copy files of the tree to .mqo/kept/TIME, durably; the copies' paths in the tree."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    copies = []
+    for path in paths:
+        content = tree.read(path)
+        if content is not None:
+            copy = tree.store / "kept" / stamp / path
+            transaction.write_synced(copy, content)
+            copies.append(copy.relative_to(tree.root).as_posix())
+    return tuple(copies)
+
+
+def drop_unused_objects(tree: Tree) -> None:
+    """Delete the contents that no record refers to."""
+    used: set[str | None] = set(tree.upstream().files.values()) if tree.is_vendored else set()
+    manifest = tree.manifest()
+    for file in manifest.files.values() if manifest else ():
+        used |= {file.pristine, *(digest for _, digest in file.stages)}
+    if (tree.store / records.LITERALS).exists():
+        table = json.loads((tree.store / records.LITERALS).read_bytes())
+        used |= {row["original"] for row in table["files"].values()}
+    folder = tree.store / "objects"
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.name not in used:
+            path.unlink()

@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mqo.overlay.apply import pristine_reader
-from mqo.overlay.tree import Manifest, Tree
+from mqo.overlay.records import Manifest
+from mqo.overlay.series import Entry, added_files
+from mqo.overlay.tree import Tree
 
 LOCAL = "changed since"
 
@@ -18,21 +19,27 @@ class FileDiff:
 
     entry: str
     path: str
-    text: str
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The diff for a reader; bytes that are no UTF-8 are shown as escapes."""
+        return self.content.decode("utf-8", errors="backslashreplace")
 
     @property
     def added(self) -> int:
         """Lines added."""
-        return self._count("+")
+        return self._count(b"+")
 
     @property
     def removed(self) -> int:
         """Lines removed."""
-        return self._count("-")
+        return self._count(b"-")
 
-    def _count(self, sign: str) -> int:
-        lines = self.text.split("\n")[2:]
-        return sum(line.startswith(sign) for line in lines)
+    def _count(self, sign: bytes) -> int:
+        lines = self.content.split(b"\n")
+        body = next((i for i, line in enumerate(lines) if line.startswith(b"@@")), len(lines))
+        return sum(line.startswith(sign) for line in lines[body:])
 
 
 def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[FileDiff]:
@@ -42,25 +49,39 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[FileDiff
         before = file.pristine
         for name, after in file.stages:
             if name == entry:
-                text = unified(path, tree.object(before), tree.object(after))
-                yield FileDiff(entry, path, text)
+                old = None if before is None else tree.object(before)
+                yield FileDiff(entry, path, unified(path, old, tree.object(after)))
             before = after
 
 
-def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[FileDiff]:
-    """What stands in the tree beyond the series: quant types set in the source, and hand edits.
+def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[FileDiff]:
+    """An "add" entry's files as new ones, in the tree of ours where `apply` places none."""
+    if entry.kind == "add":
+        for path, content in added_files(entry, tree.root).items():
+            if path not in manifest.files and path not in tree.upstream().files:
+                yield FileDiff(entry.name, path, unified(path, None, content))
 
-    For an edited file that no entry touches, upstream's bytes are not at hand: the file is named,
-    without a diff.
-    """
-    files = manifest.files if manifest else {}
-    for path, file in sorted(files.items()):
-        expected, content = tree.object(file.final), tree.read(path) or b""
-        if content not in (expected, tree.object(file.pristine)):
-            yield FileDiff(LOCAL, path, unified(path, expected, content))
-    for path in tree.edited_files():
-        if path not in files:
-            yield FileDiff(LOCAL, path, f"{path}: changed by hand, and no patch touches it\n")
+
+def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[FileDiff]:
+    """What stands in the tree beyond the series: quant types set in the source, and hand edits."""
+    paths = set(tree.edited_files())
+    for path, file in manifest.files.items() if manifest else ():
+        if tree.state_of(path, file) == "patched":
+            paths.add(path)
+    for path in sorted(paths):
+        if content := local_diff(tree, path, manifest):
+            yield FileDiff(LOCAL, path, content.encode("utf-8", "surrogateescape"))
+
+
+def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
+    """How a file differs from what mqo, or else upstream, put there; empty when it does not."""
+    manifest = manifest or tree.manifest()
+    if manifest and path in manifest.files:
+        expected: bytes | None = tree.object(manifest.files[path].final)
+    else:
+        expected = tree.pristine(path) if path in tree.upstream().files else None
+    diff = unified(path, expected, tree.read(path))
+    return diff.decode("utf-8", errors="backslashreplace")
 
 
 def tree_diff(tree: Tree, root: Tree) -> str:
@@ -68,30 +89,36 @@ def tree_diff(tree: Tree, root: Tree) -> str:
 
     Files of ours come as new files.
     """
-    read, upstream = pristine_reader(tree), tree.upstream().files
-    texts = []
+    upstream = tree.upstream().files
+    diffs = []
     for path in sorted(path for path in upstream if path.endswith(".py")):
-        texts.append(unified(path, read(path), root.read(path) or b""))
+        diffs.append(unified(path, tree.pristine(path), root.read(path)))
     for path in sorted(p.relative_to(root.root).as_posix() for p in root.root.rglob("*.py")):
         if path not in upstream:
-            texts.append(unified(path, None, root.read(path) or b""))
-    return "".join(texts)
+            diffs.append(unified(path, None, root.read(path)))
+    return b"".join(diffs).decode("utf-8", errors="backslashreplace")
 
 
-def unified(path: str, before: bytes | None, after: bytes) -> str:
-    """A unified diff with git's a/ and b/ prefixes; empty when nothing differs.
+def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
+    """A unified diff that `git apply` takes; empty when nothing differs.
 
-    `before` None means that the file is new.
+    `before` None means that the file is new, `after` None that it is gone.
     """
     if before == after:
-        return ""
-    old, new = (_lines(content or b"") for content in (before, after))
-    source = "/dev/null" if before is None else f"a/{path}"
-    return "".join(difflib.unified_diff(old, new, source, f"b/{path}"))
+        return b""
+    head = [f"diff --git a/{path} b/{path}\n".encode()]
+    if before is None:
+        head.append(b"new file mode 100644\n")
+    if after is None:
+        head.append(b"deleted file mode 100644\n")
+    source = b"/dev/null" if before is None else f"a/{path}".encode()
+    target = b"/dev/null" if after is None else f"b/{path}".encode()
+    old, new = _lines(before or b""), _lines(after or b"")
+    return b"".join([*head, *difflib.diff_bytes(difflib.unified_diff, old, new, source, target)])
 
 
-def _lines(content: bytes) -> list[str]:
-    """Lines as diff counts them: `str.splitlines` would end one at a form feed, too."""
-    *lines, last = content.decode("utf-8", errors="backslashreplace").split("\n")
-    rest = [f"{last}\n\\ No newline at end of file\n"] if last else []
-    return [f"{line}\n" for line in lines] + rest
+def _lines(content: bytes) -> list[bytes]:
+    """Lines as diff counts them: `splitlines` would end one at a form feed, too."""
+    *lines, last = content.split(b"\n")
+    rest = [last + b"\n\\ No newline at end of file\n"] if last else []
+    return [line + b"\n" for line in lines] + rest

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from mqo.overlay.diff import entry_diffs, local_diffs
-from mqo.overlay.series import Entry, Series
-from mqo.overlay.tree import Manifest, Tree
+from mqo.overlay.diff import LOCAL, FileDiff, added_diffs, entry_diffs, local_diffs
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+
+# short: sites in full, the rest as counts; full: everything; stat: counts alone
+Form = Literal["short", "full", "stat"]
 
 
-def lines(tree: Tree, series: Series, names: Sequence[str], *, full: bool) -> Iterator[str]:
-    """The lines to print; `names` selects entries, which are then shown in full."""
-    chosen = [series[name] for name in names] if names else list(series.entries)
-    manifest = tree.manifest() if not names else tree.patched()
+def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[FileDiff]:
+    """What the named entries changed; without names, what all did and what came after."""
+    for name in names:
+        series[name]
     tree.upstream()
-    if manifest is None:
-        yield "# no patch is applied"
-    else:
-        for kind in ("site", "add", "sweep"):
-            for entry in (e for e in chosen if e.kind == kind):
-                yield from _entry_lines(tree, manifest, entry, full=full or bool(names))
-    if not names:
-        yield from _local_lines(tree, manifest)
+    manifest = tree.patched() if names else tree.manifest()
+    found: list[FileDiff] = []
+    for entry in manifest.entries if manifest else ():
+        if manifest and (not names or entry.name in names):
+            found += entry_diffs(tree, manifest, entry.name)
+            if entry.name in series.names:
+                found += added_diffs(tree, manifest, series[entry.name])
+    return found if names else found + list(local_diffs(tree, manifest))
 
 
-def _entry_lines(tree: Tree, manifest: Manifest, entry: Entry, *, full: bool) -> Iterator[str]:
-    yield f"# {entry.name} ({entry.kind}): {entry.reason}"
-    if entry.kind == "add":
-        yield from (f"#   added: {path}" for path in entry.files)
-    for change in entry_diffs(tree, manifest, entry.name):
-        if entry.kind == "site" or full:
-            yield change.text.rstrip("\n")
-        else:
-            yield f"#   {change.path}  +{change.added} -{change.removed}"
-    yield "#"
+def lines(series: Series, found: Sequence[FileDiff], form: Form) -> Iterator[str]:
+    """The lines to print, by kind of entry: site, add, sweep, and what is no entry's."""
+    if not found:
+        yield "# nothing differs"
+    kinds = {entry.name: entry.kind for entry in series.entries}
+    names = dict.fromkeys(change.entry for change in found)
+    order = ["site", "add", "sweep", None]
+    for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
+        yield _title(series, name)
+        shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
+        for change in (change for change in found if change.entry == name):
+            if shown and form != "stat":
+                yield change.text.rstrip("\n")
+            else:
+                yield f"#   {change.path}  +{change.added} -{change.removed}"
+        yield "#"
 
 
-def _local_lines(tree: Tree, manifest: Manifest | None) -> Iterator[str]:
-    for i, change in enumerate(local_diffs(tree, manifest)):
-        if i == 0:
-            yield "# changed since the series was applied (quant types, hand edits)"
-        yield change.text.rstrip("\n")
+def _title(series: Series, name: str) -> str:
+    if name == LOCAL:
+        return "# changed since the series was applied (quant types, hand edits)"
+    if name not in series.names:
+        return f"# {name}: an entry that the series holds no more"
+    return f"# {name} ({series[name].kind}): {series[name].reason}"

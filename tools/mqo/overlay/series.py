@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -22,7 +22,7 @@ Kind = Literal["site", "sweep", "add"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One patch of the series: what it is called, of which kind, why, and for which releases."""
+    """One patch of the series: its name, its kind, why, and which upstream releases need it."""
 
     name: str
     kind: Kind
@@ -30,20 +30,15 @@ class Entry:
     upstream: str
     folder: Path
     files: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
     @property
     def source(self) -> Path:
         """The file that holds the entry's edits or rule (none for kind "add")."""
         return self.folder / f"{self.name}.py"
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the entry's source: tells whether a tree was patched with this very text."""
-        content = b"" if self.kind == "add" else self.source.read_bytes()
-        return hashlib.sha256(content).hexdigest()
-
     def holds_in(self, version: str) -> bool:
-        """Whether the entry is meant for upstream release `version`."""
+        """Whether upstream release `version` needs the entry."""
         return SpecifierSet(self.upstream).contains(version, prereleases=True)
 
     def load_edits(self) -> tuple[FileEdits, ...]:
@@ -64,12 +59,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Series:
-    """All entries, in the order of application."""
+    """All entries, in the order of application.
+
+    `ours` is the tree that holds the files of "add" entries: in it they lie already, in any other
+    one they are placed. Without it they are taken for placed. `supported` is the range of upstream
+    releases that the series was verified on, "" for any: it tells a release that does not need an
+    entry from one that nobody has tried.
+    """
 
     entries: tuple[Entry, ...]
+    supported: str = ""
+    ours: Path | None = None
 
     @classmethod
-    def load(cls, folder: Path) -> Series:
+    def load(cls, folder: Path, ours: Path | None = None) -> Series:
         """Read `folder`/series.toml."""
         table = tomllib.loads((folder / "series.toml").read_text(encoding="utf-8"))
         if table["schema"] != SCHEMA:
@@ -78,18 +81,60 @@ class Series:
                 expected=f"schema {SCHEMA}, which this mqo reads",
             )
         entries = (Entry(folder=folder, **_tupled(row)) for row in table["entry"])
-        return cls(tuple(entries))
+        return cls(tuple(entries), table.get("supported", ""), ours)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the entries."""
+        return tuple(entry.name for entry in self.entries)
 
     def __getitem__(self, name: str) -> Entry:
         for entry in self.entries:
             if entry.name == name:
                 return entry
-        raise UnknownNameError("patch", name, [e.name for e in self.entries])
+        raise UnknownNameError("patch", name, self.names)
+
+    def supports(self, version: str) -> bool:
+        """Whether the series was verified on upstream release `version`."""
+        return SpecifierSet(self.supported).contains(version, prereleases=True)
+
+    def only(self, names: Collection[str]) -> Series:
+        """The named entries, in the series' order; names that it does not hold are ignored."""
+        return replace(self, entries=tuple(e for e in self.entries if e.name in names))
 
     def without(self, *names: str) -> Series:
         """The series less the named entries."""
         dropped = {self[name].name for name in names}
-        return Series(tuple(e for e in self.entries if e.name not in dropped))
+        return self.only(set(self.names) - dropped)
+
+    def with_required(self, names: Collection[str]) -> set[str]:
+        """The named entries, and all that they require."""
+        wanted: set[str] = set()
+        todo = list(names)
+        while todo:
+            entry = self[todo.pop()]
+            wanted.add(entry.name)
+            todo += [name for name in entry.requires if name not in wanted]
+        return wanted
+
+    def placed_files(self, entry: Entry, root: Path) -> dict[str, bytes]:
+        """{path: content} of the files of an "add" entry, for a tree at `root` that lacks them."""
+        if self.ours is None or self.ours.resolve() == root.resolve():
+            return {}
+        return added_files(entry, self.ours)
+
+
+def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
+    """{path: content} of the files of an "add" entry that lie in the tree at `root`."""
+    paths = [path for name in entry.files for path in _files_below(root / name)]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def _files_below(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = (p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return sorted(files)
 
 
 def _tupled(row: dict[str, object]) -> dict:

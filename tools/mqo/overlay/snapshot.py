@@ -13,12 +13,14 @@ from pathlib import Path
 
 from mqo.errors import OverlayError
 from mqo.overlay import literals
-from mqo.overlay.apply import pristine_reader, types_in, with_types
+from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.plan import plan
+from mqo.overlay.records import Manifest
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Manifest, Tree, write_file
+from mqo.overlay.transaction import building
+from mqo.overlay.tree import Tree
 
-IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml", ".*.mqo-part")
+IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml")
 
 
 @dataclass(frozen=True)
@@ -47,24 +49,33 @@ def snapshot(
         raise OverlayError(f"{target} exists", expected="a folder to be made")
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
-    manifest = tree.patched()
-    literals.check_sites(types or {}, types_in(tree, manifest))
-    rest = series.without(*without) if series else Series(())
-    with tree.locked():
+    tree.patched()  # before the lock, which would make a folder where there is no tree
+    with tree.locked("snapshot"):
+        manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
         shared = types_in(tree, manifest)
-        shutil.copytree(tree.root, target, ignore=IGNORED)
-    copy = Tree(target)
-    if without:
-        _undo(tree, copy, manifest, rest, without)
-    sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
-    wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
+        literals.check_sites(types or {}, shared)
+        with building(tree.root, target) as folder:
+            shutil.copytree(tree.root, folder, ignore=IGNORED, dirs_exist_ok=True)
+            if without:
+                rest = series.without(*without) if series else Series(())
+                _undo(tree, Tree(folder), manifest, rest, without)
+            sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
+            wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
+            written = _write_types(folder, sites, wanted)
+            _check_written(target, types or {}, written)
+            _make_read_only(folder)
+    return Snapshot(Tree(target), written, shared)
+
+
+def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Set the copy's literals; what they then say."""
+    said: dict[str, str] = {}
     for path in sites:
-        write_file(target / path, with_types(copy.read(path) or b"", wanted))
-    written = {t.site: t.value for p in sites for t in literals.read(copy.read(p) or b"")}
-    _check_written(target, types or {}, written)
-    _make_read_only(target)
-    return Snapshot(copy, written, shared)
+        content = with_types((folder / path).read_bytes(), wanted)
+        (folder / path).write_bytes(content)
+        said |= {literal.site: literal.value for literal in literals.read(content)}
+    return said
 
 
 def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:
@@ -83,21 +94,24 @@ def _undo(
 ) -> None:
     """Compute the files that the entries left out touched again, from the rest of the series."""
     touched = {path for name in without for path in manifest.touched_by(name)}
-    read = pristine_reader(tree)
-    files = plan(rest, manifest.version, tree.upstream().files, read, only=touched)
+    upstream = tree.upstream().files
+    files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
     for path in touched:
-        content = files[path].content if path in files else read(path)
-        write_file(copy.root / path, content)
+        if path in files or path in upstream:
+            content = files[path].content if path in files else tree.pristine(path)
+            (copy.root / path).write_bytes(content)
+        else:
+            (copy.root / path).unlink(missing_ok=True)
 
 
 def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
     for path, file in sorted(manifest.files.items()):
         state = tree.state_of(path, file)
-        if state in ("pristine", "superseded"):
+        if state == "pristine":
             raise OverlayError(
-                f"{path} is {state}: an application of the patches was cut off",
-                expected="a tree with the whole series applied",
-                help="Run `mqo apply`, which finishes it",
+                f"{path} holds upstream's bytes again: something undid its patches",
+                expected="a tree with every recorded patch in place",
+                help="Run `mqo apply`, which puts them back",
             )
 
 

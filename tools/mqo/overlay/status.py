@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mqo.overlay import literals
-from mqo.overlay.apply import applied_entries
+from mqo.overlay.goal import applied_entries
 from mqo.overlay.literals import TypeLiteral
+from mqo.overlay.records import AppliedEntry, Manifest
 from mqo.overlay.series import Series
-from mqo.overlay.tree import AppliedEntry, Manifest, Tree
+from mqo.overlay.tree import Tree
 
 EntryState = Literal["applied", "not applied", "outdated", "incomplete", "dropped"]
 
@@ -45,7 +46,7 @@ def status(tree: Tree, series: Series) -> Status:
     """Read the tree's records and hash its files."""
     upstream, manifest = tree.upstream(), tree.manifest()
     rows = []
-    for entry, record in zip(series.entries, applied_entries(series), strict=True):
+    for entry, record in zip(series.entries, applied_entries(series, tree), strict=True):
         touched = manifest.touched_by(entry.name) if manifest else []
         files = len(entry.files) if entry.kind == "add" else len(touched)
         state = _entry_state(tree, manifest, record, touched) if manifest else "not applied"
@@ -69,5 +70,5 @@ def _entry_state(
     if record not in manifest.entries:
         known = record.name in {entry.name for entry in manifest.entries}
         return "outdated" if known else "not applied"
-    states = {tree.state_of(path, manifest.files[path]) for path in touched}
-    return "incomplete" if states & {"pristine", "superseded"} else "applied"
+    pristine = any(tree.state_of(p, manifest.files[p]) == "pristine" for p in touched)
+    return "incomplete" if pristine else "applied"

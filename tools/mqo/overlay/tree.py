@@ -1,94 +1,32 @@
 """A Megatron tree on disk: upstream's files, what mqo knows about them, and the files' states.
 
-Everything mqo keeps lies in TREE/.mqo, outside the source folders:
-  upstream.json   what `vendor` put there: version, origin, the SHA-256 of every file
-  manifest.json   what `apply` did: entries, and for each file its pristine and patched contents
-  objects/        those contents, by SHA-256
+Two kinds of tree hold upstream: one that `vendor` filled, and a git work tree of Megatron-LM, where
+HEAD tells upstream's bytes. Everything that mqo keeps lies in TREE/.mqo, outside the source
+folders: records (see `records`), objects/ (contents by SHA-256), kept/ (copies of hand edits that
+--force overwrote), and the journal of a change under way (see `transaction`).
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
-import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from filelock import FileLock, Timeout
+from mqo.errors import OverlayError, VendorError
+from mqo.overlay import checkout, literals, records, transaction
+from mqo.overlay.records import Manifest, PatchedFile, Upstream
 
-from mqo.errors import OverlayError
-from mqo.overlay import literals
-
-SCHEMA = 1
 LOCK_WAIT_S = 20
-RecordT = TypeVar("RecordT")
-# "superseded": patched by an application that a later, unfinished one was to replace.
-FileState = Literal["pristine", "patched", "superseded", "edited", "missing"]
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """What `vendor` materialised: release, where it came from, and {path: SHA-256}."""
-
-    version: str
-    origin: str
-    python: str
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class PatchedFile:
-    """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects.
-
-    `earlier` is what it may hold besides, while one application replaces another.
-    """
-
-    pristine: str
-    stages: tuple[tuple[str, str], ...]
-    earlier: tuple[str, ...] = ()
-
-    @property
-    def final(self) -> str:
-        """The content that the tree should hold (with every quant type literal at 'none')."""
-        return self.stages[-1][1] if self.stages else self.pristine
-
-
-@dataclass(frozen=True)
-class AppliedEntry:
-    """An entry as it was when it was applied."""
-
-    name: str
-    kind: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What `apply` did to a tree."""
-
-    version: str
-    entries: tuple[AppliedEntry, ...]
-    files: Mapping[str, PatchedFile]
-
-    @classmethod
-    def from_table(cls, table: dict) -> Manifest:
-        """From what `asdict` made, by way of JSON."""
-        files = {
-            path: PatchedFile(
-                row["pristine"],
-                tuple((entry, digest) for entry, digest in row["stages"]),
-                tuple(row.get("earlier", ())),
-            )
-            for path, row in table["files"].items()
-        }
-        return cls(table["version"], tuple(AppliedEntry(**e) for e in table["entries"]), files)
-
-    def touched_by(self, entry: str) -> list[str]:
-        """The files that `entry` changed, sorted."""
-        return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
+FileState = Literal["pristine", "patched", "edited", "missing"]
+_log = logging.getLogger("mqo")
 
 
 @dataclass(frozen=True)
@@ -100,22 +38,61 @@ class Tree:
     @property
     def store(self) -> Path:
         """Where mqo keeps what it knows of this tree."""
-        return self.root / ".mqo"
+        return self.root / transaction.STORE
+
+    # -- what is upstream's ------------------------------------------------------------------
+
+    @property
+    def is_vendored(self) -> bool:
+        """Whether `vendor` filled this tree."""
+        return (self.store / records.UPSTREAM).exists()
+
+    @property
+    def is_checkout(self) -> bool:
+        """Whether this is a git work tree of Megatron-LM, with pristine contents from HEAD."""
+        return not self.is_vendored and checkout.is_checkout(self.root)
 
     def upstream(self) -> Upstream:
-        """The record of the last `vendor`; OverlayError when there is none."""
-        upstream = self._read_record("upstream.json", lambda table: Upstream(**table))
+        """What is upstream's here; OverlayError when this tree holds no Megatron."""
+        if self.is_checkout:
+            files = {path: sha256(content) for path, content in self._head.contents.items()}
+            origin = f"git {self._head.commit[:12]}"
+            return Upstream(version_of(self._head.contents, origin), origin, "", files)
+        upstream = records.read(self.store / records.UPSTREAM, lambda table: Upstream(**table))
         if upstream is None:
             raise OverlayError(
                 f"{self.root} holds no vendored Megatron",
-                expected="megatron/core and megatron/training from the pinned wheel",
+                expected="megatron/core and megatron/training from the pinned wheel, or a git work "
+                "tree of Megatron-LM",
                 help="Run `mqo vendor`",
             )
         return upstream
 
+    def pristine(self, path: str) -> bytes:
+        """Upstream's bytes of a file, whatever the tree holds now."""
+        if self.is_checkout:
+            return self._head.contents[path]
+        return self.object(self._vendored.files[path])
+
+    def collides(self, path: str) -> bool:
+        """Whether upstream has a file of its own where one of ours would be placed."""
+        if self.is_checkout:
+            return path in self._head.contents or path in self._head.others
+        return path in self._vendored.files
+
+    @functools.cached_property
+    def _head(self) -> checkout.Head:
+        return checkout.read_head(self.root)
+
+    @functools.cached_property
+    def _vendored(self) -> Upstream:
+        return self.upstream()
+
+    # -- what mqo did ------------------------------------------------------------------------
+
     def manifest(self) -> Manifest | None:
         """What is applied; None on a pristine tree."""
-        return self._read_record("manifest.json", Manifest.from_table)
+        return records.read(self.store / records.MANIFEST, Manifest.from_table)
 
     def patched(self) -> Manifest:
         """What is applied; OverlayError on an unpatched tree."""
@@ -128,45 +105,6 @@ class Tree:
                 help="Run `mqo apply`",
             )
         return manifest
-
-    def write_upstream(self, upstream: Upstream) -> None:
-        """Record what `vendor` put in place."""
-        self._write_record("upstream.json", asdict(upstream))
-
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Record what `apply` is about to do: written before the files, so that it can be finished
-        or undone from any point.
-        """
-        self._write_record("manifest.json", asdict(manifest))
-
-    def drop_manifest(self) -> None:
-        """Forget the patches, once every file is pristine again."""
-        (self.store / "manifest.json").unlink(missing_ok=True)
-
-    def _read_record(self, name: str, build: Callable[[dict], RecordT]) -> RecordT | None:
-        path = self.store / name
-        try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-            schema = table.pop("schema")
-            if schema == SCHEMA:
-                return build(table)
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise OverlayError(
-                f"{path} is damaged ({error})",
-                expected="the record that mqo wrote there",
-                help="Run `mqo vendor --force`, which fetches the tree afresh",
-            ) from error
-        raise OverlayError(
-            f"{path} has schema {schema}, written by another version of mqo",
-            expected=f"schema {SCHEMA}",
-            help="Use that version, or `mqo vendor --force`, which fetches the tree afresh",
-        )
-
-    def _write_record(self, name: str, table: dict) -> None:
-        text = json.dumps({"schema": SCHEMA, **table}, indent=1)
-        write_file(self.store / name, text.encode())
 
     # -- contents ---------------------------------------------------------------------------
 
@@ -182,7 +120,7 @@ class Tree:
         digest = sha256(content)
         path = self.store / "objects" / digest
         if not path.exists():
-            write_file(path, content)
+            transaction.write_synced(path, content)
         return digest
 
     def object(self, digest: str) -> bytes:
@@ -193,7 +131,7 @@ class Tree:
             raise OverlayError(
                 f"{path} is missing or damaged",
                 expected="the content that its name is the SHA-256 of",
-                help=f"Delete {self.store} and run `mqo vendor`, which fetches the tree afresh",
+                help="Run `mqo vendor --force`, which fetches the tree afresh",
             )
         return content
 
@@ -201,33 +139,51 @@ class Tree:
         """The state of a patched file; a changed quant type literal is no edit."""
         content = self.read(path)
         if content is None:
-            return "missing"
-        if sha256(content) == file.pristine:
+            return "pristine" if file.pristine is None else "missing"
+        digest = sha256(content)
+        if digest == file.pristine:
             return "pristine"
-        digest = sha256(literals.neutral(content))
-        if digest == file.final:
+        if digest == file.final or sha256(literals.neutral(content)) == file.final:
             return "patched"
-        return "superseded" if digest in file.earlier else "edited"
+        return "edited"
 
     def edited_files(self) -> list[str]:
-        """Files that are neither upstream's nor mqo's, sorted: changed or deleted by hand."""
-        upstream, manifest = self.upstream(), self.manifest()
+        """Files that are neither upstream's nor mqo's, sorted: changed or deleted by hand.
+
+        In a git work tree only patched files count: what else its owner changes is not ours.
+        """
+        manifest = self.manifest()
         patched = manifest.files if manifest else {}
         edited = [p for p, f in patched.items() if self.state_of(p, f) in ("edited", "missing")]
-        for path, digest in upstream.files.items():
-            if path not in patched:
-                content = self.read(path)
-                if content is None or sha256(content) != digest:
-                    edited.append(path)
+        if not self.is_checkout:
+            for path, digest in self.upstream().files.items():
+                if path not in patched:
+                    content = self.read(path)
+                    if content is None or sha256(content) != digest:
+                        edited.append(path)
         return sorted(edited)
 
+    # -- one command at a time --------------------------------------------------------------
+
+    def settle(self) -> None:
+        """For commands that only read: finish or undo first what a killed command left."""
+        if transaction.is_interrupted(self.root):
+            with self.locked("look"):
+                pass
+
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One command at a time on this tree; waits a little, then says who holds it."""
-        self.store.mkdir(parents=True, exist_ok=True)
+    def locked(self, command: str) -> Iterator[None]:
+        """One command at a time on this tree; waits a little, then says who holds it.
+
+        What a killed command left is finished or undone first.
+        """
+        from filelock import FileLock, Timeout  # not in every Python that reads a tree
+
         holder = self.store / "lock.holder"
-        lock = FileLock(self.store / "lock")
         try:
+            self.store.mkdir(exist_ok=True)
+            (self.store / ".gitignore").write_text("*\n")
+            lock = FileLock(self.store / "lock")
             lock.acquire(timeout=LOCK_WAIT_S)
         except Timeout:
             who = holder.read_text() if holder.exists() else "another process"
@@ -236,26 +192,45 @@ class Tree:
                 expected=f"the lock to be free within {LOCK_WAIT_S} s",
                 help="Wait for that command to end, then repeat this one",
             ) from None
+        except OSError as error:
+            raise OverlayError(
+                f"{self.store} cannot be written ({error.strerror or error})",
+                expected="a tree that may be written",
+                help="Nothing was changed",
+            ) from error
         try:
-            holder.write_text(f"process {os.getpid()}")
+            holder.write_text(f"process {os.getpid()} (mqo {command})")
+            if recovered := transaction.recover(self.root):
+                _log.warning("%s", recovered)
             yield
         finally:
             lock.release()
 
 
+def version_of(files: dict[str, bytes], origin: str) -> str:
+    """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
+    source = files.get("megatron/core/package_info.py", b"")
+    values = {
+        node.targets[0].id: node.value.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    try:
+        return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
+    except KeyError as error:
+        raise VendorError(
+            f"{origin}: megatron/core/package_info.py states no {error}",
+            expected="MAJOR, MINOR and PATCH, as every release has",
+        ) from error
+
+
+def running_python() -> str:
+    """Major and minor version, "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def sha256(content: bytes) -> str:
     """Hex digest."""
     return hashlib.sha256(content).hexdigest()
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write by way of a neighbouring file, so that `path` is never half-written; keeps its mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.mqo-part")
-    with part.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    if path.exists():
-        part.chmod(path.stat().st_mode)
-    part.replace(path)

@@ -6,23 +6,25 @@ its members against the wheel's own RECORD.
 
 from __future__ import annotations
 
-import ast
 import base64
 import csv
 import hashlib
 import io
-import shutil
-import sys
 import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from packaging.version import Version
+
 from mqo import pip
-from mqo.errors import EditedError, VendorError
-from mqo.overlay.tree import Tree, Upstream, sha256
+from mqo.errors import EditedError, OverlayError, UnknownNameError, VendorError
+from mqo.overlay import records, transaction
+from mqo.overlay.apply import drop_unused_objects, keep_copies
+from mqo.overlay.records import Upstream
+from mqo.overlay.tree import Tree, running_python, sha256, version_of
 
 Report = Callable[[str], None]
 Files = dict[str, bytes]
@@ -30,7 +32,10 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Pin:
-    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper."""
+    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
+
+    `verified_wheels` are of the other releases that `mqo verify` tries the series on.
+    """
 
     version: str
     packages: tuple[str, ...]
@@ -40,6 +45,17 @@ class Pin:
     helper_pythons: tuple[str, ...]
     helper_source: str
     helper_source_sha256: str
+    verified_wheels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """{file name: SHA-256} of every wheel that is trusted."""
+        return {**self.verified_wheels, **self.wheels}
+
+    @property
+    def releases(self) -> list[str]:
+        """The releases that a wheel is trusted of, oldest first."""
+        return sorted({name.split("-")[1] for name in self.digests}, key=Version)
 
     @classmethod
     def load(cls, path: Path) -> Pin:
@@ -55,6 +71,7 @@ class Pin:
             helper_pythons=tuple(helper["pythons"]),
             helper_source=helper["source"],
             helper_source_sha256=helper["source_sha256"],
+            verified_wheels=table.get("verified_wheels", {}),
         )
 
 
@@ -80,37 +97,38 @@ def vendor(
     pin: Pin,
     cache: Path,
     *,
+    version: str | None = None,
     source: Path | None = None,
     force: bool = False,
     report: Report = print,
 ) -> Vendored | AlreadyVendored:
-    """Put upstream into the tree, from the pin or from `source` (a wheel or a checkout).
+    """Put upstream into the tree: the pin, or a release of UPSTREAM.toml, or a wheel or checkout.
 
     A tree that already holds what the pin says is left as it is. A patched tree must be restored
     first and a tree with edits is refused, unless `force`.
     """
-    with tree.locked():
-        vendored = (tree.store / "upstream.json").exists()
-        if vendored and not force:
+    if tree.is_checkout:
+        raise VendorError(
+            f"{tree.root} is a git work tree of Megatron-LM",
+            expected="a folder for mqo to fill",
+            help="`mqo apply --tree` patches a work tree as it is; its HEAD is the pristine source",
+        )
+    tree.root.mkdir(parents=True, exist_ok=True)
+    with tree.locked("vendor"):
+        release = version or pin.version
+        if tree.is_vendored and not force:
             known = tree.upstream()
             edited = tree.edited_files()
-            wanted = source is None and known.version == pin.version and _fits_python(known)
+            wanted = source is None and known.version == release and _fits_python(known)
             if wanted and not edited:
                 return AlreadyVendored(known.version, known.origin)
             _refuse_overwrite(tree, edited)
-        files, version, origin = _collect(pin, cache, source, report)
-        upstream = Upstream(
-            version, origin, running_python(), {path: sha256(data) for path, data in files.items()}
-        )
-        _place(tree, pin, files)
-        tree.drop_manifest()
-        tree.write_upstream(upstream)
-        return Vendored(version, origin, len(files))
-
-
-def running_python() -> str:
-    """Major and minor version, "3.11"."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
+        if source is None and release != pin.version:
+            source = wheel_of(pin, release, cache, report)
+        files, found, origin = _collect(pin, cache, source, report)
+        hashes = {path: sha256(data) for path, data in files.items()}
+        _place(tree, pin, files, Upstream(found, origin, running_python(), hashes))
+        return Vendored(found, origin, len(files))
 
 
 def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tuple[Files, str, str]:
@@ -121,7 +139,7 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tupl
         files, origin = _from_checkout(pin, source), f"checkout {source.resolve()}"
     else:
         files, origin = _from_wheel(pin, source), f"wheel {source.name}"
-    version = _version_of(files, origin)
+    version = version_of(files, origin)
     if not _has_helper(files) and running_python() in pin.helper_pythons:
         files |= _borrowed_helper(pin, files, cache, report)
     return files, version, origin
@@ -133,11 +151,24 @@ def _from_pin(pin: Pin, cache: Path, report: Report) -> tuple[Files, str]:
     return _from_wheel(pin, wheel), f"wheel {wheel.name}"
 
 
+def wheel_of(pin: Pin, version: str, cache: Path, report: Report) -> Path:
+    """A trusted wheel of a release: the one for the running Python, else for another.
+
+    The sources are the same in all of them. UnknownNameError for a release without one.
+    """
+    tags = [name.split("-")[2] for name in pin.digests if name.split("-")[1] == version]
+    if not tags:
+        raise UnknownNameError("megatron-core release in UPSTREAM.toml", version, pin.releases)
+    running = f"cp{running_python().replace('.', '')}"
+    tag = running if running in tags else tags[0]
+    return _fetch(pin, version, f"{tag[2]}.{tag[3:]}", cache, report)
+
+
 def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Report) -> Path:
     """The wheel of a release for a Python, from the cache or through pip."""
     folder = cache / "wheels"
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
-    for name, digest in pin.wheels.items():
+    for name, digest in pin.digests.items():
         cached = folder / name
         if name.startswith(tag) and cached.exists() and sha256(cached.read_bytes()) == digest:
             return cached
@@ -149,11 +180,11 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
     """The wheel's files below the pinned packages, checked twice."""
     if not wheel.exists():
         raise VendorError(f"There is no file {wheel}", expected="a megatron-core wheel or checkout")
-    digest = pin.wheels.get(wheel.name)
+    digest = pin.digests.get(wheel.name)
     if digest is None:
         raise VendorError(
             f"{wheel.name} is not among the wheels that UPSTREAM.toml pins",
-            expected=f"one of {', '.join(sorted(pin.wheels))}",
+            expected=f"one of {', '.join(sorted(pin.digests))}",
             help="Add its name and SHA-256 there, once you trust it",
         )
     content = wheel.read_bytes()
@@ -254,25 +285,6 @@ def _fits_python(known: Upstream) -> bool:
     return known.python == running_python()
 
 
-def _version_of(files: Files, origin: str) -> str:
-    """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
-    source = files.get("megatron/core/package_info.py", b"")
-    values = {
-        node.targets[0].id: node.value.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Constant)
-    }
-    try:
-        return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
-    except KeyError as error:
-        raise VendorError(
-            f"{origin}: megatron/core/package_info.py states no {error}",
-            expected="MAJOR, MINOR and PATCH, as every release has",
-        ) from error
-
-
 def _refuse_overwrite(tree: Tree, edited: list[str]) -> None:
     if edited:
         raise EditedError(
@@ -288,19 +300,35 @@ def _refuse_overwrite(tree: Tree, edited: list[str]) -> None:
         )
 
 
-def _place(tree: Tree, pin: Pin, files: Files) -> None:
-    """Write everything beside its place, then swap folder by folder."""
-    incoming = tree.store / "incoming"
-    shutil.rmtree(incoming, ignore_errors=True)
-    for path, data in files.items():
-        target = incoming / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-    (tree.store / "upstream.json").unlink(missing_ok=True)
-    for package in pin.packages:
-        target = tree.root / package
-        shutil.rmtree(target, ignore_errors=True)
-        if (incoming / package).exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (incoming / package).rename(target)
-    shutil.rmtree(incoming, ignore_errors=True)
+def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
+    """Make the tree's packages hold exactly these files, and store their pristine contents."""
+    old = {
+        path.relative_to(tree.root).as_posix()
+        for package in pin.packages
+        for path in (tree.root / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    placed, edited = _known(tree)
+    keep_copies(tree, edited)
+    for data in files.values():
+        tree.keep(data)
+    gone = sorted((old | set(placed)) - files.keys())
+    changes = [transaction.Change(path, None) for path in gone]
+    changes += [transaction.Change(p, d) for p, d in files.items() if tree.read(p) != d]
+    written = {
+        records.UPSTREAM: records.as_json(upstream),
+        records.MANIFEST: None,
+        records.LITERALS: None,
+    }
+    transaction.commit(tree.root, changes, written, command="vendor")
+    drop_unused_objects(tree)
+
+
+def _known(tree: Tree) -> tuple[list[str], list[str]]:
+    """Files of ours that `apply` placed here, and files changed by hand, if the records tell."""
+    try:
+        manifest = tree.manifest()
+        edited = tree.edited_files() if tree.is_vendored else []
+    except OverlayError:
+        return [], []  # --force replaces a tree whose records are damaged, too
+    return [p for p, f in manifest.files.items() if f.pristine is None] if manifest else [], edited

@@ -1,0 +1,223 @@
+"""The overlay's commands: options in, an outcome out, as text or as JSON.
+
+Exit codes: 0 fine, 1 something differs or needs action, 2 an error, after which nothing is changed.
+Libraries are imported inside the commands: the read-only ones start fast.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqo.errors import OverlayError
+from mqo.project import Project
+
+if TYPE_CHECKING:
+    from mqo.overlay.series import Series
+    from mqo.overlay.tree import Tree
+
+SCHEMA = 1
+TreeOption = Annotated[
+    Path | None, typer.Option("--tree", help="The Megatron tree; by default Megatron-LM/.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Entries of the series; by default all.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in (vendor, apply, restore, status, diff, verify, snapshot):
+        app.command()(command)
+
+
+def vendor(
+    version: Annotated[
+        str | None, typer.Option(help="A release that UPSTREAM.toml knows; by default the pin.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A megatron-core wheel or Megatron-LM checkout.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a patched tree, too.")] = False,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Fetch the pinned Megatron, check every hash, and put it into the tree."""
+    from mqo.overlay import vendor as overlay
+
+    project = Project.here()
+    if version and source:
+        raise OverlayError("--version and --from were both given", expected="one of them")
+    pin = overlay.Pin.load(project.upstream_pin)
+    outcome = overlay.vendor(
+        _tree(tree), pin, project.cache, version=version, source=source, force=force, report=_say
+    )
+    match outcome:
+        case overlay.Vendored():
+            text = f"vendored megatron-core {outcome.version}: {outcome.files} files\n"
+        case overlay.AlreadyVendored():
+            text = f"nothing to do: megatron-core {outcome.version} is in place\n"
+    _emit("vendor", outcome, f"{text}from {outcome.origin}", as_json)
+
+
+def apply(
+    names: Names = None, force: Force = False, as_json: JsonOption = False, tree: TreeOption = None
+) -> None:
+    """Apply the patch series, or the named entries with what they require."""
+    from mqo.overlay import apply as overlay
+
+    outcome = overlay.apply(_tree(tree), _series(), names or (), force=force)
+    match outcome:
+        case overlay.Applied(changed, entries, not_placed, kept):
+            lines = [f"applied {', '.join(entries)}: {changed} files written"]
+            lines += [f"not placed, since upstream has its own: {path}" for path in not_placed]
+            lines += [f"kept a copy of a hand edit: {path}" for path in kept]
+        case overlay.AlreadyApplied(files):
+            lines = [f"nothing to do: applied already ({files} files)"]
+    _emit("apply", outcome, "\n".join(lines), as_json)
+
+
+def restore(
+    names: Names = None, force: Force = False, as_json: JsonOption = False, tree: TreeOption = None
+) -> None:
+    """Give back upstream's bytes, or undo the named entries alone."""
+    from mqo.overlay import apply as overlay
+
+    outcome = overlay.restore(_tree(tree), _series(), names or (), force=force)
+    match outcome:
+        case overlay.Restored(changed, entries, remaining, kept):
+            lines = [f"restored {', '.join(entries)}: {changed} files written"]
+            lines += [f"still applied: {', '.join(remaining)}"] if remaining else []
+            lines += [f"kept a copy of a hand edit: {path}" for path in kept]
+        case overlay.AlreadyPristine():
+            which = "none of these patches" if names else "no patch"
+            lines = [f"nothing to do: {which} is applied"]
+    lines += [f"left as it is, changed by hand: {path}" for path in outcome.left]
+    _emit("restore", outcome, "\n".join(lines), as_json)
+
+
+def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
+    """Show the version, the patches, hand edits, and the quant types; exit 1 if action is due."""
+    from mqo.overlay.status import status as read
+
+    now = read(_tree(tree), _series())
+    lines = [f"megatron-core {now.version}", f"from {now.origin}"]
+    for entry in now.entries:
+        count = f"{entry.files} files" if entry.files else ""
+        lines.append(f"  {entry.name:18} {entry.kind:6} {entry.state:12} {count}".rstrip())
+    lines += [f"  changed by hand: {path}" for path in now.edited]
+    for path, literal in now.types:
+        lines.append(f"  {literal.site:6} {literal.value:8} {path}:{literal.line}")
+    _emit("status", now, "\n".join(lines), as_json, clean=now.clean)
+    raise typer.Exit(0 if now.clean else 1)
+
+
+def diff(
+    names: Names = None,
+    stat: Annotated[bool, typer.Option("--stat", help="Show counts alone.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Show sweeps in full, too.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write a patch file an entry to this new folder.")
+    ] = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Show what differs from upstream (then exit 1): site patches in full, sweeps as counts."""
+    from mqo.overlay import report_diff
+
+    place, series = _tree(tree), _series()
+    if export:
+        from mqo.overlay.export import export as write
+
+        files = write(place, series, names or (), export, repository=Project.here().root)
+        listed = [str(path) for path in files]
+        _emit("diff", None, "\n".join(listed), as_json, exported=listed)
+        return
+    changes = report_diff.changes(place, series, names or ())
+    form = "stat" if stat else "full" if all or names else "short"
+    _emit(
+        "diff",
+        None,
+        "\n".join(report_diff.lines(series, changes, form)),
+        as_json,
+        changes=[asdict(change) | {"text": change.text} for change in changes],
+    )
+    raise typer.Exit(1 if changes else 0)
+
+
+def verify(
+    version: Annotated[
+        list[str] | None, typer.Option(help="A release, repeatable; by default the pinned one.")
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Try the patches on upstream releases, in temporary trees; exit 1 if one is not green."""
+    raise NotImplementedError
+
+
+def snapshot(
+    target: Annotated[Path, typer.Argument(help="A folder to be made.")],
+    site_type: Annotated[
+        list[str] | None, typer.Option("--type", help="SITE=TYPE, repeatable; others get none.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="A patch to leave out, repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Copy the patched tree, read-only, with quant types of its own."""
+    from mqo.overlay.snapshot import snapshot as take
+
+    types = dict(_pair(text) for text in site_type) if site_type else None
+    shot = take(_tree(tree), target, types=types, without=tuple(without or ()), series=_series())
+    said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
+    _emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
+
+
+def _emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
+    if not as_json:
+        print(text)
+        return
+    table = {"schema": SCHEMA, "command": command}
+    if outcome is not None:
+        table |= {"outcome": type(outcome).__name__, **asdict(outcome)}
+    print(json.dumps(table | more, indent=1, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    return list(value) if isinstance(value, Iterable) else str(value)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _tree(path: Path | None) -> Tree:
+    from mqo.overlay.tree import Tree
+
+    return Tree((path or Project.here().tree).resolve())
+
+
+def _series() -> Series:
+    from mqo.overlay.series import Series
+
+    return Series.load(Project.here().patches, ours=Project.here().tree)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    site, equals, value = text.partition("=")
+    if not equals:
+        raise OverlayError(f"--type {text} has no '='", expected="SITE=TYPE, such as qk=mxfp8")
+    return site, value

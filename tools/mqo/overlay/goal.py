@@ -1,0 +1,138 @@
+"""What a tree should hold when exactly these entries are applied: computed, nothing written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mqo.overlay import literals
+from mqo.overlay.plan import FilePlan, plan
+from mqo.overlay.records import AppliedEntry, Manifest, PatchedFile
+from mqo.overlay.series import Entry, Series
+from mqo.overlay.transaction import DEFAULT_MODE, Change
+from mqo.overlay.tree import Tree, sha256
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The changes that lead there, the manifest to record, and the contents it refers to.
+
+    `touched` are all files that are the overlay's before or after; `not_placed` are files of ours
+    that upstream has files of its own for.
+    """
+
+    changes: tuple[Change, ...]
+    manifest: Manifest | None
+    objects: tuple[bytes, ...]
+    touched: tuple[str, ...]
+    not_placed: tuple[str, ...] = ()
+
+
+def goal(tree: Tree, series: Series) -> Goal:
+    """From the tree as it is to the one with the entries of `series` applied, and no others.
+
+    Quant types that stand in the tree are carried over. Raises DriftError where an entry does not
+    fit this upstream.
+    """
+    upstream, old = tree.upstream(), tree.manifest()
+    files = plan(series, upstream.version, upstream.files, tree.pristine) if series.entries else {}
+    placed, not_placed = _placed(tree, series)
+    files |= placed
+    types = types_in(tree, old) if old else {}
+    wanted: dict[str, bytes | None] = {
+        path: with_types(file.content, types) for path, file in files.items()
+    }
+    for path in old.files if old else ():
+        if path not in files:
+            wanted[path] = tree.pristine(path) if path in upstream.files else None
+    modes = {path: _mode(tree, old, path) for path in wanted}
+    manifest = _manifest(tree, series, upstream.version, files, modes)
+    return Goal(
+        changes=tuple(
+            Change(path, content, modes[path])
+            for path, content in sorted(wanted.items())
+            if tree.read(path) != content
+        ),
+        manifest=manifest if series.entries else None,
+        objects=_objects(files),
+        touched=tuple(sorted(wanted)),
+        not_placed=not_placed,
+    )
+
+
+def applied_entries(series: Series, tree: Tree) -> tuple[AppliedEntry, ...]:
+    """The series as a manifest of this tree records it."""
+    return tuple(AppliedEntry(e.name, e.kind, _digest(series, e, tree)) for e in series.entries)
+
+
+def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
+    """Whether the tree is patched, completely, with these entries as they stand now."""
+    if manifest is None:
+        return not series.entries
+    same = manifest.entries == applied_entries(series, tree)
+    return same and all(tree.state_of(p, f) == "patched" for p, f in manifest.files.items())
+
+
+def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
+    """{site: type} as the tree's literals say now."""
+    found: dict[str, str] = {}
+    for path in manifest.touched_by("quant_sites"):
+        found |= {t.site: t.value for t in literals.read(tree.read(path) or b"")}
+    return found
+
+
+def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
+    """`content` with its quant type literals set, if it holds any."""
+    return literals.write(content, types) if literals.VARIABLE.encode() in content else content
+
+
+def _placed(tree: Tree, series: Series) -> tuple[dict[str, FilePlan], tuple[str, ...]]:
+    """The files of ours that this tree lacks, and those that would collide with upstream's."""
+    files: dict[str, FilePlan] = {}
+    colliding: list[str] = []
+    for entry in (e for e in series.entries if e.kind == "add"):
+        for path, content in series.placed_files(entry, tree.root).items():
+            if tree.collides(path):
+                colliding.append(path)
+            else:
+                files[path] = FilePlan(None).then(entry.name, content)
+    return files, tuple(colliding)
+
+
+def _digest(series: Series, entry: Entry, tree: Tree) -> str:
+    """SHA-256 of what the entry is made of: tells whether a tree was patched with just this."""
+    if entry.kind != "add":
+        return sha256(entry.source.read_bytes())
+    digest = hashlib.sha256()
+    for path, content in series.placed_files(entry, tree.root).items():
+        digest.update(f"{path} {sha256(content)}\n".encode())
+    return digest.hexdigest()
+
+
+def _mode(tree: Tree, old: Manifest | None, path: str) -> int:
+    """The permission bits that the file had before it was ever patched."""
+    if old and path in old.files:
+        return old.files[path].mode
+    file = tree.root / path
+    return file.stat().st_mode & 0o7777 if file.exists() else DEFAULT_MODE
+
+
+def _manifest(
+    tree: Tree, series: Series, version: str, files: Mapping[str, FilePlan], modes: Mapping
+) -> Manifest:
+    rows = {
+        path: PatchedFile(
+            None if file.pristine is None else sha256(file.pristine),
+            tuple((entry, sha256(content)) for entry, content in file.stages),
+            modes[path],
+        )
+        for path, file in files.items()
+    }
+    return Manifest(version, applied_entries(series, tree), rows)
+
+
+def _objects(files: Mapping[str, FilePlan]) -> tuple[bytes, ...]:
+    contents = [f.pristine for f in files.values() if f.pristine is not None]
+    contents += [content for file in files.values() for _, content in file.stages]
+    return tuple(contents)

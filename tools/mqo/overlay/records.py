@@ -1,0 +1,117 @@
+"""What mqo writes down about a tree, as records that go to JSON and back.
+
+upstream.json   what upstream's files are: release, origin, the SHA-256 of each
+manifest.json   what `apply` did: entries, and for each file its pristine and patched contents
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mqo.errors import OverlayError
+
+SCHEMA = 2
+UPSTREAM, MANIFEST, LITERALS = "upstream.json", "manifest.json", "literals.json"
+RecordT = TypeVar("RecordT")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What is upstream's in a tree: release, where it came from, and {path: SHA-256}.
+
+    `python` is the version ("3.11") that the compiled parts are for; "" for a git work tree.
+    """
+
+    version: str
+    origin: str
+    python: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PatchedFile:
+    """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects.
+
+    `pristine` is None for a file of ours, which upstream does not have. `mode` holds the permission
+    bits it had when it was patched.
+    """
+
+    pristine: str | None
+    stages: tuple[tuple[str, str], ...]
+    mode: int
+
+    @property
+    def final(self) -> str:
+        """The content that the tree should hold (with every quant type literal at 'none')."""
+        return self.stages[-1][1]
+
+
+@dataclass(frozen=True)
+class AppliedEntry:
+    """An entry as it was when it was applied."""
+
+    name: str
+    kind: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `apply` did to a tree."""
+
+    version: str
+    entries: tuple[AppliedEntry, ...]
+    files: Mapping[str, PatchedFile]
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Manifest:
+        """From what `asdict` made, by way of JSON."""
+        files = {
+            path: PatchedFile(
+                row["pristine"],
+                tuple((entry, digest) for entry, digest in row["stages"]),
+                row["mode"],
+            )
+            for path, row in table["files"].items()
+        }
+        return cls(table["version"], tuple(AppliedEntry(**e) for e in table["entries"]), files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the applied entries."""
+        return tuple(entry.name for entry in self.entries)
+
+    def touched_by(self, entry: str) -> list[str]:
+        """The files that `entry` changed, sorted."""
+        return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
+
+
+def as_json(record: Upstream | Manifest) -> bytes:
+    """The record as a file holds it."""
+    return json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1).encode()
+
+
+def read(path: Path, build: Callable[[dict[str, Any]], RecordT]) -> RecordT | None:
+    """The record in a file; None without the file, OverlayError when it is not what was written."""
+    try:
+        table = json.loads(path.read_bytes())
+        schema = table.pop("schema")
+        if schema == SCHEMA:
+            return build(table)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OverlayError(
+            f"{path} is damaged ({error})",
+            expected="the record that mqo wrote there",
+            help="Run `mqo vendor --force`, which fetches the tree afresh",
+        ) from error
+    raise OverlayError(
+        f"{path} has schema {schema}, written by another version of mqo",
+        expected=f"schema {SCHEMA}",
+        help="Use that version, or `mqo vendor --force`, which fetches the tree afresh",
+    )
