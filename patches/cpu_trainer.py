@@ -39,6 +39,19 @@ FILES = (
                 "if not torch.cuda.is_available():\n    disable_jit_fuser()\n    return\n",
             ),
         ),
+        versions=">=0.16",
+    ),
+    FileEdits(
+        "megatron/core/jit.py",
+        (
+            # The same where the fuser is chosen once, at import.
+            ReplaceExpression(
+                "",
+                Anchor("torch.compile"),
+                "torch.compile if torch.cuda.is_available() else lambda function: function",
+            ),
+        ),
+        versions="<0.16",
     ),
     FileEdits(
         "megatron/core/datasets/utils.py",

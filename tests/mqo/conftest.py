@@ -32,6 +32,7 @@ FILES = {
 
 SERIES = """
 schema = 1
+supported = ">=1,<2"
 
 [[entry]]
 name = "ours"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mqo.errors import MqoError, OverlayError
+from mqo.overlay.verify_cli import verify
 from mqo.project import Project
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=True)
 app.add_typer(matrix, name="matrix")
+app.command()(verify)
 TreeOption = Annotated[
     Path | None, typer.Option("--tree", help="The Megatron tree; by default Megatron-LM/.")
 ]

@@ -30,9 +30,18 @@ def test_a_file_keeps_its_pristine_bytes_and_each_entrys_result(mini):
     assert swept == sites.replace(b"old_engine", b"new_engine") == file.content
 
 
-def test_a_version_outside_an_entrys_range_names_both(mini):
-    with pytest.raises(DriftError, match=r"'quant_sites' is for megatron-core >=1,<2.*holds 2\.1"):
+def test_a_version_outside_the_series_range_names_both(mini):
+    with pytest.raises(DriftError, match=r"series is for megatron-core >=1,<2.*holds 2\.1"):
         planned(mini, version="2.1")
+
+
+def test_an_entry_that_the_release_does_not_need_is_passed_over(mini):
+    mini.change_patch(
+        "series.toml", 'kind = "site"\nupstream = ">=1', 'kind = "site"\nupstream = ">=1.3'
+    )
+    stages = {path: dict(file.stages) for path, file in planned(mini).items()}
+    assert {name for entries in stages.values() for name in entries} == {"new_engine"}
+    assert "megatron/core/layers.py" in planned(mini, version="1.3")
 
 
 def test_a_missing_file_is_named(mini):

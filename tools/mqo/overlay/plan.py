@@ -42,25 +42,55 @@ def plan(
     """What the series makes of the files at `paths` (tree-relative) of upstream `version`.
 
     `read` gives pristine bytes; `only` limits the work to some of the files. Returns only the
-    files that change. Raises DriftError where an
-    entry is not meant for this version or does not find its places.
+    files that change. An entry that this version does not need is passed over. Raises DriftError
+    where the series was never tried on this version, or an entry does not find its places.
     """
-    for entry in series.entries:
-        if not entry.holds_in(version):
-            raise DriftError(
-                f"patch '{entry.name}' is for megatron-core {entry.upstream}, and the tree holds "
-                f"{version}",
-                expected="a version that every patch of the series knows",
-                help="`mqo vendor` fetches the pinned version",
-            )
+    if not series.supports(version):
+        raise DriftError(
+            f"the patch series is for megatron-core {series.supported}, and the tree holds "
+            f"{version}",
+            expected="a version that the series was verified on",
+            help="`mqo vendor` fetches the pinned version, and `mqo verify` shows what another "
+            "one needs",
+        )
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources if only is None or path in only}
     for entry in series.entries:
-        if entry.kind == "site":
-            _plan_sites(entry, version, files, sources)
-        elif entry.kind == "sweep":
-            _plan_sweep(entry, entry.load_sweep(), files)
+        _plan_entry(entry, version, files, sources)
     return {path: file for path, file in files.items() if file.stages}
+
+
+def drift(
+    series: Series, version: str, paths: Iterable[str], read: Read
+) -> dict[str, int | DriftError]:
+    """{entry: how many files it changes, or why it does not apply}, whatever the version.
+
+    Unlike `plan` it goes on behind an entry that does not apply, as if that were not in the series.
+    """
+    sources = sorted(p for p in paths if p.endswith(".py"))
+    files = {path: FilePlan(read(path)) for path in sources}
+    found: dict[str, int | DriftError] = {}
+    for entry in series.entries:
+        trial = dict(files)
+        try:
+            _plan_entry(entry, version, trial, sources)
+        except DriftError as error:
+            found[entry.name] = error
+        else:
+            files = trial
+            found[entry.name] = sum(entry.name in dict(f.stages) for f in files.values())
+    return found
+
+
+def _plan_entry(
+    entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
+) -> None:
+    if not entry.holds_in(version):
+        return
+    if entry.kind == "site":
+        _plan_sites(entry, version, files, sources)
+    elif entry.kind == "sweep":
+        _plan_sweep(entry, entry.load_sweep(), files)
 
 
 def _plan_sites(

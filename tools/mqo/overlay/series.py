@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -22,7 +22,7 @@ Kind = Literal["site", "sweep", "add"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One patch of the series: what it is called, of which kind, why, and for which releases."""
+    """One patch of the series: its name, its kind, why, and which upstream releases need it."""
 
     name: str
     kind: Kind
@@ -43,7 +43,7 @@ class Entry:
         return hashlib.sha256(content).hexdigest()
 
     def holds_in(self, version: str) -> bool:
-        """Whether the entry is meant for upstream release `version`."""
+        """Whether upstream release `version` needs the entry."""
         return SpecifierSet(self.upstream).contains(version, prereleases=True)
 
     def load_edits(self) -> tuple[FileEdits, ...]:
@@ -64,9 +64,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Series:
-    """All entries, in the order of application."""
+    """All entries, in the order of application.
+
+    `supported` is the range of upstream releases that the series was verified on; "" is any. It
+    tells a release that does not need an entry from one that nobody has tried.
+    """
 
     entries: tuple[Entry, ...]
+    supported: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Series:
@@ -78,7 +83,7 @@ class Series:
                 expected=f"schema {SCHEMA}, which this mqo reads",
             )
         entries = (Entry(folder=folder, **_tupled(row)) for row in table["entry"])
-        return cls(tuple(entries))
+        return cls(tuple(entries), table.get("supported", ""))
 
     def __getitem__(self, name: str) -> Entry:
         for entry in self.entries:
@@ -89,7 +94,11 @@ class Series:
     def without(self, *names: str) -> Series:
         """The series less the named entries."""
         dropped = {self[name].name for name in names}
-        return Series(tuple(e for e in self.entries if e.name not in dropped))
+        return replace(self, entries=tuple(e for e in self.entries if e.name not in dropped))
+
+    def supports(self, version: str) -> bool:
+        """Whether the series was verified on upstream release `version`."""
+        return SpecifierSet(self.supported).contains(version, prereleases=True)
 
 
 def _tupled(row: dict[str, object]) -> dict:

@@ -17,11 +17,13 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from packaging.version import Version
+
 from mqo import pip
-from mqo.errors import EditedError, VendorError
+from mqo.errors import EditedError, UnknownNameError, VendorError
 from mqo.overlay.tree import Tree, Upstream, sha256
 
 Report = Callable[[str], None]
@@ -30,7 +32,10 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Pin:
-    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper."""
+    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
+
+    `verified_wheels` are of the other releases that `mqo verify` tries the series on.
+    """
 
     version: str
     packages: tuple[str, ...]
@@ -40,6 +45,17 @@ class Pin:
     helper_pythons: tuple[str, ...]
     helper_source: str
     helper_source_sha256: str
+    verified_wheels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """{file name: SHA-256} of every wheel that is trusted."""
+        return {**self.verified_wheels, **self.wheels}
+
+    @property
+    def releases(self) -> list[str]:
+        """The releases that a wheel is trusted of, oldest first."""
+        return sorted({name.split("-")[1] for name in self.digests}, key=Version)
 
     @classmethod
     def load(cls, path: Path) -> Pin:
@@ -55,6 +71,7 @@ class Pin:
             helper_pythons=tuple(helper["pythons"]),
             helper_source=helper["source"],
             helper_source_sha256=helper["source_sha256"],
+            verified_wheels=table.get("verified_wheels", {}),
         )
 
 
@@ -133,11 +150,24 @@ def _from_pin(pin: Pin, cache: Path, report: Report) -> tuple[Files, str]:
     return _from_wheel(pin, wheel), f"wheel {wheel.name}"
 
 
+def wheel_of(pin: Pin, version: str, cache: Path, report: Report) -> Path:
+    """A trusted wheel of a release: the one for the running Python, else for another.
+
+    The sources are the same in all of them. UnknownNameError for a release without one.
+    """
+    tags = [name.split("-")[2] for name in pin.digests if name.split("-")[1] == version]
+    if not tags:
+        raise UnknownNameError("megatron-core release in UPSTREAM.toml", version, pin.releases)
+    running = f"cp{running_python().replace('.', '')}"
+    tag = running if running in tags else tags[0]
+    return _fetch(pin, version, f"{tag[2]}.{tag[3:]}", cache, report)
+
+
 def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Report) -> Path:
     """The wheel of a release for a Python, from the cache or through pip."""
     folder = cache / "wheels"
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
-    for name, digest in pin.wheels.items():
+    for name, digest in pin.digests.items():
         cached = folder / name
         if name.startswith(tag) and cached.exists() and sha256(cached.read_bytes()) == digest:
             return cached
@@ -149,11 +179,11 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
     """The wheel's files below the pinned packages, checked twice."""
     if not wheel.exists():
         raise VendorError(f"There is no file {wheel}", expected="a megatron-core wheel or checkout")
-    digest = pin.wheels.get(wheel.name)
+    digest = pin.digests.get(wheel.name)
     if digest is None:
         raise VendorError(
             f"{wheel.name} is not among the wheels that UPSTREAM.toml pins",
-            expected=f"one of {', '.join(sorted(pin.wheels))}",
+            expected=f"one of {', '.join(sorted(pin.digests))}",
             help="Add its name and SHA-256 there, once you trust it",
         )
     content = wheel.read_bytes()
