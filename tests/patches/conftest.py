@@ -24,7 +24,8 @@ def sweep(name, source, path="megatron/core/x.py"):
 
 def sites(name, path, source, version=PIN):
     """`source` after the edits that the site entry `name` makes to the file at `path`."""
-    (edits,) = [edits for edits in SERIES[name].load_edits() if edits.path == path]
+    meant = [e for e in SERIES[name].load_edits() if e.path == path and e.holds_in(version)]
+    (edits,) = meant
     return rewrite(textwrap.dedent(source).encode(), edits, version, name).decode()
 
 

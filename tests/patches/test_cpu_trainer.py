@@ -75,6 +75,18 @@ def test_nothing_is_compiled_on_a_cpu(available, called):
     assert scope["calls"] == [called]
 
 
+@pytest.mark.parametrize("available", [True, False])
+def test_nothing_is_compiled_on_a_cpu_where_the_fuser_is_chosen_at_import(available):
+    torch = cuda(available)
+    torch.compile = lambda function: "compiled"
+    source = (
+        "def plain(function):\n    return function\n\n\nfuser = torch.compile if new else plain\n"
+    )
+    scope = {"torch": torch, "new": True}
+    exec(sites("cpu_trainer", "megatron/core/jit.py", source, "0.15.3"), scope)
+    assert scope["fuser"]("plain") == ("compiled" if available else "plain")
+
+
 @pytest.mark.parametrize("found", [True, False])
 def test_the_dataset_helper_is_compiled_only_where_it_is_not_there(monkeypatch, found):
     asked, made = [], []

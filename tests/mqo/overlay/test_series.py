@@ -39,6 +39,12 @@ def test_an_entry_holds_in_the_releases_of_its_range(series, version, held):
     assert series["quant_sites"].holds_in(version) is held
 
 
+@pytest.mark.parametrize(("version", "held"), [("0.9", False), ("1.9.9", True), ("2.0", False)])
+def test_a_series_supports_the_releases_of_its_range(series, version, held):
+    assert series.supports(version) is held
+    assert series.without("new_engine").supports(version) is held
+
+
 def test_a_newer_schema_is_refused(mini):
     mini.change_patch("series.toml", "schema = 1", "schema = 2")
     with pytest.raises(OverlayError, match=r"has schema 2.*Expected: schema 1"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqo.errors import OverlayError
+from mqo.overlay.verify_cli import verify
 from mqo.project import Project
 
 if TYPE_CHECKING:
@@ -150,18 +151,6 @@ def diff(
         changes=[asdict(change) | {"text": change.text} for change in changes],
     )
     raise typer.Exit(1 if changes else 0)
-
-
-def verify(
-    version: Annotated[
-        list[str] | None, typer.Option(help="A release, repeatable; by default the pinned one.")
-    ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
-    as_json: JsonOption = False,
-    tree: TreeOption = None,
-) -> None:
-    """Try the patches on upstream releases, in temporary trees; exit 1 if one is not green."""
-    raise NotImplementedError
 
 
 def snapshot(

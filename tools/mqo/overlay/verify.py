@@ -1,0 +1,141 @@
+"""Tries the patch series on a release: vendor, apply, compile, train one step, restore, compare.
+
+Everything happens in a temporary tree. The checks of the source are in `verify_source`, the forward
+and backward pass in `verify_forward`, the table in `verify_table`, the command in `verify_cli`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mqo.errors import DriftError, MqoError
+from mqo.overlay.apply import apply, restore
+from mqo.overlay.plan import drift
+from mqo.overlay.series import Entry, Series
+from mqo.overlay.tree import Tree
+from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
+from mqo.overlay.verify_forward import PROGRAM, Forward, Outcome, try_forward
+from mqo.overlay.verify_source import compile_faults, restore_faults
+
+EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
+
+
+@dataclass(frozen=True)
+class EntryResult:
+    """What became of one entry; `files` is how many files it changed, `why` a drift's report."""
+
+    name: str
+    outcome: EntryOutcome
+    files: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The series on one release: its entries, the forward check, and all that is wrong.
+
+    `lacks` is the package that kept the forward check from running, if one did. The pinned
+    release (`pinned`) must run; of another one it is enough that everything compiles. `error` says
+    why nothing could be tried: its wheel could not be had or is not to be trusted.
+    """
+
+    version: str
+    entries: tuple[EntryResult, ...]
+    forward: Outcome = "not tried"
+    lacks: str = ""
+    faults: tuple[str, ...] = ()
+    pinned: bool = False
+    error: str = ""
+
+    @property
+    def green(self) -> bool:
+        """Whether the series may claim this release."""
+        sound = all(entry.outcome in ("applied", "not needed") for entry in self.entries)
+        fit = ("run",) if self.pinned else ("run", "compiled only")
+        return sound and self.forward in fit and not self.faults and not self.error
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "green": self.green}
+
+
+def verify(
+    version: str, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
+) -> Verified:
+    """Try `series` on release `version`, with the program that lies in the tree `ours`.
+
+    What is wrong with the release or with the series is in the result, never raised.
+    """
+    report(f"verifying {version}")
+    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
+        tree = Tree(Path(folder) / "tree")
+        (tree.root / PROGRAM).parent.mkdir(parents=True)
+        shutil.copyfile(ours / PROGRAM, tree.root / PROGRAM)
+        try:
+            wheel = wheel_of(pin, version, cache, report)
+            vendor(tree, pin, cache, source=wheel, report=report)
+        except MqoError as error:
+            untried = tuple(EntryResult(entry.name, "not tried") for entry in series.entries)
+            return Verified(version, untried, error=str(error))
+        members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
+        result = _try(tree, series, version, Path(folder))
+        left = restore_faults(tree, pin.packages, members)
+    pinned = version == pin.version
+    return replace(result, faults=(*result.faults, *left), pinned=pinned)
+
+
+def _try(tree: Tree, series: Series, version: str, folder: Path) -> Verified:
+    """All checks of the patched tree, which is restored in the end; snapshots go to `folder`."""
+    faults = _claim_faults(tree, series, version)
+    # The range is what this command finds out, so it must not stop it.
+    anywhere = replace(series, supported="")
+    try:
+        apply(tree, anywhere)
+    except DriftError:
+        return Verified(version, _drifted(tree, series), faults=tuple(faults))
+    entries = _applied(tree, series)
+    faults += compile_faults(tree)
+    forward = Forward("not tried") if faults else try_forward(tree, anywhere, folder)
+    faults += forward.faults
+    try:
+        restore(tree, anywhere)
+    except MqoError as error:
+        faults.append(f"restore refused: {error}")
+    return Verified(version, entries, forward.outcome, forward.lacks, tuple(faults))
+
+
+def _claim_faults(tree: Tree, series: Series, version: str) -> list[str]:
+    faults = []
+    found = tree.upstream().version
+    if found != version:
+        faults.append(f"the wheel of {version} says that it is {found}")
+    if not series.supports(version):
+        faults.append(
+            f"{version} is outside `supported` in series.toml ({series.supported}): "
+            "when nothing else is wrong, widen it"
+        )
+    return faults
+
+
+def _applied(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
+    manifest = tree.patched()
+    return tuple(
+        _entry_result(entry, len(manifest.touched_by(entry.name))) for entry in series.entries
+    )
+
+
+def _drifted(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
+    """Every entry tried by itself, since `apply` stops at the first that fails."""
+    upstream = tree.upstream()
+    results = drift(series, upstream.version, upstream.files, tree.pristine)
+    return tuple(_entry_result(e, results[e.name]) for e in series.entries)
+
+
+def _entry_result(entry: Entry, result: int | DriftError) -> EntryResult:
+    if isinstance(result, DriftError):
+        return EntryResult(entry.name, "drifted", why=str(result))
+    return EntryResult(entry.name, "applied" if result else "not needed", result)

@@ -1,0 +1,68 @@
+"""The command `mqo verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqo.errors import UnknownNameError
+from mqo.project import Project
+
+if TYPE_CHECKING:
+    from mqo.overlay.vendor import Pin
+    from mqo.overlay.verify import Verified
+
+
+def verify(
+    version: Annotated[
+        list[str] | None, typer.Option(help="A release, repeatable; by default the pinned one.")
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Try the patches on upstream releases, in temporary trees.
+
+    Exits with 1 if a release is not green, and with 2 if one could not be tried.
+    """
+    from mqo.overlay import verify_table
+    from mqo.overlay.series import Series
+    from mqo.overlay.vendor import Pin
+    from mqo.overlay.verify import verify as try_release
+
+    project = Project.here()
+    pin, series = Pin.load(project.upstream_pin), Series.load(project.patches, ours=project.tree)
+    results = [
+        try_release(name, pin, series, project.tree, project.cache, report=_say)
+        for name in _chosen(version or [], all, pin)
+    ]
+    if as_json:
+        rows = [result.as_table() for result in results]
+        print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
+    else:
+        print("\n".join(verify_table.lines(results)))
+    raise typer.Exit(exit_code(results))
+
+
+def exit_code(results: Sequence[Verified]) -> int:
+    """0 when all are green, 1 when one is not, 2 when one could not be tried."""
+    if any(result.error for result in results):
+        return 2
+    return 0 if all(result.green for result in results) else 1
+
+
+def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
+    if named and every:
+        raise typer.BadParameter("--all and --version exclude each other")
+    for name in named:
+        if name not in pin.releases:
+            raise UnknownNameError("megatron-core release in UPSTREAM.toml", name, pin.releases)
+    return pin.releases if every else list(dict.fromkeys(named or [pin.version]))
+
+
+def _say(text: str) -> None:
+    """Progress goes to stderr, since stdout may be JSON."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,146 @@
+"""One forward and backward pass of a small GPT in the patched tree, and the judgement of it.
+
+What needs torch or Megatron runs in processes of its own (Megatron-LM/tools/verify_forward.py in
+that tree), which only report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mqo.errors import MqoError
+from mqo.matrix.tables import SITES
+from mqo.overlay.series import Series
+from mqo.overlay.snapshot import snapshot
+from mqo.overlay.tree import Tree
+
+PROGRAM = "tools/verify_forward.py"
+QUANT_TYPE = "mxfp8"
+SITE_ENTRY = "quant_sites"
+ATTENTION_SITES = ("qk", "pv")
+TIME_LIMIT_S = 300
+Outcome = Literal["run", "compiled only", "failed", "not tried"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What came of the check; `lacks` is the package that this machine would need for it."""
+
+    outcome: Outcome
+    lacks: str = ""
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the program reports of one forward and backward pass.
+
+    `loss` is in nats, `gradients` a hash of all of them. `records` counts (site, layer, quant type)
+    by operands that were quantised exactly once; `lacks` names a package that is not installed, and
+    `error` holds the last words of a failure.
+    """
+
+    loss: float = float("nan")
+    gradients: str = ""
+    finite: bool = False
+    linear_layers: tuple[str, ...] = ()
+    attention_layers: tuple[str, ...] = ()
+    records: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    lacks: str = ""
+    error: str = ""
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Step:
+        """From the program's JSON."""
+        if "lacks" in table:
+            return cls(lacks=table["lacks"])
+        once = ((s, layer, kind) for s, layer, _, kind, calls in table["records"] if calls == 1)
+        return cls(
+            loss=table["loss"],
+            gradients=table["gradients"],
+            finite=table["finite"],
+            linear_layers=tuple(table["linear_layers"]),
+            attention_layers=tuple(table["attention_layers"]),
+            records=Counter(once),
+        )
+
+
+def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
+    """One step each without the sites, at none, and quantised, in snapshots made in `folder`."""
+    bare, none, quantised = folder / "bare", folder / "none", folder / "quantised"
+    try:
+        snapshot(tree, bare, types={}, without=(SITE_ENTRY,), series=series)
+        snapshot(tree, none, types={}, series=series)
+        snapshot(tree, quantised, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
+    except MqoError as error:
+        return Forward("failed", faults=(str(error),))
+    first = _step(bare)
+    if first.lacks:
+        return Forward("compiled only", first.lacks)
+    with ThreadPoolExecutor(2) as pool:
+        faults = judge(first, *pool.map(_step, (none, quantised)))
+    return Forward("failed" if faults else "run", faults=tuple(faults))
+
+
+def _step(root: Path) -> Step:
+    """Run the program in the tree at `root`: on the CPU, with nothing of this environment."""
+    target = root.with_suffix(".json")
+    # One thread: sums in another order would differ in the last bit.
+    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")} | chosen
+    command = [sys.executable, "-I", "-B", "-W", "ignore", str(root / PROGRAM), str(target)]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Step(error=f"did not end within {TIME_LIMIT_S} s")
+    if done.returncode != 0 or not target.exists():
+        words = done.stderr.strip().splitlines()
+        return Step(error=words[-1] if words else f"exit code {done.returncode}")
+    return Step.from_table(json.loads(target.read_text(encoding="utf-8")))
+
+
+def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
+    """What is wrong with the steps of a model without sites, with sites at 'none', and quantised.
+
+    All must be finite; the first two bit-equal, with nothing recorded; the third must differ, and
+    must have quantised both operands of each site of each layer exactly once.
+    """
+    steps = {f"without {SITE_ENTRY}": bare, "at none": none, f"at {QUANT_TYPE}": quantised}
+    failed = [f"{name}: {s.error or s.lacks}" for name, s in steps.items() if s.error or s.lacks]
+    if failed:
+        return failed
+    faults = [f"{name}: not finite" for name, step in steps.items() if not step.finite]
+    if (bare.loss, bare.gradients) != (none.loss, none.gradients):
+        faults.append(f"at none: the loss or a gradient differs from those without {SITE_ENTRY}")
+    for name in list(steps)[:2]:
+        if steps[name].records:
+            faults.append(f"{name}: something was quantised")
+    if quantised.loss == none.loss or quantised.gradients == none.gradients:
+        faults.append(f"at {QUANT_TYPE}: the loss or every gradient is that of none")
+    return faults + _record_faults(quantised)
+
+
+def _record_faults(step: Step) -> list[str]:
+    wanted = {
+        (site, layer, QUANT_TYPE): 2
+        for site in SITES
+        for layer in (step.attention_layers if site in ATTENTION_SITES else step.linear_layers)
+    }
+    keys = sorted(set(wanted) | set(step.records))
+    return [
+        f"at {key[2]}: {key[0]} of {key[1]} quantised {step.records.get(key, 0)} operands once, "
+        f"not {wanted.get(key, 0)}"
+        for key in keys
+        if step.records.get(key, 0) != wanted.get(key, 0)
+    ]
