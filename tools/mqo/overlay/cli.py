@@ -196,7 +196,9 @@ def _say(text: str) -> None:
 def _tree(path: Path | None) -> Tree:
     from mqo.overlay.tree import Tree
 
-    return Tree((path or Project.here().tree).resolve())
+    tree = Tree((path or Project.here().tree).resolve())
+    tree.settle()
+    return tree
 
 
 def _series() -> Series:

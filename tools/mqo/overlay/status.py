@@ -9,7 +9,7 @@ from mqo.overlay import literals
 from mqo.overlay.goal import applied_entries
 from mqo.overlay.literals import TypeLiteral
 from mqo.overlay.records import AppliedEntry, Manifest
-from mqo.overlay.series import Series
+from mqo.overlay.series import Series, added_files
 from mqo.overlay.tree import Tree
 
 EntryState = Literal["applied", "not applied", "outdated", "incomplete", "dropped"]
@@ -48,7 +48,7 @@ def status(tree: Tree, series: Series) -> Status:
     rows = []
     for entry, record in zip(series.entries, applied_entries(series, tree), strict=True):
         touched = manifest.touched_by(entry.name) if manifest else []
-        files = len(entry.files) if entry.kind == "add" else len(touched)
+        files = len(touched or added_files(entry, tree.root))
         state = _entry_state(tree, manifest, record, touched) if manifest else "not applied"
         rows.append(EntryStatus(entry.name, entry.kind, state, files, entry.reason))
     known = {entry.name for entry in series.entries}

@@ -26,7 +26,8 @@ def compile_faults(tree: Tree) -> list[str]:
 
 def _compiled_names(tree: Tree, path: str, file: PatchedFile) -> list[str]:
     """Compile the patched file; the names that it uses and does not bind, and upstream's does."""
-    before, after = tree.object(file.pristine), tree.read(path) or b""
+    before = b"" if file.pristine is None else tree.object(file.pristine)
+    after = tree.read(path) or b""
     with warnings.catch_warnings(action="ignore"):
         compile(after, path, "exec", dont_inherit=True)
         return sorted(_unbound(after, path) - _unbound(before, path))
