@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from filelock import FileLock, Timeout
-
 from mqo.errors import OverlayError
 from mqo.overlay import literals
+from mqo.overlay.transaction import recover
 
 SCHEMA = 1
 LOCK_WAIT_S = 20
@@ -222,9 +222,17 @@ class Tree:
         return sorted(edited)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One command at a time on this tree; waits a little, then says who holds it."""
+    def locked(self, command: str = "a command") -> Iterator[None]:
+        """One command at a time on this tree; waits a little, then says who holds it.
+
+        What an earlier command was cut off in is brought to an end first.
+        """
+        from filelock import FileLock, Timeout
+
         self.store.mkdir(parents=True, exist_ok=True)
+        ignore = self.store / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
         holder = self.store / "lock.holder"
         lock = FileLock(self.store / "lock")
         try:
@@ -238,6 +246,9 @@ class Tree:
             ) from None
         try:
             holder.write_text(f"process {os.getpid()}")
+            recovered = recover(self.root)
+            if recovered:
+                logging.getLogger("mqo").warning("%s", recovered)
             yield
         finally:
             lock.release()
