@@ -15,6 +15,7 @@ from mqo.errors import UnknownNameError
 
 VARIABLE = "custom_quant_type"
 NONE = "none"
+TYPES = ("hifp8", "mxfp8", "mxfp4", NONE)
 _LINE = re.compile(rb"^([ \t]*custom_quant_type = ')([^'\r\n]*)(')", re.MULTILINE)
 
 
