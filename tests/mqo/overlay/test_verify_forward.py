@@ -56,6 +56,12 @@ def test_each_site_of_each_layer_must_quantise_two_operands_once(key, operands):
     assert fault == f"at mxfp8: {key[0]} of {key[1]} quantised {operands} operands once, not 2"
 
 
+def test_layers_with_the_same_fault_share_a_line():
+    records = {key: 1 if key[0] == "dgrad" else n for key, n in RECORDS.items()}
+    (fault,) = judge(NONE, NONE, replace(QUANTISED, records=records))
+    assert fault == "at mxfp8: dgrad of layers.0.down and 1 more quantised 1 operands once, not 2"
+
+
 @pytest.mark.parametrize(
     "key",
     [
