@@ -124,18 +124,18 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     edited = _edits(tree, target)
     if edited and not force:
         raise _edited_error(tree, edited, "--force overwrites it")
-    kept = keep_copies(tree, edited)
-    for content in target.objects:
-        tree.keep(content)
-    manifest = target.manifest
+    manifest, copies = target.manifest, copies_of(tree, edited)
+    used = set(tree.upstream().files.values()) if tree.is_vendored else set()
+    used |= manifest.objects | _modified_originals(tree) if manifest else set()
     written: dict[str, bytes | None] = {
-        records.MANIFEST: records.as_json(manifest) if manifest else None
+        **copies,
+        **tree.object_records(target.objects, used),
+        records.MANIFEST: records.as_json(manifest) if manifest else None,
     }
     if manifest is None:
         written[records.LITERALS] = None  # every literal is upstream's again
     transaction.commit(tree.root, target.changes, written, command=command)
-    drop_unused_objects(tree)
-    return kept
+    return tuple(f"{transaction.STORE}/{copy}" for copy in copies)
 
 
 def _edits(tree: Tree, target: Goal) -> list[str]:
@@ -176,29 +176,23 @@ def refuse_edits(tree: Tree) -> None:
         raise _edited_error(tree, edited, "`mqo vendor --force` starts afresh")
 
 
-def keep_copies(tree: Tree, paths: Sequence[str]) -> tuple[str, ...]:
-    """Copy files of the tree to .mqo/kept/TIME, durably; the copies' paths in the tree."""
+def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:
+    """The records that keep copies of files of the tree, as kept/TIME/PATH."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    copies = []
-    for path in paths:
-        content = tree.read(path)
-        if content is not None:
-            copy = tree.store / "kept" / stamp / path
-            transaction.write_synced(copy, content)
-            copies.append(copy.relative_to(tree.root).as_posix())
-    return tuple(copies)
+    contents = {path: tree.read(path) for path in paths}
+    return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}
 
 
-def drop_unused_objects(tree: Tree) -> None:
-    """Delete the contents that no record refers to."""
-    used: set[str | None] = set(tree.upstream().files.values()) if tree.is_vendored else set()
-    manifest = tree.manifest()
-    for file in manifest.files.values() if manifest else ():
-        used |= {file.pristine, *(digest for _, digest in file.stages)}
-    if (tree.store / records.LITERALS).exists():
-        table = json.loads((tree.store / records.LITERALS).read_bytes())
-        used |= {row["original"] for row in table["files"].values()}
-    folder = tree.store / "objects"
-    for path in folder.iterdir() if folder.exists() else ():
-        if path.name not in used:
-            path.unlink()
+def _modified_originals(tree: Tree) -> set[str]:
+    """The objects that the record of set quant types refers to."""
+    path = tree.store / records.LITERALS
+    if not path.exists():
+        return set()
+    try:
+        return {row["original"] for row in json.loads(path.read_bytes())["files"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OverlayError(
+            f"{path} is damaged ({error})",
+            expected="the record that was written there",
+            help="Delete it, which takes the quant types as they are now for the original ones",
+        ) from error

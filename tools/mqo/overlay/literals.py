@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mqo.errors import UnknownNameError
+from mqo.errors import OverlayError, UnknownNameError
 
 VARIABLE = "custom_quant_type"
 NONE = "none"
@@ -28,13 +28,29 @@ class TypeLiteral:
 
 
 def read(content: bytes) -> list[TypeLiteral]:
-    """The literals of a patched file, in source order."""
+    """The literals of a patched file, in source order; OverlayError when it does not parse."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError) as error:
+        raise OverlayError(
+            f"A file with quant sites does not parse as Python ({error})",
+            expected="what the patches wrote there, but for the quant types",
+            help="`mqo diff` shows what was changed by hand",
+        ) from error
     found: list[TypeLiteral] = []
-    for block in ast.walk(ast.parse(content)):
+    for block in ast.walk(tree):
         for body in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
             if isinstance(body, list):
                 found += filter(None, map(_literal, body, body[1:]))
     return sorted(found, key=lambda literal: literal.line)
+
+
+def read_if_any(content: bytes) -> list[TypeLiteral]:
+    """As `read`; none in a file that was edited until it does not parse."""
+    try:
+        return read(content)
+    except OverlayError:
+        return []
 
 
 def write(content: bytes, types: Mapping[str, str]) -> bytes:
