@@ -9,7 +9,7 @@ from mqo import cli
 from mqo.overlay import records, transaction
 from mqo.overlay.records import Upstream
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree
+from mqo.overlay.tree import Tree, sha256
 from mqo.project import Project
 
 LAYERS = '''"""A linear layer."""
@@ -137,13 +137,21 @@ class Mini:
         file.write_text(text.replace(old, new), encoding="utf-8")
 
 
+def store(tree, content):
+    """Put an object into the tree; its SHA-256."""
+    transaction.write_synced(tree.store / "objects" / sha256(content), content)
+    return sha256(content)
+
+
 def materialise(root, files, version="1.2.3"):
     """A tree that holds `files`, as `vendor` leaves it."""
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     tree = Tree(root)
-    hashes = {path: tree.keep(content) for path, content in files.items()}
+    hashes = {path: sha256(content) for path, content in files.items()}
+    for content in files.values():
+        store(tree, content)
     upstream = records.as_json(Upstream(version, "wheel of our own", "3.11", hashes))
     transaction.write_synced(tree.store / records.UPSTREAM, upstream)
     return tree

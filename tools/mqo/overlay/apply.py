@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import EditedError, OverlayError, UnknownNameError
-from mqo.overlay import records, transaction
+from mqo.overlay import ledger, records, transaction
 from mqo.overlay.diff import local_diff
 from mqo.overlay.goal import Goal, goal, is_current
 from mqo.overlay.series import Series
@@ -126,10 +125,12 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
         raise _edited_error(tree, edited, "--force overwrites it")
     manifest, copies = target.manifest, copies_of(tree, edited)
     used = set(tree.upstream().files.values()) if tree.is_vendored else set()
-    used |= manifest.objects | _modified_originals(tree) if manifest else set()
+    if manifest:
+        used |= manifest.objects | {row.original for row in ledger.read(tree).values()}
     written: dict[str, bytes | None] = {
         **copies,
-        **tree.object_records(target.objects, used),
+        **tree.new_objects(target.objects),
+        **tree.unused_objects(used),
         records.MANIFEST: records.as_json(manifest) if manifest else None,
     }
     if manifest is None:
@@ -181,18 +182,3 @@ def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     contents = {path: tree.read(path) for path in paths}
     return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}
-
-
-def _modified_originals(tree: Tree) -> set[str]:
-    """The objects that the record of set quant types refers to."""
-    path = tree.store / records.LITERALS
-    if not path.exists():
-        return set()
-    try:
-        return {row["original"] for row in json.loads(path.read_bytes())["files"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OverlayError(
-            f"{path} is damaged ({error})",
-            expected="the record that was written there",
-            help="Delete it, which takes the quant types as they are now for the original ones",
-        ) from error

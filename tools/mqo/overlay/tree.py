@@ -121,13 +121,6 @@ class Tree:
                 help="Move away what stands there, or see `ls -l`",
             ) from error
 
-    def keep(self, content: bytes) -> str:
-        """Store an object; its SHA-256."""
-        digest = sha256(content)
-        if self._stored(digest) is None:
-            transaction.write_synced(self.store / _object(digest), content)
-        return digest
-
     def object(self, digest: str) -> bytes:
         """A stored object; OverlayError when it is missing or damaged."""
         content = self._stored(digest)
@@ -139,15 +132,16 @@ class Tree:
             )
         return content
 
-    def object_records(
-        self, contents: Iterable[bytes], used: Collection[str]
-    ) -> dict[str, bytes | None]:
-        """The records to commit so that `contents` are stored, and no object that is not `used`."""
+    def new_objects(self, contents: Iterable[bytes]) -> dict[str, bytes | None]:
+        """The records to commit for `contents` to be stored, but for those that are."""
         wanted = {sha256(content): content for content in contents}
+        return {_object(d): content for d, content in wanted.items() if self._stored(d) is None}
+
+    def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
+        """The records to commit for every object to go that is not among `used` (SHA-256)."""
         folder = self.store / "objects"
         there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        new = {_object(d): c for d, c in wanted.items() if d in used and self._stored(d) is None}
-        return {**new, **{_object(digest): None for digest in there.difference(used)}}
+        return {_object(digest): None for digest in there.difference(used)}
 
     def _stored(self, digest: str) -> bytes | None:
         path = self.store / _object(digest)

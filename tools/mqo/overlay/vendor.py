@@ -317,7 +317,8 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
     changes += [transaction.Change(p, d) for p, d in files.items() if tree.read(p) != d]
     written = {
         **copies_of(tree, edited),
-        **tree.object_records(files.values(), set(upstream.files.values())),
+        **tree.new_objects(files.values()),
+        **tree.unused_objects(set(upstream.files.values())),
         records.UPSTREAM: records.as_json(upstream),
         records.MANIFEST: None,
         records.LITERALS: None,
