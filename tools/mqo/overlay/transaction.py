@@ -175,9 +175,10 @@ def remove_tree(folder: Path) -> None:
 
 def check_writable(root: Path, path: str) -> None:
     """Refuse what a rename would do all the same: to read-only files, links, and through links."""
-    top = root.resolve()
+    top, inside = root.resolve(), PurePosixPath(path)
     file = top / path
-    if Path(os.path.realpath(file)) != file or not file.is_relative_to(top):
+    leaves = inside.is_absolute() or ".." in inside.parts
+    if leaves or any((top / part).is_symlink() for part in (inside, *inside.parents)):
         raise OverlayError(
             f"{root / path} is, or lies behind, a symbolic link; nothing was changed",
             expected="a file of this tree's own",
