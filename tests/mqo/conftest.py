@@ -1,13 +1,16 @@
 """A tree and a patch series in miniature: one entry of each kind, in source of our own."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mqo import cli
 from mqo.overlay import records, transaction
 from mqo.overlay.records import Upstream
 from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree
+from mqo.overlay.tree import Tree, sha256
+from mqo.project import Project
 
 LAYERS = '''"""A linear layer."""
 import torch
@@ -134,28 +137,67 @@ class Mini:
         file.write_text(text.replace(old, new), encoding="utf-8")
 
 
+def store(tree, content):
+    """Put an object into the tree; its SHA-256."""
+    transaction.write_synced(tree.store / "objects" / sha256(content), content)
+    return sha256(content)
+
+
 def materialise(root, files, version="1.2.3"):
     """A tree that holds `files`, as `vendor` leaves it."""
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     tree = Tree(root)
-    hashes = {path: tree.keep(content) for path, content in files.items()}
+    hashes = {path: sha256(content) for path, content in files.items()}
+    for content in files.values():
+        store(tree, content)
     upstream = records.as_json(Upstream(version, "wheel of our own", "3.11", hashes))
     transaction.write_synced(tree.store / records.UPSTREAM, upstream)
     return tree
 
 
-@pytest.fixture
-def mini(tmp_path):
-    tree = materialise(tmp_path / "tree", FILES)
-    (tmp_path / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
-    patches = tmp_path / "patches"
+def make_mini(folder):
+    """A vendored tree in miniature and its patch series, in a folder that is there."""
+    tree = materialise(folder / "tree", FILES)
+    (folder / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
+    patches = folder / "patches"
     patches.mkdir()
     texts = {"series.toml": SERIES, "quant_sites.py": SITES, "new_engine.py": SWEEP}
     for name, text in texts.items():
         (patches / name).write_text(text, encoding="utf-8")
     return Mini(tree, patches)
+
+
+def contents(folder):
+    """{path: (bytes, mode)} of all below a folder but what the lock consists of; None for links,
+    the mode alone for folders.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = (None, str(path.readlink()))
+        elif path.name not in ("lock", "lock.holder"):
+            content = path.read_bytes() if path.is_file() else None
+            found[name] = (content, path.stat().st_mode)
+    return found
+
+
+def refused(outcome, *parts):
+    """The error is one paragraph on stderr, and the code is the one for errors."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("mqo: ")
+    assert len(err.splitlines()) == 1 or err.splitlines()[1].startswith("diff --git")
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+@pytest.fixture
+def mini(tmp_path):
+    return make_mini(tmp_path)
 
 
 @pytest.fixture
@@ -164,3 +206,19 @@ def patched(mini):
 
     apply(mini.tree, mini.series)
     return mini
+
+
+@pytest.fixture
+def mqo(mini, monkeypatch, capsys):
+    """A function that runs `mqo` on the small tree: its exit code, its output and its errors."""
+    project = Project(mini.patches.parent)
+    monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
+
+    def run(*words, tree=mini.tree.root):
+        monkeypatch.setattr(sys, "argv", ["mqo", *map(str, words), "--tree", str(tree)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run

@@ -3,39 +3,11 @@ import subprocess
 import sys
 
 import pytest
-from mqo import cli
 from mqo.project import Project
 
-from .conftest import FILES, materialise
+from .conftest import FILES, materialise, refused
 
 PIN = Project.here().upstream_pin
-
-
-@pytest.fixture
-def mqo(mini, monkeypatch, capsys):
-    """A function that runs `mqo` on the small tree: its exit code, its output and its errors."""
-    project = Project(mini.patches.parent)
-    monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
-
-    def run(*words, tree=mini.tree.root):
-        monkeypatch.setattr(sys, "argv", ["mqo", *map(str, words), "--tree", str(tree)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
-
-
-def refused(outcome, *parts):
-    """The error is one paragraph on stderr, and the code is the one for errors."""
-    code, out, err = outcome
-    assert (code, out) == (2, "")
-    assert err.startswith("mqo: ")
-    assert len(err.splitlines()) == 1 or err.splitlines()[1].startswith("diff --git")
-    assert "Traceback" not in err
-    for part in parts:
-        assert part in err
 
 
 # -- the tour ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from mqo.overlay import ledger
 from mqo.overlay.ledger import Modified
 from mqo.overlay.tree import Tree, sha256
 
+from ..conftest import store
 from .lookalike import ATTENTION, attention
 
 BEFORE = attention().encode()
@@ -65,7 +66,7 @@ def test_a_record_of_another_schema_is_named_as_such(tree):
 
 
 def test_the_original_of_what_was_written_is_the_stored_one(tree):
-    tree.keep(BEFORE)
+    store(tree, BEFORE)
     assert ledger.original(tree, ATTENTION, AFTER, ROW) == BEFORE
 
 

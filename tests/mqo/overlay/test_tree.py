@@ -6,6 +6,8 @@ from mqo.overlay import tree as module
 from mqo.overlay.records import PatchedFile
 from mqo.overlay.tree import Tree, sha256
 
+from ..conftest import store
+
 
 @pytest.fixture
 def tree(tmp_path):
@@ -27,15 +29,22 @@ def test_an_unpatched_tree_says_how_to_patch_it(mini):
 
 
 def test_an_object_comes_back_by_its_hash(tree):
-    assert tree.object(tree.keep(b"content")) == b"content"
+    assert tree.object(store(tree, b"content")) == b"content"
+    assert tree.new_objects([b"content", b"more"]) == {f"objects/{sha256(b'more')}": b"more"}
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_a_missing_or_damaged_object_is_an_error(tree, damage):
-    path = tree.store / "objects" / tree.keep(b"content")
+    path = tree.store / "objects" / store(tree, b"content")
     path.unlink() if damage == "gone" else path.write_bytes(b"other")
     with pytest.raises(OverlayError, match="is missing or damaged"):
         tree.object(path.name)
+    assert tree.new_objects([b"content"]) == {f"objects/{path.name}": b"content"}  # it is mended
+
+
+def test_objects_that_nothing_refers_to_are_named(tree):
+    kept, other = store(tree, b"content"), store(tree, b"other")
+    assert tree.unused_objects({kept, "elsewhere"}) == {f"objects/{other}": None}
 
 
 # -- states ------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import EditedError, OverlayError, UnknownNameError
-from mqo.overlay import records, transaction
+from mqo.overlay import ledger, records, transaction
 from mqo.overlay.diff import local_diff
 from mqo.overlay.goal import Goal, goal, is_current
 from mqo.overlay.series import Series
@@ -124,18 +123,20 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     edited = _edits(tree, target)
     if edited and not force:
         raise _edited_error(tree, edited, "--force overwrites it")
-    kept = keep_copies(tree, edited)
-    for content in target.objects:
-        tree.keep(content)
-    manifest = target.manifest
+    manifest, copies = target.manifest, copies_of(tree, edited)
+    used = set(tree.upstream().files.values()) if tree.is_vendored else set()
+    if manifest:
+        used |= manifest.objects | {row.original for row in ledger.read(tree).values()}
     written: dict[str, bytes | None] = {
-        records.MANIFEST: records.as_json(manifest) if manifest else None
+        **copies,
+        **tree.new_objects(target.objects),
+        **tree.unused_objects(used),
+        records.MANIFEST: records.as_json(manifest) if manifest else None,
     }
     if manifest is None:
         written[records.LITERALS] = None  # every literal is upstream's again
     transaction.commit(tree.root, target.changes, written, command=command)
-    drop_unused_objects(tree)
-    return kept
+    return tuple(f"{transaction.STORE}/{copy}" for copy in copies)
 
 
 def _edits(tree: Tree, target: Goal) -> list[str]:
@@ -176,29 +177,8 @@ def refuse_edits(tree: Tree) -> None:
         raise _edited_error(tree, edited, "`mqo vendor --force` starts afresh")
 
 
-def keep_copies(tree: Tree, paths: Sequence[str]) -> tuple[str, ...]:
-    """Copy files of the tree to .mqo/kept/TIME, durably; the copies' paths in the tree."""
+def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:
+    """The records that keep copies of files of the tree, as kept/TIME/PATH."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    copies = []
-    for path in paths:
-        content = tree.read(path)
-        if content is not None:
-            copy = tree.store / "kept" / stamp / path
-            transaction.write_synced(copy, content)
-            copies.append(copy.relative_to(tree.root).as_posix())
-    return tuple(copies)
-
-
-def drop_unused_objects(tree: Tree) -> None:
-    """Delete the contents that no record refers to."""
-    used: set[str | None] = set(tree.upstream().files.values()) if tree.is_vendored else set()
-    manifest = tree.manifest()
-    for file in manifest.files.values() if manifest else ():
-        used |= {file.pristine, *(digest for _, digest in file.stages)}
-    if (tree.store / records.LITERALS).exists():
-        table = json.loads((tree.store / records.LITERALS).read_bytes())
-        used |= {row["original"] for row in table["files"].values()}
-    folder = tree.store / "objects"
-    for path in folder.iterdir() if folder.exists() else ():
-        if path.name not in used:
-            path.unlink()
+    contents = {path: tree.read(path) for path in paths}
+    return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}

@@ -28,14 +28,12 @@ def export(
             f"{target} lies in {repository}, this project's repository",
             expected="a folder outside, since the hunks hold upstream's text",
         )
-    if target.exists():
-        raise OverlayError(f"{target} exists", expected="a folder to be made")
     for name in names:
         series[name]
     with tree.locked("diff --export"):
         manifest = tree.patched()
         texts = _texts(tree, manifest, series, names)
-        with building(tree.root, target) as folder:
+        with building(tree.root, target, command="diff --export") as folder:
             for name, content in texts.items():
                 (folder / name).write_bytes(content)
     return tuple(target / name for name in texts)

@@ -78,7 +78,7 @@ def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
     """{site: type} as the tree's literals say now."""
     found: dict[str, str] = {}
     for path in manifest.touched_by("quant_sites"):
-        found |= {t.site: t.value for t in literals.read(tree.read(path) or b"")}
+        found |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
     return found
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mqo.errors import UnknownNameError
+from mqo.errors import OverlayError, UnknownNameError
 
 VARIABLE = "custom_quant_type"
 NONE = "none"
@@ -29,13 +29,29 @@ class TypeLiteral:
 
 
 def read(content: bytes) -> list[TypeLiteral]:
-    """The literals of a patched file, in source order."""
+    """The literals of a patched file, in source order; OverlayError when it does not parse."""
     needle = VARIABLE.encode()
     lines = [n for n, line in enumerate(content.splitlines(), 1) if needle in line]
+    try:
+        tree = ast.parse(content) if lines else ast.Module([], [])
+    except (SyntaxError, ValueError) as error:
+        raise OverlayError(
+            f"A file with quant sites does not parse as Python ({error})",
+            expected="what the patches wrote there, but for the quant types",
+            help="`mqo diff` shows what was changed by hand",
+        ) from error
     found: list[TypeLiteral] = []
-    for block in _blocks_over(ast.parse(content) if lines else ast.Module([], []), lines):
+    for block in _blocks_over(tree, lines):
         found += filter(None, map(_literal, block, block[1:]))
     return sorted(found, key=lambda literal: literal.line)
+
+
+def read_if_any(content: bytes) -> list[TypeLiteral]:
+    """As `read`; none in a file that was edited until it does not parse."""
+    try:
+        return read(content)
+    except OverlayError:
+        return []
 
 
 def write(content: bytes, types: Mapping[str, str]) -> bytes:

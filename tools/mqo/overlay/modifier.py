@@ -169,11 +169,10 @@ def _run(root: Path, plan: Callable[[Tree], _Plan], *, dry_run: bool) -> Outcome
                 return first.outcome(root)
         with tree.locked(COMMAND):
             final = plan(tree)
-            for content in final.originals:
-                tree.keep(content)
             if final.files or final.record != ledger.read(tree):
                 changes = [transaction.Change(p, file.after) for p, file in final.files.items()]
-                records = {ledger.NAME: ledger.encoded(final.record)}
+                records = tree.new_objects(final.originals)
+                records[ledger.NAME] = ledger.encoded(final.record)
                 transaction.commit(root, changes, records, command=COMMAND)
             return final.outcome(root)
 

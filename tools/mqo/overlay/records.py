@@ -85,6 +85,12 @@ class Manifest:
         """The names of the applied entries."""
         return tuple(entry.name for entry in self.entries)
 
+    @property
+    def objects(self) -> set[str]:
+        """The SHA-256 of every content that the files' rows refer to."""
+        found = {digest for file in self.files.values() for _, digest in file.stages}
+        return found | {file.pristine for file in self.files.values() if file.pristine}
+
     def touched_by(self, entry: str) -> list[str]:
         """The files that `entry` changed, sorted."""
         return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
@@ -104,7 +110,7 @@ def read(path: Path, build: Callable[[dict[str, Any]], RecordT]) -> RecordT | No
             return build(table)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OverlayError(
             f"{path} is damaged ({error})",
             expected="the record that mqo wrote there",

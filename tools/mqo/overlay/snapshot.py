@@ -45,8 +45,6 @@ def snapshot(
     Sites that `types` does not name get 'none'; with `types` None the tree's literals stay as they
     are. `without` names entries to leave out of `series`, which must then be given.
     """
-    if target.exists():
-        raise OverlayError(f"{target} exists", expected="a folder to be made")
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
     tree.patched()  # before the lock, which would make a folder where there is no tree
@@ -55,7 +53,7 @@ def snapshot(
         _refuse_unfinished(tree, manifest)
         shared = types_in(tree, manifest)
         literals.check_sites(types or {}, shared)
-        with building(tree.root, target) as folder:
+        with building(tree.root, target, command="snapshot") as folder:
             shutil.copytree(tree.root, folder, ignore=IGNORED, dirs_exist_ok=True)
             if without:
                 rest = series.without(*without) if series else Series(())
@@ -113,6 +111,8 @@ def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
                 expected="a tree with every recorded patch in place",
                 help="Run `mqo apply`, which puts them back",
             )
+    for path in manifest.touched_by("quant_sites"):
+        literals.read(tree.read(path) or b"")  # a run whose types nobody can tell is none
 
 
 def _make_read_only(root: Path) -> None:

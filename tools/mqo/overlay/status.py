@@ -58,7 +58,8 @@ def status(tree: Tree, series: Series) -> Status:
             rows.append(EntryStatus(old.name, old.kind, "dropped", files, ""))
     types = []
     for path in manifest.touched_by("quant_sites") if manifest else []:
-        types += [(path, literal) for literal in literals.read(tree.read(path) or b"")]
+        content = tree.read(path) or b""
+        types += [(path, literal) for literal in literals.read_if_any(content)]
     return Status(
         upstream.version, upstream.origin, tuple(rows), tuple(tree.edited_files()), tuple(types)
     )

@@ -6,14 +6,14 @@ A commit goes through these steps; a process killed between or inside any two le
   stage    every new content is written below .mqo/incoming and synced: the tree is untouched
   journal  .mqo/journal.json appears, by a rename: from here on the change will be made
   files    each staged file is renamed to its place, or a file is deleted
-  records  the same for what .mqo itself keeps: upstream.json, manifest.json, ...
+  records  the same for what .mqo itself keeps: upstream.json, manifest.json, objects/, kept/
   tidy     .mqo/incoming goes
   done     the journal goes
 
 Before the journal a killed commit is rolled back (nothing happened); behind it, rolled forward.
 Staged files lie in .mqo, so nothing stray is ever left beside a source file.
 
-`building` does the same for a new folder outside of the tree: .mqo/building.json names the
+`building` does the same for a new folder outside of the tree: a note in .mqo/incoming names the
 unfinished one, which `recover` removes. Standard library only.
 """
 
@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mqo.errors import OverlayError
 
-STORE, JOURNAL, INCOMING, COMMAND = ".mqo", "journal.json", "incoming", "command"
-BUILDING = "building.json"
+STORE, JOURNAL, INCOMING = ".mqo", "journal.json", "incoming"
+COMMAND, BUILDING, PART = "command", "building.json", ".mqo-part"
 SCHEMA = 1
 DEFAULT_MODE = 0o644
 
@@ -50,17 +51,20 @@ class Change:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What `recover` did about a commit that was cut off: finished it, or undid its preparation."""
+    """What `recover` did about a command that was cut off: finished it, or undid its preparation.
+
+    `what` is what was finished: "3 files", or a folder.
+    """
 
     finished: bool
     command: str
-    files: int
+    what: str = ""
 
     def __str__(self) -> str:
-        what = f"'{self.command}'" if self.command else "a command"
+        who = f"'{self.command}'" if self.command else "a command"
         if self.finished:
-            return f"{what} had been killed half-way; finished it first ({self.files} files)"
-        return f"{what} had been killed before it changed anything; cleared away what it prepared"
+            return f"{who} had been killed half-way; finished it first ({self.what})"
+        return f"{who} had been killed before it changed anything; cleared away what it prepared"
 
 
 def commit(
@@ -76,18 +80,19 @@ def commit(
     no change, when a file must not be written, or the disk is full.
     """
     store = root / STORE
-    for change in changes:
-        check_writable(root, change.path)
     try:
+        _refuse_clash(change.path for change in changes if change.content is not None)
+        for change in changes:
+            check_writable(root, change.path)
         journal = _stage(root, changes, records, command)
         step("journal")
-        _write_synced(store / JOURNAL, json.dumps(journal).encode())
-        _sync_folder(store)
+        (store / INCOMING / JOURNAL).replace(store / JOURNAL)
+        _sync(store)
     except OSError as error:
         (store / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(store / INCOMING, ignore_errors=True)
         raise OverlayError(
-            f"{root} could not be written ({error.strerror or error})",
+            f"{root} could not be written ({_reason(error)})",
             expected="a writable tree with room for a second copy of the changed files",
             help="Nothing was changed; make room, then repeat the command",
         ) from error
@@ -95,76 +100,99 @@ def commit(
 
 
 @contextmanager
-def building(root: Path, target: Path) -> Iterator[Path]:
+def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     """A folder to fill, which becomes `target` when all went well and is removed when not.
 
-    The caller holds the lock of the tree at `root`.
+    The caller holds the lock of the tree at `root`. OverlayError when `target` exists or cannot be
+    written.
     """
-    note = root / STORE / BUILDING
-    folder = target.resolve().with_name(f".{target.name}.mqo-part")
-    write_synced(note, json.dumps({"folder": str(folder)}).encode())
+    if target.exists():
+        raise OverlayError(f"{target} exists", expected="a folder to be made")
+    incoming, target = root / STORE / INCOMING, target.resolve()
+    # A name of its own: another tree's command may be writing to the same target.
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART}")
+    made = [str(parent) for parent in target.parents if not parent.exists()]
+    note = {"schema": SCHEMA, "target": str(target), "folder": str(folder), "made": made}
     try:
-        step("building")
-        folder.mkdir(parents=True)
-        yield folder
-        step("built")
-        folder.rename(target)
+        try:
+            _open_incoming(root, command)
+            write_synced(incoming / BUILDING, json.dumps(note).encode())
+            _sync(incoming)
+            _sync(root / STORE)
+            step("building")
+            folder.mkdir(parents=True)
+            yield folder
+            _sync_tree(folder)
+            step("built")
+            folder.rename(target)
+            _sync(target.parent)
+        finally:
+            _settle_building(note)
+            remove_tree(incoming)
     except OSError as error:
         raise OverlayError(
-            f"{target} could not be written ({error.strerror or error})",
+            f"{target} could not be written ({_reason(error)})",
             expected="a folder that may be made, with room for the files",
             help="Nothing was left behind",
         ) from error
-    finally:
-        remove_tree(folder)
-        note.unlink(missing_ok=True)
 
 
 def recover(root: Path) -> Recovered | None:
-    """Bring a commit that was cut off to one of its two ends; None when there was none.
+    """Bring a command that was cut off to one of its two ends; None when there was none.
 
-    The caller holds the tree's lock.
+    The caller holds the tree's lock. OverlayError when that fails, or a note is not as written.
     """
     store = root / STORE
-    if (store / BUILDING).exists():
-        folder = Path(json.loads((store / BUILDING).read_bytes())["folder"])
-        remove_tree(folder)
-        (store / BUILDING).unlink()
-        return Recovered(False, "mqo, writing " + folder.name, 0)
     if (store / JOURNAL).exists():
-        journal = _read_journal(store / JOURNAL)
+        journal = _read_note(store / JOURNAL, "command", "files", "records")
         _finish(root, journal)
-        return Recovered(True, journal["command"], len(journal["files"]))
-    if (store / INCOMING).exists():
-        note = store / INCOMING / COMMAND
-        command = note.read_text(encoding="utf-8") if note.exists() else ""
-        shutil.rmtree(store / INCOMING)
-        return Recovered(False, command, 0)
-    return None
+        return Recovered(True, journal["command"], f"{len(journal['files'])} files")
+    if not (store / INCOMING).exists():
+        return None
+    try:
+        return _clear_incoming(store / INCOMING)
+    except OSError as error:
+        raise OverlayError(
+            f"What a killed command left cannot be cleared away ({error})",
+            expected="folders that may be removed",
+            help="Mend that, then repeat the command",
+        ) from error
 
 
 def is_interrupted(root: Path) -> bool:
-    """Whether a commit was cut off, or is under way."""
-    return any((root / STORE / name).exists() for name in (JOURNAL, INCOMING, BUILDING))
+    """Whether a command was cut off, or is under way."""
+    return any((root / STORE / name).exists() for name in (JOURNAL, INCOMING))
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whether it is there or not."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder with all that is in it, read-only folders too, if it is there."""
+    if folder.exists():
+        for path in [folder, *folder.rglob("*")]:
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o700)
+        shutil.rmtree(folder)
 
 
 def check_writable(root: Path, path: str) -> None:
     """Refuse what a rename would do all the same: to read-only files, links, and through links."""
-    file = root / path
-    if file.is_symlink() or not file.parent.resolve().is_relative_to(root.resolve()):
+    top, inside = root.resolve(), PurePosixPath(path)
+    file = top / path
+    leaves = inside.is_absolute() or ".." in inside.parts
+    if leaves or any((top / part).is_symlink() for part in (inside, *inside.parents)):
         raise OverlayError(
-            f"{file} is, or lies behind, a symbolic link; nothing was changed",
+            f"{root / path} is, or lies behind, a symbolic link; nothing was changed",
             expected="a file of this tree's own",
             help="Give the tree that the link leads to to --tree",
         )
     folder = file.parent
     while not folder.exists():
         folder = folder.parent
+    if file.is_dir() or not folder.is_dir() or folder.stat().st_dev != top.stat().st_dev:
+        raise OverlayError(
+            f"{file if file.is_dir() else folder} stands where {path} belongs; nothing was changed",
+            expected="files in their places, in folders of the tree's own file system",
+            help="Move it away",
+        )
     for place in (file, folder) if file.exists() else (folder,):
         # The mode counts for root, too, whom the kernel would let through.
         if not place.stat().st_mode & 0o222 or not os.access(place, os.W_OK):
@@ -182,15 +210,34 @@ def step(name: str) -> None:
 def write_synced(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
     """Write one file of .mqo, whole or not at all, and only then return."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_synced(path, content, mode)
+    part = path.with_name(f"{path.name}.part")
+    _write(part, content, mode)
+    _sync(part)
+    part.replace(path)
+
+
+def _refuse_clash(paths: Iterable[str]) -> None:
+    """No file can be written below another one, and a rename would find that out too late."""
+    written = set(paths)
+    for path in written:
+        if above := written.intersection(map(str, PurePosixPath(path).parents)):
+            raise OverlayError(
+                f"{path} and {min(above)} cannot both be files; nothing was changed",
+                expected="no file below another one",
+            )
+
+
+def _open_incoming(root: Path, command: str) -> None:
+    incoming = root / STORE / INCOMING
+    incoming.mkdir(parents=True)
+    (incoming / COMMAND).write_text(command, encoding="utf-8")
 
 
 def _stage(
     root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None], command: str
 ) -> dict[str, Any]:
     incoming = root / STORE / INCOMING
-    incoming.mkdir(parents=True)
-    (incoming / COMMAND).write_text(command, encoding="utf-8")
+    _open_incoming(root, command)
     journal: dict[str, Any] = {"schema": SCHEMA, "command": command, "files": [], "records": []}
     for change in changes:
         mode = _mode(root / change.path) if change.mode is None else change.mode
@@ -199,7 +246,8 @@ def _stage(
     for name, content in records.items():
         staged = _stage_one(incoming, f"r{len(journal['records'])}", content, DEFAULT_MODE)
         journal["records"].append({"path": name, "staged": staged})
-    _sync_folder(incoming)
+    _write(incoming / JOURNAL, json.dumps(journal).encode())
+    _sync_tree(incoming)
     return journal
 
 
@@ -207,7 +255,7 @@ def _stage_one(incoming: Path, name: str, content: bytes | None, mode: int) -> s
     if content is None:
         return None
     step("stage")
-    _write_synced(incoming / name, content, mode)
+    _write(incoming / name, content, mode)
     return name
 
 
@@ -219,15 +267,13 @@ def _finish(root: Path, journal: Mapping[str, Any]) -> None:
             for entry in journal[kind]:
                 step(kind)
                 _settle(store / INCOMING, entry["staged"], base / entry["path"])
-            for folder in sorted({(base / entry["path"]).parent for entry in journal[kind]}):
-                _prune(folder, base)
-                if folder.exists():
-                    _sync_folder(folder)
+            for folder in _folders(base, (entry["path"] for entry in journal[kind])):
+                _sync_or_prune(folder, base)
         step("tidy")
-        shutil.rmtree(store / INCOMING, ignore_errors=True)
+        remove_tree(store / INCOMING)
         step("done")
         (store / JOURNAL).unlink(missing_ok=True)
-        _sync_folder(store)
+        _sync(store)
     except OSError as error:
         raise OverlayError(
             f"'{journal['command']}' stopped half-way ({error})",
@@ -244,48 +290,88 @@ def _settle(incoming: Path, staged: str | None, target: Path) -> None:
         (incoming / staged).replace(target)
 
 
-def _prune(folder: Path, base: Path) -> None:
-    """Remove folders that deletions left empty, but for the bytecode of what was deleted."""
-    while folder != base and folder.is_dir():
-        rest = [child for child in folder.iterdir() if child.name != "__pycache__"]
-        if rest:
-            return
-        shutil.rmtree(folder)
-        folder = folder.parent
+def _folders(base: Path, paths: Iterable[str]) -> list[Path]:
+    """The folders that these paths lie in, up to `base`, inner ones first."""
+    found = {base / parent for path in paths for parent in PurePosixPath(path).parents}
+    return sorted(found, reverse=True)
 
 
-def _read_journal(path: Path) -> dict[str, Any]:
+def _sync_or_prune(folder: Path, base: Path) -> None:
+    """Remove the folder if deletions left it empty, but for the bytecode of what was deleted."""
+    if not folder.is_dir():
+        return
+    if folder != base and all(child.name == "__pycache__" for child in folder.iterdir()):
+        remove_tree(folder)
+    else:
+        _sync(folder)
+
+
+def _clear_incoming(incoming: Path) -> Recovered:
+    note = incoming / COMMAND
+    command = note.read_text(encoding="utf-8", errors="replace") if note.exists() else ""
+    outcome = Recovered(False, command)
+    if (incoming / BUILDING).exists():
+        build = _read_note(incoming / BUILDING, "target", "folder", "made")
+        if _settle_building(build):
+            outcome = Recovered(True, command, build["target"])
+    remove_tree(incoming)
+    return outcome
+
+
+def _settle_building(note: Mapping[str, Any]) -> bool:
+    """Whether the folder had become the target; if not, it goes, and the parents made for it."""
+    folder, target = Path(note["folder"]), Path(note["target"])
+    if target.exists() and not folder.exists():
+        return True
+    remove_tree(folder)
+    for parent in map(Path, note["made"]):  # inner ones first
+        if parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
+    return False
+
+
+def _read_note(path: Path, *keys: str) -> dict[str, Any]:
+    """A journal, or what `building` wrote down."""
     try:
-        journal = json.loads(path.read_bytes())
-        if journal["schema"] == SCHEMA:
-            return journal
-        found = f"{path} has schema {journal['schema']}, written by another version of mqo"
-    except (ValueError, KeyError, TypeError) as error:
+        table = json.loads(path.read_bytes())
+        if table["schema"] == SCHEMA:
+            if not table.get("folder", PART).endswith(PART):
+                raise ValueError(f"it names {table['folder']}")  # which would be removed
+            return {key: table[key] for key in keys}
+        found = f"{path} has schema {table['schema']}, written by another version of mqo"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         found = f"{path} is damaged ({error})"
     raise OverlayError(
         found,
-        expected=f"the journal of a command that was cut off, in schema {SCHEMA}",
-        help="Use the version that wrote it; or delete the tree's megatron and .mqo folders and "
-        "run `mqo vendor`",
+        expected=f"the note of a command that was cut off, in schema {SCHEMA}",
+        help="Use the version that wrote it; or delete the tree's .mqo folder and run `mqo vendor`",
     )
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, shutil.Error):  # a list of (source, target, reason)
+        return str(error.args[0][0][2]) if error.args and error.args[0] else "copying failed"
+    return error.strerror or str(error)
 
 
 def _mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777 if path.exists() else DEFAULT_MODE
 
 
-def _write_synced(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
-    """By way of a neighbour, so that `path` is whole or not there, also after a power cut."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    part.chmod(mode)
-    part.replace(path)
+def _write(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
+    path.write_bytes(content)
+    path.chmod(mode)
 
 
-def _sync_folder(path: Path) -> None:
+def _sync_tree(folder: Path) -> None:
+    """In threads: a file system writes down together what is to be synced at the same time."""
+    from concurrent.futures import ThreadPoolExecutor  # takes time to load
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(_sync, [*folder.rglob("*"), folder]))
+
+
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,28 +112,41 @@ class Tree:
         """The bytes of a file of the tree; None when it is not there."""
         try:
             return (self.root / path).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-
-    def keep(self, content: bytes) -> str:
-        """Store an object; its SHA-256."""
-        digest = sha256(content)
-        path = self.store / "objects" / digest
-        if not path.exists():
-            transaction.write_synced(path, content)
-        return digest
+        except OSError as error:
+            raise OverlayError(
+                f"{self.root / path} cannot be read ({error.strerror or error})",
+                expected="a plain file that may be read",
+                help="Move away what stands there, or see `ls -l`",
+            ) from error
 
     def object(self, digest: str) -> bytes:
         """A stored object; OverlayError when it is missing or damaged."""
-        path = self.store / "objects" / digest
-        content = path.read_bytes() if path.exists() else b""
-        if sha256(content) != digest:
+        content = self._stored(digest)
+        if content is None:
             raise OverlayError(
-                f"{path} is missing or damaged",
+                f"{self.store / _object(digest)} is missing or damaged",
                 expected="the content that its name is the SHA-256 of",
                 help="Run `mqo vendor --force`, which fetches the tree afresh",
             )
         return content
+
+    def new_objects(self, contents: Iterable[bytes]) -> dict[str, bytes | None]:
+        """The records to commit for `contents` to be stored, but for those that are."""
+        wanted = {sha256(content): content for content in contents}
+        return {_object(d): content for d, content in wanted.items() if self._stored(d) is None}
+
+    def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
+        """The records to commit for every object to go that is not among `used` (SHA-256)."""
+        folder = self.store / "objects"
+        there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        return {_object(digest): None for digest in there.difference(used)}
+
+    def _stored(self, digest: str) -> bytes | None:
+        path = self.store / _object(digest)
+        content = path.read_bytes() if path.exists() else None
+        return content if content is not None and sha256(content) == digest else None
 
     def state_of(self, path: str, file: PatchedFile) -> FileState:
         """The state of a patched file; a changed quant type literal is no edit."""
@@ -179,27 +192,27 @@ class Tree:
         """
         from filelock import FileLock, Timeout  # not in every Python that reads a tree
 
-        holder = self.store / "lock.holder"
+        holder, lock = self.store / "lock.holder", FileLock(self.store / "lock")
         try:
             self.store.mkdir(exist_ok=True)
-            (self.store / ".gitignore").write_text("*\n")
-            lock = FileLock(self.store / "lock")
             lock.acquire(timeout=LOCK_WAIT_S)
+            (self.store / ".gitignore").write_text("*\n")
+            holder.write_text(f"process {os.getpid()} (mqo {command})")
         except Timeout:
-            who = holder.read_text() if holder.exists() else "another process"
+            who = (holder.read_text() if holder.exists() else "") or "another process"
             raise OverlayError(
                 f"{self.root} is in use by {who}",
                 expected=f"the lock to be free within {LOCK_WAIT_S} s",
                 help="Wait for that command to end, then repeat this one",
             ) from None
         except OSError as error:
+            lock.release()
             raise OverlayError(
                 f"{self.store} cannot be written ({error.strerror or error})",
                 expected="a tree that may be written",
                 help="Nothing was changed",
             ) from error
         try:
-            holder.write_text(f"process {os.getpid()} (mqo {command})")
             if recovered := transaction.recover(self.root):
                 _log.warning("%s", recovered)
             yield
@@ -210,20 +223,25 @@ class Tree:
 def version_of(files: dict[str, bytes], origin: str) -> str:
     """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
     source = files.get("megatron/core/package_info.py", b"")
-    values = {
-        node.targets[0].id: node.value.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Constant)
-    }
     try:
+        values = {
+            node.targets[0].id: node.value.value
+            for node in ast.parse(source).body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
         return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
-    except KeyError as error:
+    except (KeyError, SyntaxError, ValueError) as error:
+        what = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
         raise VendorError(
-            f"{origin}: megatron/core/package_info.py states no {error}",
+            f"{origin}: megatron/core/package_info.py {what}",
             expected="MAJOR, MINOR and PATCH, as every release has",
         ) from error
+
+
+def _object(digest: str) -> str:
+    return f"objects/{digest}"
 
 
 def running_python() -> str:

@@ -13,6 +13,7 @@ import io
 import sysconfig
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,12 +23,14 @@ from packaging.version import Version
 from mqo import pip
 from mqo.errors import EditedError, OverlayError, UnknownNameError, VendorError
 from mqo.overlay import records, transaction
-from mqo.overlay.apply import drop_unused_objects, keep_copies
+from mqo.overlay.apply import copies_of
 from mqo.overlay.records import Upstream
 from mqo.overlay.tree import Tree, running_python, sha256, version_of
 
 Report = Callable[[str], None]
 Files = dict[str, bytes]
+# What zipfile raises for members that are cut off, encrypted, or packed in a way it does not know.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, csv.Error)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ def read_wheel(content: bytes, packages: tuple[str, ...], name: str) -> Files:
             record = _read_record(archive, members, name)
             wanted = [i for i in members if i.filename.startswith(tuple(f"{p}/" for p in packages))]
             files = {info.filename: archive.read(info) for info in wanted}
-    except zipfile.BadZipFile as error:
+    except _UNREADABLE as error:
         raise VendorError(f"{name} is damaged ({error})", expected="a wheel") from error
     for path, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -229,7 +232,7 @@ def _read_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name:
     if len(records) != 1:
         raise VendorError(f"{name} holds {len(records)} RECORD files", expected="one, as wheels do")
     rows = csv.reader(archive.read(records[0]).decode("utf-8").splitlines())
-    return {row[0]: row[1] for row in rows if row}
+    return {row[0]: row[1] for row in rows if len(row) > 1}
 
 
 def _refuse_unsafe(info: zipfile.ZipInfo, name: str) -> None:
@@ -309,19 +312,18 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     placed, edited = _known(tree)
-    keep_copies(tree, edited)
-    for data in files.values():
-        tree.keep(data)
     gone = sorted((old | set(placed)) - files.keys())
     changes = [transaction.Change(path, None) for path in gone]
     changes += [transaction.Change(p, d) for p, d in files.items() if tree.read(p) != d]
     written = {
+        **copies_of(tree, edited),
+        **tree.new_objects(files.values()),
+        **tree.unused_objects(set(upstream.files.values())),
         records.UPSTREAM: records.as_json(upstream),
         records.MANIFEST: None,
         records.LITERALS: None,
     }
     transaction.commit(tree.root, changes, written, command="vendor")
-    drop_unused_objects(tree)
 
 
 def _known(tree: Tree) -> tuple[list[str], list[str]]:
