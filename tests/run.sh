@@ -1,8 +1,17 @@
 #!/usr/bin/env bash
-# The test command: sets up what is missing, then runs the tests. Arguments go to pytest.
+# The test command: sets up what is missing, then runs the tests. `--all` runs those marked heavy,
+# too, which take minutes; other arguments go to pytest.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+arguments=()
+for argument in "$@"; do
+    if [[ $argument == --all ]]; then
+        arguments+=(-m "")
+    else
+        arguments+=("$argument")
+    fi
+done
 python=$(python3 "$root/tools/bootstrap.py")
 "$python" -m mqo setup
 cd "$root"
-exec "$python" -m pytest "$@"
+exec "$python" -m pytest "${arguments[@]}"

@@ -59,7 +59,7 @@ def setup() -> None:
     from mqo.overlay.series import Series
 
     project = Project.here()
-    ready_tree(project, Series.load(project.patches, ours=project.tree), print, allow_edits=False)
+    ready_tree(project, Series.of(project), print, allow_edits=False)
     ready = prepare(project, "wikipedia", report=print)
     print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
 

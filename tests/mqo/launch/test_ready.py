@@ -1,7 +1,7 @@
 """What is refused before anything is prepared."""
 
 import pytest
-from mqo.errors import DataError, OverlayError
+from mqo.errors import DataError, EditedError, OverlayError
 from mqo.launch.cell import resolve
 from mqo.launch.ready import check_cell, ready_tree
 from mqo.overlay.series import Series
@@ -60,3 +60,14 @@ def test_a_tree_of_another_version_is_refused(tmp_path):
     materialise(tmp_path / "Megatron-LM", {}, version="0.16.1")
     with pytest.raises(OverlayError, match=r"holds megatron-core 0\.16\.1.*0\.19\.2.*mqo vendor"):
         ready_tree(Project(tmp_path), Series(()), print, allow_edits=False)
+
+
+def test_a_tree_with_any_hand_edit_is_refused_before_a_run(mini, monkeypatch):
+    pin = Project.here().upstream_pin.read_text().replace('"0.19.2"', '"1.2.3"')
+    project = Project(mini.tree.root.parent)
+    monkeypatch.setattr(Project, "tree", mini.tree.root)
+    (mini.tree.root / "UPSTREAM.toml").write_text(pin)
+    ready_tree(project, mini.series, print, allow_edits=False)
+    mini.edit("core/plain.py", b"42", b"43")
+    with pytest.raises(EditedError, match=r"core/plain\.py.*mqo vendor --force"):
+        ready_tree(project, mini.series, print, allow_edits=False)

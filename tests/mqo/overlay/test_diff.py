@@ -5,7 +5,8 @@ import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals, report_diff
 from mqo.overlay.apply import apply
-from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff, unified
+from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff
+from mqo.overlay.unified import unified
 
 from ..conftest import FILES, materialise
 

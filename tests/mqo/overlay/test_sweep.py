@@ -89,15 +89,34 @@ def test_a_walk_enters_the_statements_whose_lines_hold_the_needle():
 def test_a_leftover_stops_the_sweep_and_is_named_with_its_line():
     blind = rule(leftovers=lambda s: [Leftover(3, "old()"), Leftover(2, "old")])
     with pytest.raises(DriftError) as caught:
-        swept(b"old\n", blind)
-    for part in ("core/x.py:2", "old remains", "the_sweep", "2 such places"):
+        swept(b"old\n\n\n", blind)
+    for part in ("sweep 'the_sweep' leaves 2 behind", "core/x.py:2 old, core/x.py:3 old()"):
         assert part in str(caught.value)
 
 
 def test_leftovers_are_looked_for_in_the_result():
     half = rule(lambda s: [Splice.over(next(named(s, "old")), "new")], RENAME.leftovers)
-    with pytest.raises(DriftError, match="1 such place"):
+    with pytest.raises(DriftError, match="leaves 1 behind"):
         swept(b"old + old\n", half)
+
+
+def test_a_leftover_is_named_with_the_line_of_the_file_as_upstream_wrote_it():
+    def import_alone(source):
+        yield source.import_splice("import q")
+
+    blind = rule(import_alone, RENAME.leftovers)
+    with pytest.raises(DriftError, match=r"core/x\.py:3 old\."):
+        sweep_file("core/x.py", b"import a\nimport b\n\nold\n", blind, "s", pristine=b"#\n\nold\n")
+    with pytest.raises(DriftError, match=r"core/x\.py:4 old\."):
+        swept(b"import a\nimport b\n\nold\n", blind)
+
+
+def test_what_a_rule_refuses_is_named_with_its_file():
+    def refuse(source):
+        raise DriftError("line 1 is odd", expected="an even one")
+
+    with pytest.raises(DriftError, match=r"core/x\.py: line 1 is odd.*an even one"):
+        swept(b"old\n", rule(refuse))
 
 
 def test_a_result_that_is_no_python_is_refused():

@@ -1,4 +1,3 @@
-import base64
 import dataclasses
 import hashlib
 import io
@@ -14,27 +13,11 @@ from mqo.overlay.vendor import AlreadyVendored, Pin, Vendored, read_wheel, vendo
 from mqo.project import Project
 
 from ..conftest import FILES
+from .conftest import wheel
 
 NAME = "megatron_core-1.2.3-cp311-cp311-any.whl"
 HELPER = "megatron/core/datasets/helpers_cpp.so"
 HELPER_SOURCE = "megatron/core/datasets/helpers.cpp"
-
-
-def wheel(files, *, record=None, extra=()):
-    """A wheel's bytes; `record` replaces the digests of RECORD, `extra` are further members."""
-    digests = {p: hashlib.sha256(c).digest() for p, c in files.items()} | (record or {})
-    rows = [
-        f"{p},sha256={base64.urlsafe_b64encode(d).rstrip(b'=').decode()},1"
-        for p, d in digests.items()
-    ]
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-        for member, data in extra:
-            archive.writestr(member, data)
-        archive.writestr("megatron_core-1.2.3.dist-info/RECORD", "\n".join(rows))
-    return content.getvalue()
 
 
 @pytest.fixture

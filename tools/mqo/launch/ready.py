@@ -10,7 +10,7 @@ from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
-from mqo.overlay.apply import Applied, apply
+from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
@@ -62,6 +62,7 @@ def ready_tree(project: Project, series: Series, report: Report, *, allow_edits:
         edited = tree.edited_files()
         report(f"tree     : used as it is, with {len(edited)} files changed by hand")
         return tree
+    refuse_edits(tree)
     outcome = apply(tree, series)
     version = tree.upstream().version
     what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"

@@ -56,7 +56,7 @@ def run(
 ) -> Result:
     """Train the cell in a folder of its own; RunError when training fails."""
     check_cell(cell)
-    series, machine = Series.load(project.patches), detect()
+    series, machine = Series.of(project), detect()
     tree = ready_tree(project, series, report, allow_edits=allow_edits)
     data = ready_data(project, cell, report)
     folder = create(project.runs, cell.title)

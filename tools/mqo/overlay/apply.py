@@ -123,7 +123,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     """Make the changes, unless they would overwrite a hand edit; the copies kept of such."""
     edited = _edits(tree, target)
     if edited and not force:
-        raise _edited_error(tree, edited)
+        raise _edited_error(tree, edited, "--force overwrites it")
     kept = keep_copies(tree, edited)
     for content in target.objects:
         tree.keep(content)
@@ -160,14 +160,20 @@ def _is_upstreams(tree: Tree, path: str, content: bytes) -> bool:
     return path in tree.upstream().files and content == tree.pristine(path)
 
 
-def _edited_error(tree: Tree, edited: Sequence[str]) -> EditedError:
+def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError:
     more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
     return EditedError(
         f"{', '.join(edited[:3])}{more} in {tree.root}: changed by hand since mqo wrote it",
         expected="upstream's bytes or the patched ones",
-        help="Undo the change, shown below; or --force overwrites it and keeps a copy in .mqo/kept",
+        help=f"Undo the change, shown below; or {remedy} and keeps a copy in .mqo/kept",
         detail="".join(local_diff(tree, path) for path in edited),
     )
+
+
+def refuse_edits(tree: Tree) -> None:
+    """EditedError when any file of the tree was changed by hand, one that no entry touches too."""
+    if edited := tree.edited_files():
+        raise _edited_error(tree, edited, "`mqo vendor --force` starts afresh")
 
 
 def keep_copies(tree: Tree, paths: Sequence[str]) -> tuple[str, ...]:

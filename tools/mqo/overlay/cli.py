@@ -205,7 +205,7 @@ def _tree(path: Path | None) -> Tree:
 def _series() -> Series:
     from mqo.overlay.series import Series
 
-    return Series.load(Project.here().patches, ours=Project.here().tree)
+    return Series.of(Project.here())
 
 
 def _pair(text: str) -> tuple[str, str]:

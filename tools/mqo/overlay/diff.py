@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mqo.overlay.records import Manifest
 from mqo.overlay.series import Entry, added_files
 from mqo.overlay.tree import Tree
+from mqo.overlay.unified import unified
 
 LOCAL = "changed since"
 
@@ -97,28 +97,3 @@ def tree_diff(tree: Tree, root: Tree) -> str:
         if path not in upstream:
             diffs.append(unified(path, None, root.read(path)))
     return b"".join(diffs).decode("utf-8", errors="backslashreplace")
-
-
-def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
-    """A unified diff that `git apply` takes; empty when nothing differs.
-
-    `before` None means that the file is new, `after` None that it is gone.
-    """
-    if before == after:
-        return b""
-    head = [f"diff --git a/{path} b/{path}\n".encode()]
-    if before is None:
-        head.append(b"new file mode 100644\n")
-    if after is None:
-        head.append(b"deleted file mode 100644\n")
-    source = b"/dev/null" if before is None else f"a/{path}".encode()
-    target = b"/dev/null" if after is None else f"b/{path}".encode()
-    old, new = _lines(before or b""), _lines(after or b"")
-    return b"".join([*head, *difflib.diff_bytes(difflib.unified_diff, old, new, source, target)])
-
-
-def _lines(content: bytes) -> list[bytes]:
-    """Lines as diff counts them: `splitlines` would end one at a form feed, too."""
-    *lines, last = content.split(b"\n")
-    rest = [last + b"\n\\ No newline at end of file\n"] if last else []
-    return [line + b"\n" for line in lines] + rest

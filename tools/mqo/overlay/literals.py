@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import UnknownNameError
 
 VARIABLE = "custom_quant_type"
 NONE = "none"
+TYPES = ("hifp8", "mxfp8", "mxfp4", NONE)
 _LINE = re.compile(rb"^([ \t]*custom_quant_type = ')([^'\r\n]*)(')", re.MULTILINE)
 
 
@@ -29,11 +30,11 @@ class TypeLiteral:
 
 def read(content: bytes) -> list[TypeLiteral]:
     """The literals of a patched file, in source order."""
+    needle = VARIABLE.encode()
+    lines = [n for n, line in enumerate(content.splitlines(), 1) if needle in line]
     found: list[TypeLiteral] = []
-    for block in ast.walk(ast.parse(content)):
-        for body in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
-            if isinstance(body, list):
-                found += filter(None, map(_literal, body, body[1:]))
+    for block in _blocks_over(ast.parse(content) if lines else ast.Module([], []), lines):
+        found += filter(None, map(_literal, block, block[1:]))
     return sorted(found, key=lambda literal: literal.line)
 
 
@@ -57,6 +58,21 @@ def check_sites(types: Mapping[str, str], known: Mapping[str, object]) -> None:
     for site in types:
         if site not in known:
             raise UnknownNameError("GEMM site", site, known)
+
+
+def _blocks_over(node: ast.AST, lines: Sequence[int]) -> Iterator[list[ast.stmt]]:
+    """The blocks in `node` that stand around one of the lines (all of them would take long)."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        children = getattr(node, name, None)
+        if not isinstance(children, list) or not children:
+            continue
+        if isinstance(children[0], ast.stmt):
+            yield children
+        for child in children:
+            ends = (child.end_lineno or 0) if hasattr(child, "lineno") else max(lines)
+            starts = child.lineno if hasattr(child, "lineno") else 0
+            if any(starts <= line <= ends for line in lines):
+                yield from _blocks_over(child, lines)
 
 
 def _literal(statement: ast.stmt, behind: ast.stmt) -> TypeLiteral | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError
+from mqo.overlay.drift import nearest_names
 from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.sweep import Sweep, sweep_file
@@ -59,7 +60,7 @@ def plan(
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources if only is None or path in only}
     for entry in series.entries:
-        _plan_entry(entry, version, files, sources)
+        _plan_entry(series, entry, version, files, sources)
     return {path: file for path, file in files.items() if file.stages}
 
 
@@ -76,7 +77,7 @@ def drift(
     for entry in series.entries:
         trial = dict(files)
         try:
-            _plan_entry(entry, version, trial, sources)
+            _plan_entry(series, entry, version, trial, sources)
         except DriftError as error:
             found[entry.name] = error
         else:
@@ -86,14 +87,24 @@ def drift(
 
 
 def _plan_entry(
-    entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
+    series: Series,
+    entry: Entry,
+    version: str,
+    files: dict[str, FilePlan],
+    sources: Collection[str],
 ) -> None:
     if not entry.holds_in(version):
         return
-    if entry.kind == "site":
-        _plan_sites(entry, version, files, sources)
-    elif entry.kind == "sweep":
-        _plan_sweep(entry, entry.load_sweep(), files)
+    try:
+        if entry.kind == "site":
+            _plan_sites(entry, version, files, sources)
+        elif entry.kind == "sweep":
+            _plan_sweep(entry, entry.load_sweep(), files)
+    except DriftError as error:
+        known = (
+            f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
+        )
+        raise DriftError(error.found, expected=known, help=error.help) from error
 
 
 def _plan_sites(
@@ -107,20 +118,22 @@ def _plan_sites(
         if edits.path in sources and edits.path not in files:
             continue  # not among the files asked for
         if edits.path not in files:
+            near = ", ".join(nearest_names(edits.path, sources, "/"))
             raise DriftError(
-                f"megatron-core {version} holds no {edits.path}",
+                f"megatron-core {version} holds no {edits.path}" + (near and f"; nearest: {near}"),
                 expected=f"the file that patch '{entry.name}' edits",
                 help="`mqo vendor` fetches the pinned version",
             )
         file = files[edits.path]
-        new = rewrite(file.content, edits, version, entry.name)
+        new = rewrite(file.content, edits, version, entry.name, pristine=file.pristine)
         files[edits.path] = file.then(entry.name, new)
 
 
 def _plan_sweep(entry: Entry, sweep: Sweep, files: dict[str, FilePlan]) -> None:
     for path, file in files.items():
         if sweep.concerns(path, file.content):
-            files[path] = file.then(entry.name, sweep_file(path, file.content, sweep, entry.name))
+            new = sweep_file(path, file.content, sweep, entry.name, pristine=file.pristine)
+            files[path] = file.then(entry.name, new)
 
 
 def _has_package(edits: FileEdits, sources: Iterable[str]) -> bool:

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay.edits import FileEdits
 from mqo.overlay.sweep import Sweep
+from mqo.project import Project
 
 SCHEMA = 1
 Kind = Literal["site", "sweep", "add"]
@@ -82,6 +83,11 @@ class Series:
             )
         entries = (Entry(folder=folder, **_tupled(row)) for row in table["entry"])
         return cls(tuple(entries), table.get("supported", ""), ours)
+
+    @classmethod
+    def of(cls, project: Project) -> Series:
+        """The project's series, with its own tree for the files of "add" entries."""
+        return cls.load(project.patches, ours=project.tree)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mqo.errors import DriftError
+from mqo.overlay.drift import Place, in_upstream
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,13 @@ class Source:
         return Splice(after + 1, 0, after + 1, 0, statement.encode() + self.newline)
 
 
-def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
-    """`content` after the sweep; raises DriftError when its postcondition does not hold."""
+def sweep_file(
+    path: str, content: bytes, sweep: Sweep, entry: str, *, pristine: bytes | None = None
+) -> bytes:
+    """`content` after the sweep; raises DriftError when its postcondition does not hold.
+
+    `pristine` is what earlier entries made `content` of, if they did: the error gives its lines.
+    """
     try:
         source = Source(content, sweep.needle)
     except (SyntaxError, ValueError) as error:
@@ -148,7 +154,12 @@ def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
             expected=f"upstream's source, which sweep '{entry}' rewrites",
             help="`mqo vendor` fetches it again",
         ) from error
-    new = source.spliced(sweep.splices(source))
+    try:
+        new = source.spliced(sweep.splices(source))
+    except DriftError as error:  # of the rule, which knows no path
+        raise DriftError(
+            f"{path}: {error.found}", expected=error.expected, help=error.help
+        ) from error
     try:
         after = source if new == content else Source(new, sweep.needle)
     except SyntaxError as error:
@@ -159,9 +170,11 @@ def sweep_file(path: str, content: bytes, sweep: Sweep, entry: str) -> bytes:
         ) from error
     left = sorted(sweep.leftovers(after), key=lambda place: place.line)
     if left:
+        origin = content if pristine is None else pristine
+        places = in_upstream([Place(p.line, p.what) for p in left], origin, new)
         raise DriftError(
-            f"{path}:{left[0].line}: {left[0].what} remains after sweep '{entry}' "
-            f"({len(left)} such places)",
+            f"sweep '{entry}' leaves {len(places)} behind: "
+            + ", ".join(f"{path}:{place.line} {place.code}" for place in places),
             expected="none",
             help="The rule in patches/ needs this form added",
         )

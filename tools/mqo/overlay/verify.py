@@ -98,9 +98,9 @@ def _try(tree: Tree, series: Series, version: str, folder: Path) -> Verified:
     except DriftError:
         return Verified(version, _drifted(tree, series), faults=tuple(faults))
     entries = _applied(tree, series)
-    faults += compile_faults(tree)
-    forward = Forward("not tried") if faults else try_forward(tree, anywhere, folder)
-    faults += forward.faults
+    broken = compile_faults(tree)
+    forward = Forward("not tried") if broken else try_forward(tree, anywhere, folder)
+    faults += [*broken, *forward.faults]
     try:
         restore(tree, anywhere)
     except MqoError as error:

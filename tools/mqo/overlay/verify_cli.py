@@ -34,7 +34,7 @@ def verify(
     from mqo.overlay.verify import verify as try_release
 
     project = Project.here()
-    pin, series = Pin.load(project.upstream_pin), Series.load(project.patches, ours=project.tree)
+    pin, series = Pin.load(project.upstream_pin), Series.of(project)
     results = [
         try_release(name, pin, series, project.tree, project.cache, report=_say)
         for name in _chosen(version or [], all, pin)

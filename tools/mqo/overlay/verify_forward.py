@@ -94,8 +94,8 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
 def _step(root: Path) -> Step:
     """Run the program in the tree at `root`: on the CPU, with nothing of this environment."""
     target = root.with_suffix(".json")
-    # One thread: sums in another order would differ in the last bit.
-    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
+    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")} | chosen
     command = [sys.executable, "-I", "-B", "-W", "ignore", str(root / PROGRAM), str(target)]
     try:
@@ -132,15 +132,21 @@ def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
 
 
 def _record_faults(step: Step) -> list[str]:
+    """Sites and layers that quantised other than two operands: a line a site and count."""
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES
         for layer in (step.attention_layers if site in ATTENTION_SITES else step.linear_layers)
     }
-    keys = sorted(set(wanted) | set(step.records))
+    layers: dict[tuple[str, str, int, int], list[str]] = {}
+    for key in sorted(set(wanted) | set(step.records)):
+        site, layer, quant_type = key
+        counts = (step.records.get(key, 0), wanted.get(key, 0))
+        if counts[0] != counts[1]:
+            layers.setdefault((site, quant_type, *counts), []).append(layer)
     return [
-        f"at {key[2]}: {key[0]} of {key[1]} quantised {step.records.get(key, 0)} operands once, "
-        f"not {wanted.get(key, 0)}"
-        for key in keys
-        if step.records.get(key, 0) != wanted.get(key, 0)
+        f"at {quant_type}: {site} of {names[0]}"
+        + (f" and {len(names) - 1} more" if names[1:] else "")
+        + f" quantised {found} operands once, not {right}"
+        for (site, quant_type, found, right), names in layers.items()
     ]

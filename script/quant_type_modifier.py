@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Shows and sets the quant types in Megatron's source. See --help and docs/quant_type_modifier.md.
+
+--check and --dry-run need the standard library of Python 3.11 alone; what this Python lacks for the
+rest, .venv's has.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import bootstrap
+
+if sys.version_info < (3, 11):  # noqa: UP036 - runs under any python3
+    bootstrap.reexec()
+
+from mqo.overlay.modifier_cli import main
+
+try:
+    code = main()
+except ModuleNotFoundError as error:
+    if error.name != "filelock":
+        raise
+    bootstrap.reexec()  # the lock is taken before anything is written or printed
+    raise
+sys.exit(code)

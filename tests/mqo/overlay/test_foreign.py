@@ -1,0 +1,358 @@
+import textwrap
+
+import pytest
+from mqo.errors import OverlayError
+from mqo.overlay import foreign
+
+from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers
+
+
+def places(path, text):
+    content = text if isinstance(text, bytes) else text.encode()
+    return {place.site: place for place in foreign.scan(path, content).places}
+
+
+def forward(body):
+    """The place of fprop; the body starts on line 5."""
+    return places(LAYERS, layers(forward=textwrap.dedent(body).lstrip("\n")))["fprop"]
+
+
+def attend(body):
+    """The places in attention; the body starts on line 3."""
+    return places(ATTENTION, attention(textwrap.dedent(body).lstrip("\n")))
+
+
+def said(places):
+    """{site: [(line, value)]}."""
+    return {s: [(lit.line, lit.value) for lit in p.literals] for s, p in places.items()}
+
+
+def test_three_literals_in_the_linear_class_and_two_in_one_function():
+    assert said(places(LAYERS, layers())) == {
+        "fprop": [(5, "hifp8")],
+        "dgrad": [(11, "mxfp8")],
+        "wgrad": [(15, "none")],
+    }
+    assert said(places(ATTENTION, attention())) == {"qk": [(3, "mxfp4")], "pv": [(6, "bf16")]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("'", '"'),
+        lambda text: text.replace("    ", "\t"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace("print('", "print('é"),
+    ],
+    ids=["CRLF", "double quotes", "tabs", "BOM", "not ASCII"],
+)
+def test_the_form_of_the_file_does_not_matter(change):
+    assert said(places(LAYERS, change(layers()))) == said(places(LAYERS, layers()))
+
+
+def test_a_latin_1_file_is_read_in_its_encoding():
+    text = "# -*- coding: latin-1 -*-\n" + layers().replace("the input", "thé input")
+    found = places(LAYERS, text.encode("latin-1"))
+    assert [place.line for place in found.values()] == [6, 12, 16]
+
+
+def test_a_backward_before_the_forward_changes_nothing():
+    text = layers()
+    head, rest = text.split("    def forward")
+    forward, backward = rest.split("    def backward")
+    turned = head + "    def backward" + backward + "\n    def forward" + forward
+    values = {site: place.values for site, place in places(LAYERS, turned).items()}
+    assert values == {"fprop": ("hifp8",), "dgrad": ("mxfp8",), "wgrad": ("none",)}
+
+
+def test_a_frozen_layer_and_a_module_level_literal_are_strays():
+    text = layers() + "\ncustom_quant_type = 'a'\nclass Frozen:\n  custom_quant_type = 'b'\n"
+    scan = foreign.scan(LAYERS, text.encode())
+    assert [p.line for p in scan.places] == [5, 11, 15]
+    assert scan.strays == (21, 23)
+
+
+# -- which literal is the site's ---------------------------------------------------------------
+
+
+def test_code_between_a_literal_and_its_gemm_does_not_matter():
+    body = """
+        custom_quant_type = "mxfp8"  # quant type 'none' is the other one
+
+        # A comment with custom_quant_type = 'x'.
+        total_input = gather(total_input)
+        log('custom_quant_type', weight.shape)
+        return typed_matmul(total_input, weight, custom_quant_type)
+    """
+    assert said({"fprop": forward(body)}) == {"fprop": [(5, "mxfp8")]}
+
+
+def test_a_string_literal_that_takes_the_place_of_another_is_the_sites():
+    body = """
+        custom_quant_type = 'hifp8'
+        custom_quant_type = 'mxfp8'
+        return typed_matmul(total_input, weight, custom_quant_type)
+    """
+    assert said({"fprop": forward(body)}) == {"fprop": [(6, "mxfp8")]}
+
+
+def test_branches_may_have_a_literal_each():
+    body = """
+        if fused:
+            custom_quant_type = 'mxfp8'
+            y = fused_gemm(total_input, weight, custom_quant_type)
+        else:
+            custom_quant_type = 'none'
+            y = typed_matmul(total_input, weight, custom_quant_type)
+    """
+    place = forward(body)
+    assert said({"fprop": place}) == {"fprop": [(6, "mxfp8"), (9, "none")]}
+    assert place.note == "lines 6 (mxfp8) and 9 (none)"
+    assert not place.refusal
+
+
+def test_what_overwrites_behind_the_gemm_does_not_matter():
+    body = """
+        custom_quant_type = 'mxfp8'
+        y = typed_matmul(total_input, weight, custom_quant_type)
+        custom_quant_type = restore_type()
+        return y
+    """
+    assert forward(body).values == ("mxfp8",)
+
+
+def test_what_overwrites_in_a_branch_that_leaves_does_not_matter():
+    body = """
+        custom_quant_type = 'mxfp8'
+        if weight is None:
+            custom_quant_type = None
+            raise Missing(custom_quant_type)
+        return typed_matmul(total_input, weight, custom_quant_type)
+    """
+    assert forward(body).values == ("mxfp8",)
+
+
+@pytest.mark.parametrize("after", ["None", "'none'"])
+def test_a_type_counts_when_it_is_taken_even_if_the_variable_changes_before_the_gemm(after):
+    body = f"""
+        custom_quant_type = 'mxfp8'
+        quantise = quantiser(custom_quant_type)
+        custom_quant_type = {after}
+        return torch.matmul(quantise(total_input), quantise(weight))
+    """
+    assert said({"fprop": forward(body)}) == {"fprop": [(5, "mxfp8")]}
+
+
+def test_both_types_may_be_taken_before_both_gemms():
+    body = """
+        custom_quant_type = 'mxfp8'
+        a = quantiser(custom_quant_type)
+        custom_quant_type = 'none'
+        b = quantiser(custom_quant_type)
+        s = torch.bmm(a(query), a(key))
+        return torch.bmm(b(softmax(s)), b(value))
+    """
+    assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(5, "none")]}
+
+
+def test_an_operand_that_is_rounded_for_two_gemms_takes_its_own_type_to_neither():
+    body = """
+        custom_quant_type = 'mxfp8'
+        grad_output = cast(grad_output, custom_quant_type)
+        dx = mm(grad_output, weight)
+        custom_quant_type = 'none'
+        if custom_quant_type == 'none':
+            dw = mm(grad_output.t(), total_input)
+    """
+    found = places(LAYERS, layers(backward=textwrap.dedent(body).lstrip("\n")))
+    assert said(found) == {
+        "fprop": [(5, "hifp8")],
+        "dgrad": [(11, "mxfp8")],
+        "wgrad": [(14, "none")],
+    }
+
+
+def test_a_use_of_qks_literal_behind_its_gemm_is_not_pvs():
+    body = """
+        custom_quant_type = 'mxfp8'
+        s = typed_bmm(query, key, custom_quant_type)
+        if custom_quant_type != 'none':
+            s = s * 2
+        custom_quant_type = 'none'
+        return typed_bmm(softmax(s), value, custom_quant_type)
+    """
+    assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(7, "none")]}
+
+
+def test_uses_in_a_chain_of_branches_belong_to_the_gemm_behind_them():
+    body = """
+        custom_quant_type = 'mxfp8'
+        q = cast(query, custom_quant_type)
+        s = torch.bmm(q, key)
+        custom_quant_type = 'hifp8'
+        s = softmax(s)
+        if custom_quant_type == 'hifp8':
+            return hif_bmm(s, value)
+        elif custom_quant_type == 'mxfp8':
+            return mx_bmm(s, value)
+        return torch.bmm(s, value)
+    """
+    assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(6, "hifp8")]}
+
+
+def test_a_literal_that_nothing_reads_is_shown_as_such():
+    place = forward("custom_quant_type = 'mxfp8'\nreturn torch.matmul(total_input, weight)\n")
+    assert place.values == ("mxfp8",)
+    assert place.note == "nothing reads it before its GEMM"
+
+
+def test_the_binding_of_our_patches_decides_whatever_stands_around_it():
+    body = """
+        custom_quant_type = 'mxfp8'
+        a = bind('qk', custom_quant_type, self)
+        custom_quant_type = 'none'
+        b = bind('pv', custom_quant_type, self)
+        s = torch.bmm(a(query), a(key))
+        return torch.bmm(b(attention_probs), b(value))
+    """
+    found = attend(body)
+    assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(5, "none")]}
+    assert all(place.bound for place in found.values())
+    assert not any(place.bound for place in places(LAYERS, layers()).values())
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "custom_quant_type = os.environ['TYPE']",
+        "custom_quant_type = custom_quant_type.lower()",
+        "custom_quant_type = 'mx' + 'fp8'",
+        "custom_quant_type = None",
+        "if x: custom_quant_type = args.type",
+        "for custom_quant_type in types: pass",
+        "with x as custom_quant_type: pass",
+        "custom_quant_type += ''",
+    ],
+)
+def test_a_literal_that_is_overwritten_before_its_gemm_is_refused(line):
+    body = f"custom_quant_type = 'mxfp8'\n{line}\nreturn mm(total_input, custom_quant_type)\n"
+    place = forward(body)
+    assert place.refusal == (
+        f"{LAYERS}:6 overwrites the literal of fprop at line 5 before its GEMM"
+    )
+    assert (place.literals, place.line, place.note) == ((), 5, "overwritten by line 6")
+
+
+def test_a_branch_that_may_overwrite_is_enough():
+    body = """
+        custom_quant_type = 'mxfp8'
+        if hurry:
+            custom_quant_type = fastest()
+        if custom_quant_type == 'mxfp8':
+            return mx_matmul(total_input, weight)
+        return torch.matmul(total_input, weight)
+    """
+    assert forward(body).refusal.startswith(f"{LAYERS}:7 overwrites the literal of fprop at line 5")
+
+
+def test_the_overwritten_literal_of_one_site_leaves_the_other_alone():
+    body = """
+        custom_quant_type = 'mxfp8'
+        s = typed_bmm(query, key, custom_quant_type)
+        custom_quant_type = 'none'
+        custom_quant_type = self.type
+        return typed_bmm(attention_probs, value, custom_quant_type)
+    """
+    found = attend(body)
+    assert said(found) == {"qk": [(3, "mxfp8")], "pv": []}
+    assert found["pv"].refusal == (
+        f"{ATTENTION}:6 overwrites the literal of pv at line 5 before its GEMM"
+    )
+
+
+def test_a_site_with_no_literal_at_all_but_a_computed_type_is_refused():
+    place = forward("custom_quant_type = ctx.type\nreturn mm(total_input, custom_quant_type)\n")
+    assert place.refusal == (
+        f"{LAYERS}:5 sets custom_quant_type for fprop, and not by a plain string literal"
+    )
+
+
+def test_an_absent_site_is_refused_with_the_line_of_its_gemm():
+    found = places(LAYERS, layers(backward="return mm(grad_output, weight)\n"))
+    scope = f"({LINEAR}.backward)"
+    assert found["dgrad"].refusal == f"{LAYERS}:11 {scope} uses no literal for the GEMM of dgrad"
+    assert found["wgrad"].refusal == (f"{LAYERS}:10 {scope} has no GEMM that is known as wgrad's")
+    assert found["fprop"].values == ("hifp8",)
+
+
+def test_a_site_that_uses_anothers_literal_is_refused_and_the_other_is_not():
+    body = """
+        custom_quant_type = 'mxfp8'
+        s = typed_bmm(query, key, custom_quant_type)
+        return typed_bmm(attention_probs, value, custom_quant_type)
+    """
+    found = attend(body)
+    assert not found["qk"].refusal
+    assert found["pv"].shares == "qk"
+    assert found["pv"].refusal == (
+        f"{ATTENTION}:5 uses the literal of qk at line 3 for pv, which has none of its own"
+    )
+
+
+def test_a_literal_of_the_sites_own_in_one_branch_only_is_refused_likewise():
+    body = """
+        custom_quant_type = 'mxfp8'
+        s = typed_bmm(query, key, custom_quant_type)
+        if x:
+            custom_quant_type = 'none'
+        return typed_bmm(attention_probs, value, custom_quant_type)
+    """
+    assert attend(body)["pv"].shares == "qk"
+
+
+def test_a_missing_file_class_or_method_is_an_absent_site():
+    assert foreign.scan(LAYERS, None).places[0].refusal == f"{LAYERS} does not exist"
+    assert places(LAYERS, "x = 1\n")["fprop"].refusal == f"{LAYERS}:1 has no {LINEAR}.forward"
+    assert {p.note for p in places(ATTENTION, "x = 1\n").values()} == {"absent"}
+
+
+def test_a_method_that_is_defined_twice_is_refused_at_the_second():
+    text = attention("pass\n") + "if x:\n    class DotProductAttention:\n        "
+    text += "def forward(self):\n            pass\n"
+    assert places(ATTENTION, text)["qk"].refusal == (
+        f"{ATTENTION}:6 has another DotProductAttention.forward"
+    )
+
+
+def test_a_class_under_a_condition_is_found():
+    text = "try:\n    import x\nexcept E:\n" + textwrap.indent(layers(), "    ")
+    assert [place.line for place in places(LAYERS, text).values()] == [8, 14, 18]
+
+
+def test_what_is_no_python_is_an_error():
+    with pytest.raises(OverlayError, match=rf"^{LAYERS}:3 cannot be read as Python"):
+        foreign.scan(LAYERS, b"x = 1\n\nclass\n")
+
+
+# -- our tree ----------------------------------------------------------------------------------
+
+
+def test_every_site_of_the_patched_tree_is_bound_to_a_literal_of_its_own(vendored):
+    found = {
+        place.site: place
+        for path in (LAYERS, ATTENTION)
+        for place in foreign.scan(path, vendored.read(path)).places
+    }
+    assert list(found) == ["fprop", "dgrad", "wgrad", "qk", "pv"]
+    assert all(place.bound and not place.refusal for place in found.values())
+    assert len({lit for place in found.values() for lit in place.literals}) == 5
+
+
+def test_upstreams_gemms_are_known_and_have_no_literal(vendored):
+    for path in (LAYERS, ATTENTION):
+        for place in foreign.scan(path, vendored.pristine(path)).places:
+            assert "uses no literal for the GEMM of" in place.refusal

@@ -1,0 +1,131 @@
+import json
+import sys
+
+import pytest
+from mqo import cli
+from mqo.project import Project
+
+RELEASES = ["0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0"]
+RELEASES += ["0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that runs `mqo verify`: its exit code, its output and its errors."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["mqo", "verify", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def here(trial, monkeypatch):
+    """The small project, as the one that the command belongs to."""
+    monkeypatch.setattr(Project, "here", classmethod(lambda cls: trial.project))
+    return trial
+
+
+def first_column(out):
+    return [line.split()[0] for line in out.splitlines()]
+
+
+# -- which releases ----------------------------------------------------------------------------
+
+
+def test_the_pinned_release_by_default(run, here):
+    code, out, err = run()
+    assert (code, first_column(out)) == (0, ["release", "1.2.3"])
+    assert "verifying 1.2.3" in err
+
+
+def test_every_pinned_release_oldest_first(run, here):
+    code, out, _ = run("--all")
+    assert (code, first_column(out)) == (0, ["release", "1.1.0", "1.2.3"])
+
+
+def test_the_releases_that_are_named_each_once(run, here):
+    code, out, _ = run("--version", "1.2.3", "--version", "1.1.0", "--version", "1.2.3")
+    assert (code, first_column(out)) == (0, ["release", "1.2.3", "1.1.0"])
+
+
+def test_an_unknown_release_lists_the_known_ones_before_anything_is_tried(run, here):
+    code, out, err = run("--version", "1.2.3", "--version", "9.9")
+    assert (code, out) == (2, "")
+    assert err.startswith("mqo: There is no megatron-core release in UPSTREAM.toml called '9.9'")
+    assert "one of 1.1.0, 1.2.3" in err
+
+
+def test_all_and_a_version_exclude_each_other(run, here):
+    code, out, _ = run("--all", "--version", "1.1.0")
+    assert (code, out) == (2, "")
+
+
+# -- exit codes --------------------------------------------------------------------------------
+
+
+def test_a_release_that_is_not_green_is_exit_code_1_and_the_others_are_tried(run, here):
+    here.change("patches/series.toml", 'supported = ">=1,<2"', 'supported = ">=1.2,<2"')
+    code, out, _ = run("--all")
+    assert code == 1
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["NO", "yes"]
+    assert "1.1.0: 1.1.0 is outside `supported`" in out
+
+
+def test_a_wheel_that_cannot_be_had_is_exit_code_2_and_the_others_are_tried(run, here):
+    here.drop_wheel("1.1.0")
+    code, out, _ = run("--all")
+    assert code == 2
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["error", "yes"]
+    assert "1.1.0: pip could not download megatron-core==1.1.0" in out
+
+
+def test_an_error_weighs_more_than_a_release_that_is_not_green(run, here):
+    here.drop_wheel("1.1.0")
+    here.change("patches/quant_sites.py", "left @ right", "left @ rights")
+    code, out, _ = run("--all")
+    assert code == 2
+    assert "1.2.3: quant_sites drifted: " in out
+
+
+# -- JSON --------------------------------------------------------------------------------------
+
+
+def test_json_says_all_of_it_and_nothing_else_is_on_stdout(run, here):
+    here.change("patches/quant_sites.py", "left @ right", "left @ rights")
+    code, out, _ = run("--json", "--all")
+    old, pinned = json.loads(out)
+    assert code == 1
+    assert (old["version"], old["pinned"], old["green"]) == ("1.1.0", False, False)
+    assert (pinned["version"], pinned["pinned"], pinned["forward"]) == ("1.2.3", True, "not tried")
+    assert [(e["name"], e["outcome"], e["files"]) for e in pinned["entries"]] == [
+        ("ours", "applied", 1),
+        ("quant_sites", "drifted", 0),
+        ("new_engine", "applied", 1),
+    ]
+    assert "nearest" in pinned["entries"][1]["why"]
+
+
+# -- the repository's series -------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_the_series_is_green_on_every_release(run):
+    """Two minutes, and ten downloads the first time."""
+    pytest.importorskip("torch")
+    code, out, err = run("--all", "--json")
+    results = {result["version"]: result for result in json.loads(out)}
+    assert list(results) == RELEASES
+    assert {v: r for v, r in results.items() if not r["green"]} == {}, err
+    assert code == 0
+    assert {result["forward"] for result in results.values()} == {"run"}
+    for version, result in results.items():
+        outcomes = {entry["name"]: entry["outcome"] for entry in result["entries"]}
+        # The trainer comes with the wheels since 0.17; old ones need no mending for Python.
+        trainer = tuple(map(int, version.split("."))) >= (0, 17)
+        assert outcomes.pop("run_hooks") == ("applied" if trainer else "not needed")
+        del outcomes["python_compat"]
+        assert set(outcomes.values()) == {"applied"}

@@ -1,0 +1,90 @@
+"""What a drift report says of the source: where a pattern stands, and what looks most like it.
+
+A report for a person, who revises the patch; nothing that is found here is ever patched. Lines are
+those of upstream's own file, whatever earlier entries of the series inserted above.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher, get_close_matches
+
+NEAREST = 3
+# The share of its tokens that code must have in common with a pattern, in the same order.
+ALIKE = 0.6
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """A 1-based line, and the code (or the name of the function) that starts there."""
+
+    line: int
+    code: str
+
+    def at(self, path: str) -> str:
+        """For the report: file, line, and the code in one line."""
+        return f"{path}:{self.line} `{textwrap.shorten(self.code, WIDTH, placeholder=' ...')}`"
+
+
+def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
+    """Up to three places that look like `pattern`, the likest first and one a line."""
+    scored = [(_likeness(pattern, place.code), place) for place in places]
+    scored = [(likeness, place) for likeness, place in scored if likeness[0] >= ALIKE]
+    scored.sort(key=lambda pair: pair[0], reverse=True)
+    best: dict[int, Place] = {}
+    for _, place in scored:
+        best.setdefault(place.line, place)
+    return list(best.values())[:NEAREST]
+
+
+def _likeness(pattern: str, code: str) -> tuple[float, float]:
+    """By tokens, and where that is equal by letters: 0 nothing in common, 1 all."""
+    tokens = SequenceMatcher(None, _tokens(code), _tokens(pattern), autojunk=False)
+    if tokens.real_quick_ratio() < ALIKE or tokens.quick_ratio() < ALIKE:
+        return 0.0, 0.0
+    return tokens.ratio(), SequenceMatcher(None, code, pattern, autojunk=False).ratio()
+
+
+def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
+    """Up to three of `names`: first those that end in the same part ("A.f", "B.f"), then similar
+    ones.
+    """
+    names = list(dict.fromkeys(names))
+    last = name.rpartition(separator)[2]
+    same = [n for n in names if n.rpartition(separator)[2] == last]
+    same.sort(key=lambda n: -SequenceMatcher(None, n, name).ratio())
+    close = get_close_matches(name, names, NEAREST, ALIKE)
+    return list(dict.fromkeys([*same, *close]))[:NEAREST]
+
+
+def describe(path: str, found: Sequence[Place], near: Sequence[Place] | None) -> str:
+    """The end of a sentence: each place of `found`, and the candidates if they were looked for."""
+    at = ", ".join(f"{path}:{place.line}" for place in found)
+    text = f", at {at}" if at else ""
+    if near is None:
+        return text
+    return f"{text}; nearest: {', '.join(place.at(path) for place in near) or 'none'}"
+
+
+def in_upstream(places: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
+    """The places of `content` with the lines of `pristine`, which it was made from.
+
+    For a line that a patch changed: the first of those that it replaces.
+    """
+    if content == pristine:
+        return list(places)
+    matcher = SequenceMatcher(None, pristine.splitlines(), content.splitlines(), autojunk=False)
+    lines: list[int] = []
+    for kind, start, _, new_start, new_end in matcher.get_opcodes():
+        moved = range(start + 1, start + 1 + new_end - new_start)
+        lines += moved if kind == "equal" else [start + 1] * len(moved)
+    return [replace(place, line=lines[place.line - 1]) for place in places]
+
+
+def _tokens(code: str) -> list[str]:
+    """Names, numbers and signs: layout does not count, nor does a pattern's `...`."""
+    return [token for token in re.findall(r"\.\.\.|\w+|[^\w\s]", code) if token != "..."]

@@ -1,0 +1,198 @@
+"""Finds functions and patterns in LibCST trees; what is not there as it must is an error.
+
+Patterns are compared by structure: layout, quotes and redundant parentheses do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from mqo.overlay.drift import Place, nearest, nearest_names
+
+Function = cst.FunctionDef
+Block = cst.IndentedBlock
+DEFINITIONS = (cst.ClassDef, cst.FunctionDef)
+
+# Fields that carry layout, not meaning.
+_LAYOUT = {"lpar", "rpar", "comma", "semicolon", "leading_lines", "trailing_whitespace", "newline"}
+
+
+class CountOffError(Exception):
+    """A pattern or function occurs another number of times than it must.
+
+    `found` are the places where it does; `near` are, when it should occur more often, those that
+    look most like it.
+    """
+
+    def __init__(
+        self, text: str, found: Sequence[Place] = (), near: Sequence[Place] | None = None
+    ) -> None:
+        super().__init__(text)
+        self.found, self.near = found, near
+
+
+def find_pattern(module: cst.Module, scope: Scope, pattern: str, count: int) -> list[cst.CSTNode]:
+    """The nodes of `scope` that match; CountOffError unless there are `count` of them."""
+    wanted = _parse_pattern(pattern)
+    found = [node for node in scope.nodes if _same(wanted, node)]
+    if len(found) != count:
+        raise CountOffError(
+            f"`{pattern}` occurs {len(found)} times instead of {count}",
+            _places(module, found),
+            _look_alikes(module, scope, pattern, found) if len(found) < count else None,
+        )
+    return found
+
+
+def _look_alikes(
+    module: cst.Module, scope: Scope, pattern: str, found: Sequence[cst.CSTNode]
+) -> list[Place]:
+    """What looks like a pattern: in the scope, else anywhere, for code moves to helpers."""
+    is_expression = isinstance(_parse_pattern(pattern), cst.BaseExpression)
+    kind = cst.BaseExpression if is_expression else cst.BaseSmallStatement
+    for searched in (scope, Scope(module)):
+        others = [n for n in searched.nodes if isinstance(n, kind) and n not in found]
+        alike = nearest(pattern, _places(module, others))
+        if alike:
+            return alike
+    return []
+
+
+def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
+    """The one function at dotted path `scope`, e.g. "Class.method", and what it is defined in."""
+    paths: list[list[cst.CSTNode]] = [[module]]
+    for name in scope.split("."):
+        paths = [[*p, d] for p in paths for d in _definitions(p[-1]) if d.name.value == name]
+    paths = [path for path in paths if isinstance(path[-1], Function)]
+    if len(paths) != 1:
+        raise CountOffError(
+            f"function `{scope}` is defined {len(paths)} times instead of once",
+            _places(module, [path[-1] for path in paths]),
+            None if paths else _nearest_functions(module, scope),
+        )
+    return paths[0]
+
+
+def _nearest_functions(module: cst.Module, scope: str) -> list[Place]:
+    """Functions of the same name elsewhere, then those with a similar dotted path."""
+    named = dict(_functions(module, ""))
+    chosen = nearest_names(scope, named, ".")
+    places = _places(module, [named[name] for name in chosen])
+    return [replace(place, code=name) for place, name in zip(places, chosen, strict=True)]
+
+
+def _functions(node: cst.CSTNode, prefix: str) -> Iterator[tuple[str, Function]]:
+    """(dotted path, function) of every function below `node`."""
+    for definition in _definitions(node):
+        path = prefix + definition.name.value
+        if isinstance(definition, Function):
+            yield path, definition
+        yield from _functions(definition, f"{path}.")
+
+
+def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
+    """Line and code of nodes of the module."""
+    if not nodes:
+        return []
+    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    return [Place(positions[node].start.line, module.code_for_node(node)) for node in nodes]
+
+
+def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
+    """Classes and functions directly in `node`, those under `if` and `try` included."""
+    found: list[cst.ClassDef | Function] = []
+    for child in _children(node):
+        if isinstance(child, DEFINITIONS):
+            found.append(child)
+        elif isinstance(child, cst.BaseStatement | cst.BaseSuite | cst.Else | cst.ExceptHandler):
+            found += _definitions(child)
+    return found
+
+
+class Scope:
+    """A function, or the whole module: its nodes, and the blocks that each of them stands in."""
+
+    def __init__(self, root: cst.CSTNode) -> None:
+        self.root = root
+        self.nodes: list[cst.CSTNode] = []
+        self._parents: dict[int, cst.CSTNode] = {}
+        todo = [root]
+        while todo:
+            node = todo.pop()
+            self.nodes.append(node)
+            children = list(_children(node))
+            self._parents |= {id(child): node for child in children}
+            todo += reversed(children)
+
+    def enclosing(self, hits: Sequence[cst.CSTNode]) -> tuple[Block, int]:
+        """The innermost block that encloses all hits, and its first statement that holds one."""
+        shared = None
+        for level in zip(*map(self._blocks, hits), strict=False):
+            if len({id(block) for block, _ in level}) > 1:
+                break
+            shared = level
+        if shared is None:
+            raise CountOffError("no block encloses all matches")
+        block = shared[0][0]
+        holding = {id(statement) for _, statement in shared}
+        return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
+
+    def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
+        """The blocks around `node`, the outermost first, each with its statement that holds it."""
+        found: list[tuple[Block, cst.CSTNode]] = []
+        while node is not self.root:
+            parent = self._parents[id(node)]
+            if isinstance(parent, Block):
+                found.append((parent, node))
+            node = parent
+        return found[::-1]
+
+
+def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Child nodes in source order, layout apart (much faster than LibCST's own `children`)."""
+    for name in _meaning(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            yield from (item for item in value if isinstance(item, cst.CSTNode))
+
+
+@functools.cache
+def _meaning(node_type: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The fields of a node that carry meaning."""
+    names = (field.name for field in fields(node_type))
+    return tuple(n for n in names if n not in _LAYOUT and not n.startswith("whitespace_"))
+
+
+def _parse_pattern(text: str) -> cst.CSTNode:
+    """An expression node, or the node of a one-line statement."""
+    try:
+        return cst.parse_expression(text)
+    except cst.ParserSyntaxError:
+        line = cst.parse_statement(text)
+        assert isinstance(line, cst.SimpleStatementLine)
+        return line.body[0]
+
+
+def _same(pattern: object, node: object) -> bool:
+    """Structural equality, blind to layout; `...` as last call argument takes any rest."""
+    if isinstance(pattern, cst.SimpleString) and isinstance(node, cst.SimpleString):
+        return pattern.evaluated_value == node.evaluated_value
+    if isinstance(pattern, cst.CSTNode):
+        if type(pattern) is not type(node):
+            return False
+        return all(_same(getattr(pattern, n), getattr(node, n)) for n in _meaning(type(node)))
+    if isinstance(pattern, Sequence) and not isinstance(pattern, str):
+        if not isinstance(node, Sequence):
+            return False
+        rest = bool(pattern) and isinstance(getattr(pattern[-1], "value", None), cst.Ellipsis)
+        head = pattern[:-1] if rest else pattern
+        fits = len(node) >= len(head) if rest else len(node) == len(head)
+        return fits and all(map(_same, head, node))
+    return pattern == node

@@ -1,0 +1,118 @@
+"""What was modified in a tree: .mqo/literals.json, and the original bytes as objects.
+
+A file is in it as long as it differs from its bytes of before the first modification.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from mqo.errors import EditedError, OverlayError
+from mqo.overlay import foreign, literals, records
+from mqo.overlay.tree import Tree, sha256
+
+NAME = records.LITERALS
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Modified:
+    """A file that differs from its original: both as SHA-256, and {site: value} in both."""
+
+    original: str
+    written: str
+    was: Mapping[str, str]
+    now: Mapping[str, str]
+
+    @classmethod
+    def of(cls, path: str, original: bytes, written: bytes) -> Modified:
+        """The row for a file that is about to be written."""
+        was, now = values(path, original), values(path, written)
+        return cls(sha256(original), sha256(written), was, now)
+
+
+def read(tree: Tree) -> dict[str, Modified]:
+    """The modified files by tree-relative path; OverlayError when the record is damaged."""
+    path = tree.store / NAME
+    try:
+        table = json.loads(path.read_bytes())
+        if table["schema"] == SCHEMA:
+            return {name: Modified(**row) for name, row in table["files"].items()}
+        found = f"{path} has schema {table['schema']}, written by another version of mqo"
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = f"{path} is damaged ({error})"
+    expected = f"the record that was written there, in schema {SCHEMA}"
+    raise OverlayError(found, expected=expected, help=_forget(tree))
+
+
+def encoded(files: Mapping[str, Modified]) -> bytes | None:
+    """The record's content; None, which deletes it, when nothing is modified."""
+    rows = {path: asdict(row) for path, row in sorted(files.items())}
+    return json.dumps({"schema": SCHEMA, "files": rows}, indent=1).encode() if rows else None
+
+
+def original(tree: Tree, path: str, content: bytes | None, row: Modified | None) -> bytes:
+    """The bytes from before the first modification of a file that holds `content` now.
+
+    What `mqo apply` and `mqo restore` wrote since counts as theirs: on a restored tree nothing is
+    modified any more, and on a tree patched anew the modification is the literals alone.
+    EditedError when something else came between.
+    """
+    if content is None:
+        raise _edited(tree, path, "deleted")
+    if row is None or sha256(content) == row.original:
+        return content
+    if sha256(content) == row.written:
+        return _stored(tree, row.original)
+    state = _state(tree, path)
+    if state == "pristine":
+        return content
+    if state == "patched":
+        now = values(path, content)
+        if all(row.now.get(site, literals.NONE) == value for site, value in now.items()):
+            return literals.write(content, {site: row.was.get(site, literals.NONE) for site in now})
+        if literals.neutral(content) == content:
+            return content
+    raise _edited(tree, path, "changed by other means")
+
+
+def values(path: str, content: bytes) -> dict[str, str]:
+    """{site: value} of a file's literals; several values joined."""
+    places = foreign.scan(path, content).places
+    return {place.site: " ".join(place.values) for place in places if place.literals}
+
+
+def _state(tree: Tree, path: str) -> str:
+    """The state of a file on a tree that `mqo` keeps, by its records; else empty."""
+    manifest = tree.manifest()
+    if manifest and path in manifest.files:
+        return tree.state_of(path, manifest.files[path])
+    vendored = tree.upstream().files if tree.is_vendored else {}
+    return "pristine" if sha256(tree.read(path) or b"") == vendored.get(path) else ""
+
+
+def _stored(tree: Tree, sha: str) -> bytes:
+    try:
+        return tree.object(sha)
+    except OverlayError as error:
+        # That one's help, to vendor anew, is for trees that `mqo` keeps.
+        raise OverlayError(error.found, expected=error.expected, help=_forget(tree)) from error
+
+
+def _edited(tree: Tree, path: str, how: str) -> EditedError:
+    return EditedError(
+        f"{tree.root / path} was {how} since its quant types were set; nothing was changed",
+        expected="the bytes that were written there",
+        help=_forget(tree),
+    )
+
+
+def _forget(tree: Tree) -> str:
+    return (
+        f"Undo that change; or delete {tree.store / NAME}, which takes the files as they are now "
+        "for the originals"
+    )

@@ -1,0 +1,321 @@
+"""Reads and sets the quant type literals of a tree, ours or a hand-patched one, and undoes it.
+
+A command is planned in full before anything is written: every site is found, every file is known to
+be as it was left, and then all files change or none. Reading needs the standard library alone;
+writing takes the tree's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mqo.errors import EditedError, OverlayError, UnknownNameError
+from mqo.overlay import foreign, gemms, ledger, literals, transaction
+from mqo.overlay.foreign import Place
+from mqo.overlay.ledger import Modified
+from mqo.overlay.plain import Literal, splice
+from mqo.overlay.tree import Tree
+from mqo.overlay.unified import unified
+
+COMMAND = "python3 script/quant_type_modifier.py"
+MIXED = "mixed"
+CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """A site as the source says it; `was` is what it said before the first modification, if else.
+
+    `type` is the quant type, any value that is none being 'none', as the convention has it; 'mixed'
+    when branches differ, and None when the source does not say.
+    """
+
+    place: Place
+    was: str | None = None
+
+    @property
+    def type(self) -> str | None:
+        """See the class."""
+        types = {v if v in literals.TYPES else literals.NONE for v in self.place.values}
+        return types.pop() if len(types) == 1 else MIXED if types else None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The values that are no quant type."""
+        return tuple(value for value in self.place.values if value not in literals.TYPES)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A tree's sites, what needs action, and what its user should know besides."""
+
+    root: Path
+    sites: tuple[SiteState, ...]
+    due: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One literal, before and after, at its 1-based line."""
+
+    site: str
+    path: str
+    line: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A file's content, before and after."""
+
+    before: bytes
+    after: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a modification or a restoration changed, or would change."""
+
+    root: Path
+    edits: tuple[Edit, ...]
+    files: Mapping[str, Replacement]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> bytes:
+        """The change as a unified diff that `patch -p1` and `git apply` take."""
+        return b"".join(unified(p, f.before, f.after) for p, f in sorted(self.files.items()))
+
+
+@dataclass
+class _Plan:
+    """`record` is the ledger after it, and `originals` what it refers to and must be kept."""
+
+    record: dict[str, Modified]
+    edits: list[Edit] = field(default_factory=list)
+    files: dict[str, Replacement] = field(default_factory=dict)
+    originals: list[bytes] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def outcome(self, root: Path) -> Outcome:
+        return Outcome(root, tuple(self.edits), self.files, tuple(self.warnings))
+
+
+# -- the three commands ---------------------------------------------------------------------------
+
+
+def check(root: Path) -> Report:
+    """Read the sites of the tree at `root`; writes nothing."""
+    tree = Tree(root)
+    states: list[SiteState] = []
+    due: list[str] = []
+    notes: list[str] = []
+    with _typed_errors():
+        interrupted = transaction.is_interrupted(root)
+        rows = ledger.read(tree)
+        for path, content in _contents(tree, may_lack=interrupted).items():
+            scan = foreign.scan(path, content)
+            try:
+                before = ledger.original(tree, path, content, rows[path]) if path in rows else b""
+            except EditedError:
+                due.append(f"{path} changed by other means since its types were set")
+                before = b""
+            states += _states(scan.places, ledger.values(path, before))
+            notes += [f"{path}:{line} is a literal of no known site" for line in scan.strays]
+        if interrupted or transaction.is_interrupted(root):
+            due = [CUT_OFF]  # the rest is not to be judged half-way
+        else:
+            due += _faults(tree, states)
+    return Report(root, tuple(states), tuple(due), tuple(notes))
+
+
+def modify(root: Path, types: Mapping[str, str], *, dry_run: bool = False) -> Outcome:
+    """Set the literals of the named sites, in all files or in none.
+
+    Raises OverlayError for a site that has no literals of its own in force, EditedError for a file
+    that was changed by other means since an earlier modification, UnknownNameError for a type.
+    """
+    for value in types.values():
+        if value not in literals.TYPES:
+            raise UnknownNameError("quant type", value, literals.TYPES)
+    return _run(root, lambda tree: _plan_modification(tree, types), dry_run=dry_run)
+
+
+def restore(root: Path, *, dry_run: bool = False) -> Outcome:
+    """Give back the bytes from before the first modification, in all files or in none.
+
+    Raises EditedError for a file that was changed by other means since.
+    """
+    return _run(root, _plan_restoration, dry_run=dry_run)
+
+
+def _run(root: Path, plan: Callable[[Tree], _Plan], *, dry_run: bool) -> Outcome:
+    tree = Tree(root)
+    with _typed_errors():
+        if dry_run:
+            _refuse_interrupted(root)
+            return plan(tree).outcome(root)
+        if not tree.store.exists():
+            # The lock makes this folder: not where there is nothing to do, or nothing can be done.
+            first = plan(tree)
+            for path in first.files:
+                transaction.check_writable(root, path)
+            if not first.files:
+                return first.outcome(root)
+        with tree.locked(COMMAND):
+            final = plan(tree)
+            for content in final.originals:
+                tree.keep(content)
+            if final.files or final.record != ledger.read(tree):
+                changes = [transaction.Change(p, file.after) for p, file in final.files.items()]
+                records = {ledger.NAME: ledger.encoded(final.record)}
+                transaction.commit(root, changes, records, command=COMMAND)
+            return final.outcome(root)
+
+
+def _refuse_interrupted(root: Path) -> None:
+    if transaction.is_interrupted(root):
+        raise OverlayError(
+            f"A command on {root} was cut off, or is at work",
+            expected="a tree at rest, which can be read without changing it",
+            help="Any command that may write, `--restore` for one, first finishes or clears it",
+        )
+
+
+@contextlib.contextmanager
+def _typed_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OverlayError(
+            f"{error.filename or 'The tree'}: {error.strerror or error}",
+            expected="a tree that may be read and written",
+            help=f"Mend that and repeat the command; `{COMMAND} --check` shows what the tree says",
+        ) from error
+
+
+# -- planning -------------------------------------------------------------------------------------
+
+
+def _plan_modification(tree: Tree, types: Mapping[str, str]) -> _Plan:
+    plan = _Plan(ledger.read(tree))
+    after: list[Place] = []
+    for path, content in _contents(tree).items():
+        places = foreign.scan(path, content).places
+        wanted = [place for place in places if place.site in types]
+        for place in wanted:
+            _refuse(tree, place)
+        edits = {literal: types[place.site] for place in wanted for literal in place.literals}
+        if content is not None:
+            _plan_file(tree, plan, path, content, splice(content, edits))
+            plan.edits += [
+                Edit(place.site, path, literal.line, literal.value, types[place.site])
+                for place in wanted
+                for literal in place.literals
+                if literal.value != types[place.site]
+            ]
+        after += foreign.scan(path, plan.files[path].after).places if path in plan.files else places
+    plan.warnings += _warnings(after, types)
+    return plan
+
+
+def _plan_file(tree: Tree, plan: _Plan, path: str, content: bytes, new: bytes) -> None:
+    """Add one file to the plan, unless it stays as it is."""
+    if new == content:
+        return
+    original = ledger.original(tree, path, content, plan.record.pop(path, None))
+    plan.files[path] = Replacement(content, new)
+    if new != original:
+        plan.record[path] = Modified.of(path, original, new)
+        plan.originals.append(original)
+
+
+def _plan_restoration(tree: Tree) -> _Plan:
+    plan = _Plan({})
+    for path, row in ledger.read(tree).items():
+        content = tree.read(path)
+        original = ledger.original(tree, path, content, row)
+        if content is None or content == original:
+            continue
+        plan.files[path] = Replacement(content, original)
+        pairs = zip(_site_literals(path, content), _site_literals(path, original), strict=True)
+        for (site, now), (_, old) in pairs:
+            if now.value != old.value:
+                plan.edits.append(Edit(site, path, now.line, now.value, old.value))
+    return plan
+
+
+def _site_literals(path: str, content: bytes) -> Iterator[tuple[str, Literal]]:
+    """Each literal once, with the site that it is the own one of."""
+    for place in foreign.scan(path, content).places:
+        if not place.shares:
+            yield from ((place.site, literal) for literal in place.literals)
+
+
+def _refuse(tree: Tree, place: Place) -> None:
+    if place.refusal:
+        raise OverlayError(
+            place.refusal,
+            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {place.site}, in "
+            "force there, and no other site's",
+            help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
+        )
+
+
+def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
+    """The files that hold sites; OverlayError where there is none of them, unless that may be."""
+    contents = {path: tree.read(path) for path in gemms.PATHS}
+    if may_lack or any(content is not None for content in contents.values()):
+        return contents
+    raise OverlayError(
+        f"{tree.root} holds no Megatron source",
+        expected=" and ".join(gemms.PATHS) + " below it",
+        help="Run `mqo vendor` and `mqo apply` for the project's tree, or give --tree the folder "
+        "that holds megatron/",
+    )
+
+
+# -- what to tell ---------------------------------------------------------------------------------
+
+
+def _states(places: Sequence[Place], was: Mapping[str, str]) -> Iterator[SiteState]:
+    for place in places:
+        before = was.get(place.site)
+        yield SiteState(place, None if before == " ".join(place.values) else before)
+
+
+def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
+    """What is wrong with the source as it stands."""
+    for state in states:
+        place = state.place
+        if place.refusal and not place.values and place.note != "absent":
+            yield place.refusal
+        if place.bound and state.unknown:
+            said = ", ".join(state.unknown)
+            yield f"{place.path}:{place.line}: '{said}' is no type of this tree: a run stops there"
+    if not any(state.place.literals for state in states):
+        yield f"no literal at any site{_patch_hint(tree)}"
+
+
+def _warnings(places: Sequence[Place], types: Mapping[str, str]) -> Iterator[str]:
+    """What a modification leaves in a state that its user may not expect."""
+    states = {place.site: SiteState(place) for place in places}
+    forward = states["fprop"].type
+    odd = [s for s in ("dgrad", "wgrad") if states[s].type not in (None, forward)]
+    if "fprop" in types and odd:
+        said = ", ".join(f"{site} {states[site].type}" for site in odd)
+        options = " ".join(f"--{site}-quant {forward}" for site in odd)
+        yield f"linear layers differ: fprop {forward}, {said}; {options} makes them equal"
+    for place in places:
+        if place.shares in types:
+            yield f"{place.path}: {place.site} uses the literal of {place.shares}, and changes, too"
+
+
+def _patch_hint(tree: Tree) -> str:
+    unpatched = tree.is_vendored and tree.manifest() is None
+    return "; `mqo apply` patches the tree, which gives it the sites" if unpatched else ""

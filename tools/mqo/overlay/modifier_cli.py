@@ -1,0 +1,203 @@
+"""The command line of script/quant_type_modifier.py: options in, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from mqo.errors import MqoError
+from mqo.overlay import modifier
+from mqo.overlay.gemms import SITES
+from mqo.overlay.modifier import Outcome, Report, SiteState
+from mqo.project import Project
+
+WIDTH = 80
+SCHEMA = 1
+OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
+WHAT = {
+    "fprop": "forward GEMM of linear layers",
+    "dgrad": "input gradient of linear layers",
+    "wgrad": "weight gradient of linear layers",
+    "qk": "attention scores",
+    "pv": "weighted values of attention",
+}
+EXIT_CODES = """
+T is hifp8, mxfp8, mxfp4 or none. Exit codes: 0 done; 1 --check found something that needs action;
+2 error, and nothing was changed.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        options = _options(arguments)
+        return _run(options)
+    except MqoError as error:
+        print(f"quant_type_modifier: {error}", file=sys.stderr)
+        if "--json" in arguments:
+            print(json.dumps({"schema": SCHEMA, "error": str(error)}))
+        return error.exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MqoError(
+            f"The command line is not understood: {message}",
+            expected="--check, --restore, or one or more of --linear-quant T, --dgrad-quant T, "
+            "--wgrad-quant T, --qk-quant T and --pv-quant T",
+            help=f"`{modifier.COMMAND} --help` explains them",
+        )
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="quant_type_modifier.py",
+        description="Shows and sets the quant types that stand in Megatron's source.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--check", action="store_true", help="show the sites and their types")
+    for site, name in OPTIONS.items():
+        parser.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
+    parser.add_argument("--restore", action="store_true", help="undo all modifications")
+    parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
+    options = parser.parse_args(arguments)
+    options.types = {
+        site: getattr(options, site) for site in SITES if getattr(options, site) is not None
+    }
+    asked = [options.check, options.restore, bool(options.types)]
+    if sum(asked) != 1:
+        parser.error("nothing is asked for" if not any(asked) else "these do not go together")
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    root = (options.tree or Project.here().tree).resolve()
+    if options.check:
+        report = modifier.check(root)
+        print(json.dumps(_report_json(report), indent=1) if options.json else _table(report))
+        return 1 if report.due else 0
+    if options.restore:
+        command, outcome = "restore", modifier.restore(root, dry_run=options.dry_run)
+    else:
+        command = "modify"
+        outcome = modifier.modify(root, options.types, dry_run=options.dry_run)
+    if options.json:
+        print(json.dumps(_outcome_json(command, outcome, dry_run=options.dry_run), indent=1))
+        return 0
+    for warning in outcome.warnings:
+        print("\n".join(_wrap(f"warning: {warning}", 9)), file=sys.stderr)
+    if options.dry_run and outcome.files:
+        sys.stdout.buffer.write(outcome.diff)
+    else:
+        _print_outcome(command, outcome, options)
+    return 0
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _table(report: Report) -> str:
+    lines = [str(report.root), f"{'site':5}  {'type':5}  where"]
+    for state in report.sites:
+        lines += _row(state)
+    for kind, texts in (("due", report.due), ("note", report.notes)):
+        lines += [line for text in texts for line in _wrap(f"{kind}: {text}", 6)]
+    return "\n".join(lines)
+
+
+def _row(state: SiteState) -> list[str]:
+    """One line where the notes fit, else the notes below."""
+    place = state.place
+    shown = state.type or ("-" if place.note == "absent" else "?")
+    row = f"{place.site:5}  {shown:5}  {place.path}:{place.line}"
+    note = _note(state)
+    if not note:
+        return [row]
+    return (
+        [f"{row}  {note}"]
+        if len(row) + 2 + len(note) <= WIDTH
+        else [row, *_wrap(note, 14, first=14)]
+    )
+
+
+def _note(state: SiteState) -> str:
+    notes = [state.place.note] if state.place.note else []
+    notes += [f"unquantised: {value!r}" for value in state.unknown]
+    notes += [f"was {state.was}"] if state.was is not None else []
+    return ", ".join(notes)
+
+
+def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
+    """Lines of at most WIDTH columns; paths, commands and types stay whole."""
+    indents = {"initial_indent": " " * first, "subsequent_indent": " " * behind}
+    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
+
+
+def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) -> None:
+    for edit in outcome.edits:
+        print(f"{edit.site:5}  {edit.before} -> {edit.after}  {edit.path}:{edit.line}")
+    if command == "restore":
+        files = sorted(outcome.files)
+        print("\n".join(f"restored {f}" for f in files) or "nothing to do: nothing is modified")
+    elif not outcome.edits:
+        said = ", ".join(f"{site} is {value}" for site, value in options.types.items())
+        print(f"nothing to do: {said} already")
+    else:
+        tree = f" --tree {shlex.quote(str(options.tree))}" if options.tree else ""
+        print(f"undo: {modifier.COMMAND} --restore{tree}")
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def _report_json(report: Report) -> dict:
+    return {
+        "schema": SCHEMA,
+        "command": "check",
+        "tree": str(report.root),
+        "sites": [_site_json(state) for state in report.sites],
+        "due": list(report.due),
+        "notes": list(report.notes),
+    }
+
+
+def _site_json(state: SiteState) -> dict:
+    place = state.place
+    return {
+        "site": place.site,
+        "type": state.type,
+        "values": list(place.values),
+        "was": state.was,
+        "path": place.path,
+        "line": place.line,
+        "editable": not place.refusal,
+        "note": _note(state),
+        "refusal": place.refusal,
+    }
+
+
+def _outcome_json(command: str, outcome: Outcome, *, dry_run: bool) -> dict:
+    rows = [
+        {"site": e.site, "path": e.path, "line": e.line, "before": e.before, "after": e.after}
+        for e in outcome.edits
+    ]
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "tree": str(outcome.root),
+        "dry_run": dry_run,
+        "edits": rows,
+        "files": sorted(outcome.files),
+        "warnings": list(outcome.warnings),
+        "diff": outcome.diff.decode("utf-8", "backslashreplace"),
+    }
