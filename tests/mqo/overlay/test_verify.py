@@ -129,8 +129,8 @@ def test_a_file_that_restore_leaves_behind_is_red(trial, monkeypatch):
 def test_a_restore_that_gives_back_other_bytes_is_red(trial, monkeypatch):
     restore = module.restore
 
-    def restore_and_change(tree):
-        restore(tree)
+    def restore_and_change(tree, series):
+        restore(tree, series)
         (tree.root / PLAIN).write_bytes(b"start = old_engine.start\n")
 
     monkeypatch.setattr(module, "restore", restore_and_change)
@@ -138,7 +138,7 @@ def test_a_restore_that_gives_back_other_bytes_is_red(trial, monkeypatch):
 
 
 def test_a_restore_that_does_nothing_is_red(trial, monkeypatch):
-    monkeypatch.setattr(module, "restore", lambda tree: AlreadyPristine())
+    monkeypatch.setattr(module, "restore", lambda tree, series: AlreadyPristine())
     result = trial.verify()
     for path in (PLAIN, GEMMS):
         red(result, f"{path} is not the wheel's after restore")

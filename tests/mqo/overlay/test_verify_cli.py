@@ -97,7 +97,7 @@ def test_an_error_weighs_more_than_a_release_that_is_not_green(run, here):
 def test_json_says_all_of_it_and_nothing_else_is_on_stdout(run, here):
     here.change("patches/quant_sites.py", "left @ right", "left @ rights")
     code, out, _ = run("--json", "--all")
-    old, pinned = json.loads(out)
+    old, pinned = json.loads(out)["releases"]
     assert code == 1
     assert (old["version"], old["pinned"], old["green"]) == ("1.1.0", False, False)
     assert (pinned["version"], pinned["pinned"], pinned["forward"]) == ("1.2.3", True, "not tried")

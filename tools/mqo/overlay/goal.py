@@ -37,7 +37,7 @@ def goal(tree: Tree, series: Series) -> Goal:
     """
     upstream, old = tree.upstream(), tree.manifest()
     files = plan(series, upstream.version, upstream.files, tree.pristine) if series.entries else {}
-    placed, not_placed = _placed(tree, series)
+    placed, not_placed = _placed(tree, series, upstream.version)
     files |= placed
     types = types_in(tree, old) if old else {}
     wanted: dict[str, bytes | None] = {
@@ -91,11 +91,13 @@ def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
     return literals.write(content, types) if literals.VARIABLE.encode() in content else content
 
 
-def _placed(tree: Tree, series: Series) -> tuple[dict[str, FilePlan], tuple[str, ...]]:
+def _placed(
+    tree: Tree, series: Series, version: str
+) -> tuple[dict[str, FilePlan], tuple[str, ...]]:
     """The files of ours that this tree lacks, and those that would collide with upstream's."""
     files: dict[str, FilePlan] = {}
     colliding: list[str] = []
-    for entry in (e for e in series.entries if e.kind == "add"):
+    for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(version)):
         for path, content in series.placed_files(entry, tree.root).items():
             if tree.collides(path):
                 colliding.append(path)

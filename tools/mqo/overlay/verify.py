@@ -66,11 +66,12 @@ class Verified:
 def verify(
     version: str, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
 ) -> Verified:
-    """Try `series` on release `version`, with the program that lies in the tree `ours`.
+    """Try `series` on release `version`, with the files and the program of the tree `ours`.
 
     What is wrong with the release or with the series is in the result, never raised.
     """
     report(f"verifying {version}")
+    series = replace(series, ours=ours)
     with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
         tree = Tree(Path(folder) / "tree")
         (tree.root / PROGRAM).parent.mkdir(parents=True)
@@ -132,6 +133,8 @@ def _drifted(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
     """Every entry tried by itself, since `apply` stops at the first that fails."""
     upstream = tree.upstream()
     results = drift(series, upstream.version, upstream.files, tree.pristine)
+    for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(upstream.version)):
+        results[entry.name] = len(series.placed_files(entry, tree.root))
     return tuple(_entry_result(e, results[e.name]) for e in series.entries)
 
 
