@@ -23,7 +23,7 @@ from mqo.project import Project
 
 from ..conftest import FILES
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+pytestmark = pytest.mark.usefixtures("plain_git")
 
 NAMES = ("ours", "quant_sites", "new_engine")
 CHANGED = 4  # three of upstream's files, and one of ours
@@ -85,18 +85,6 @@ class Repo:
                 if name.parts[0] not in (".git", ".mqo"):
                     found[name] = (content, path.lstat().st_mode)
         return found
-
-
-@pytest.fixture(autouse=True)
-def plain_git(monkeypatch):
-    """Git without the user's configuration."""
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "a tester")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "tester@example.org")
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def export(
         raise OverlayError(f"{target} exists", expected="a folder to be made")
     for name in names:
         series[name]
+    tree.patched()  # before the lock, which would make a folder where there is no tree
     with tree.locked("diff --export"):
         manifest = tree.patched()
         texts = _texts(tree, manifest, series, names)
