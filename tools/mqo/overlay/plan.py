@@ -31,9 +31,8 @@ class FilePlan:
 
     def then(self, entry: str, content: bytes) -> FilePlan:
         """The plan with one more stage, unless the entry changes nothing."""
-        before = self.stages[-1][1] if self.stages else self.pristine
-        if content == before:  # and an empty file of ours is a change: before, there was none
-            return self
+        if content == self.content and (self.stages or self.pristine is not None):
+            return self  # an empty file of ours is a change, too
         return replace(self, stages=(*self.stages, (entry, content)))
 
 
