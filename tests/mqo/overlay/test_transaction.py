@@ -155,7 +155,6 @@ def test_killed_before_any_system_call_a_commit_is_undone_or_finished(root, ends
     assert finished == sorted(finished)  # from one instant on it is made, and never undone again
 
 
-
 def test_a_file_of_which_half_is_written_is_no_harm(root, ends):
     write, number = Path.write_bytes, 0
 
@@ -445,6 +444,6 @@ def test_no_folder_is_removed_that_building_did_not_make(root):
     note = root / ".mqo/incoming/building.json"
     folder = next((root.parent / "runs/7").iterdir())
     note.write_text(note.read_text().replace(str(folder), str(precious)))
-    with pytest.raises(OverlayError, match="is damaged .*precious"):
+    with pytest.raises(OverlayError, match=r"is damaged .*precious"):
         recover(root)
     assert precious.exists()

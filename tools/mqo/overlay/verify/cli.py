@@ -14,7 +14,7 @@ from mqo.project import Project
 
 if TYPE_CHECKING:
     from mqo.overlay.vendor import Pin
-    from mqo.overlay.verify import Verified
+    from mqo.overlay.verify.release import Verified
 
 
 def verify(
@@ -28,10 +28,10 @@ def verify(
 
     Exits with 1 if a release is not green, and with 2 if one could not be tried.
     """
-    from mqo.overlay import verify_table
     from mqo.overlay.series import Series
     from mqo.overlay.vendor import Pin
-    from mqo.overlay.verify import verify as try_release
+    from mqo.overlay.verify import table
+    from mqo.overlay.verify.release import verify as try_release
 
     project = Project.here()
     pin, series = Pin.load(project.upstream_pin), Series.of(project)
@@ -43,7 +43,7 @@ def verify(
         rows = [result.as_table() for result in results]
         print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
     else:
-        print("\n".join(verify_table.lines(results)))
+        print("\n".join(table.lines(results)))
     raise typer.Exit(exit_code(results))
 
 

@@ -1,7 +1,7 @@
 """Tries the patch series on a release: vendor, apply, compile, train one step, restore, compare.
 
-Everything happens in a temporary tree. The checks of the source are in `verify_source`, the forward
-and backward pass in `verify_forward`, the table in `verify_table`, the command in `verify_cli`.
+Everything happens in a temporary tree. The checks of the source are in `source`, the forward
+and backward pass in `forward`, the table in `table`, the command in `cli`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mqo.overlay.plan import drift
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
-from mqo.overlay.verify_forward import PROGRAM, Forward, Outcome, try_forward
-from mqo.overlay.verify_source import compile_faults, restore_faults
+from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
+from mqo.overlay.verify.source import compile_faults, restore_faults
 
 EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
