@@ -12,7 +12,7 @@ BUILD_PHASES = ("building", "built")
 ROLLED_BACK = ("stage", "journal", *BUILD_PHASES)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for a process that ends."""
 
 
