@@ -65,6 +65,18 @@ def setup() -> None:
 
 
 @app.command()
+def doctor(as_json: cli.JsonOption = False, tree: cli.TreeOption = None) -> None:
+    """Report what is installed, and what each missing piece costs; exit 1 if action is due."""
+    from mqo.doctor import examine, lines
+    from mqo.overlay.tree import Tree
+
+    project = Project.here()
+    found = examine(project, Tree((tree or project.tree).resolve()))
+    cli.emit("doctor", found, "\n".join(lines(found)), as_json, clean=found.clean)
+    raise typer.Exit(0 if found.clean else 1)
+
+
+@app.command()
 def plot(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; the newest one.")] = None,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("loss.png"),

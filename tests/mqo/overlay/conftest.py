@@ -1,8 +1,10 @@
-"""Wheels in miniature, and a project that verifies its patches on two of them."""
+"""Wheels in miniature, a project that verifies its patches on two of them, and a plain git."""
 
 import base64
 import hashlib
 import io
+import os
+import shutil
 import zipfile
 from dataclasses import dataclass
 
@@ -33,6 +35,20 @@ def wheel(files, *, record=None, extra=()):
             archive.writestr(member, data)
         archive.writestr("megatron_core-1.2.3.dist-info/RECORD", "\n".join(rows))
     return content.getvalue()
+
+
+@pytest.fixture
+def plain_git(monkeypatch):
+    """Git without the user's configuration; skips where there is none."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "a tester")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "tester@example.org")
 
 
 # -- a project that verifies -------------------------------------------------------------------

@@ -287,6 +287,16 @@ def test_a_changed_file_of_ours_is_placed_anew(elsewhere, mini):
     assert tree.read("megatron/ours.py") == b"operands = print\n"
 
 
+def test_an_empty_file_of_ours_is_placed_and_removed_like_any(elsewhere, mini):
+    tree, series = elsewhere
+    (mini.tree.root / "megatron/ours.py").write_bytes(b"")
+    assert apply(tree, series) == Applied(CHANGED + 1, NAMES)
+    assert apply(tree, series) == AlreadyApplied(CHANGED + 1)
+    assert status(tree, series).clean
+    restore(tree, series)
+    assert tree.read("megatron/ours.py") is None
+
+
 def test_a_file_of_somebody_elses_is_not_overwritten_by_ours(elsewhere):
     tree, series = elsewhere
     (tree.root / "megatron/ours.py").write_text("theirs\n")

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -29,8 +30,13 @@ def here(trial, monkeypatch):
     return trial
 
 
-def first_column(out):
-    return [line.split()[0] for line in out.splitlines()]
+def releases(out):
+    """The first column of the table."""
+    return [line.split()[0] for line in out.splitlines() if re.match(r"[\d.]+ ", line)]
+
+
+def last_column(out):
+    return [line.split()[-1] for line in out.splitlines() if re.match(r"[\d.]+ ", line)]
 
 
 # -- which releases ----------------------------------------------------------------------------
@@ -38,18 +44,18 @@ def first_column(out):
 
 def test_the_pinned_release_by_default(run, here):
     code, out, err = run()
-    assert (code, first_column(out)) == (0, ["release", "1.2.3"])
+    assert (code, releases(out)) == (0, ["1.2.3"])
     assert "verifying 1.2.3" in err
 
 
 def test_every_pinned_release_oldest_first(run, here):
     code, out, _ = run("--all")
-    assert (code, first_column(out)) == (0, ["release", "1.1.0", "1.2.3"])
+    assert (code, releases(out)) == (0, ["1.1.0", "1.2.3"])
 
 
 def test_the_releases_that_are_named_each_once(run, here):
     code, out, _ = run("--version", "1.2.3", "--version", "1.1.0", "--version", "1.2.3")
-    assert (code, first_column(out)) == (0, ["release", "1.2.3", "1.1.0"])
+    assert (code, releases(out)) == (0, ["1.2.3", "1.1.0"])
 
 
 def test_an_unknown_release_lists_the_known_ones_before_anything_is_tried(run, here):
@@ -71,7 +77,8 @@ def test_a_release_that_is_not_green_is_exit_code_1_and_the_others_are_tried(run
     here.change("patches/series.toml", 'supported = ">=1,<2"', 'supported = ">=1.2,<2"')
     code, out, _ = run("--all")
     assert code == 1
-    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["NO", "yes"]
+    assert last_column(out) == ["run", "run"]
+    assert "\nNOT green: 1.1.0\n" in out
     assert "1.1.0: 1.1.0 is outside `supported`" in out
 
 
@@ -79,7 +86,8 @@ def test_a_wheel_that_cannot_be_had_is_exit_code_2_and_the_others_are_tried(run,
     here.drop_wheel("1.1.0")
     code, out, _ = run("--all")
     assert code == 2
-    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["error", "yes"]
+    assert last_column(out) == ["tried", "run"]
+    assert "\nNOT green: 1.1.0\n" in out
     assert "1.1.0: pip could not download megatron-core==1.1.0" in out
 
 

@@ -25,16 +25,20 @@ class Machine:
 
 def detect() -> Machine:
     """This machine."""
-    return Machine(len(os.sched_getaffinity(0)), _cuda_devices() if _torch_has_cuda() else 0)
+    return Machine(len(os.sched_getaffinity(0)), _cuda_devices() if torch_cuda() else 0)
 
 
-def _torch_has_cuda() -> bool:
-    """Whether torch was built for CUDA, read from its version file."""
+def torch_cuda() -> str | None:
+    """The CUDA release that torch was built for ("13.0"), read from its version file.
+
+    None for a CPU build, and without torch.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return False
+        return None
     version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    return re.search(r"^cuda\b[^=]*= *['\"]", version, re.MULTILINE) is not None
+    found = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", version, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _cuda_devices() -> int:

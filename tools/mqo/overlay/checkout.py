@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mqo.errors import OverlayError
 
 PACKAGES = ("megatron/core", "megatron/training")
+_FOLDERS = tuple(f"{package}/" for package in PACKAGES)
+# Git sets these for its hooks, and would look where they say instead of in the tree.
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 @dataclass(frozen=True)
 class Head:
-    """The commit that is checked out, and the contents of its files below PACKAGES."""
+    """The commit that is checked out, and the contents of its plain files below PACKAGES."""
 
     commit: str
     contents: dict[str, bytes]
     others: frozenset[str]
-    """Paths of all other files of the commit: a file of ours must not take the place of one."""
+    """Paths of all else in the commit: files elsewhere, links, submodules."""
+
+    def occupies(self, path: str) -> bool:
+        """Whether the commit has something at `path`, or anything but a folder on the way there."""
+        places = {path, *map(str, PurePosixPath(path).parents)}
+        return not places.isdisjoint(self.contents) or not places.isdisjoint(self.others)
 
 
 def is_checkout(root: Path) -> bool:
@@ -30,30 +40,40 @@ def is_checkout(root: Path) -> bool:
 def read_head(root: Path) -> Head:
     """HEAD of the work tree at `root`; OverlayError when git cannot tell it."""
     commit = _git(root, "rev-parse", "--verify", "HEAD").decode().strip()
-    names = _git(root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", "HEAD")
-    paths = [name.decode("utf-8", "surrogateescape") for name in names.split(b"\0") if name]
-    ours = [path for path in paths if path.startswith(tuple(f"{p}/" for p in PACKAGES))]
-    # A name with a line break or white space would break the batch's protocol; upstream has none.
-    wanted = [path for path in ours if not any(c.isspace() for c in path)]
-    contents = dict(zip(wanted, _contents(root, wanted), strict=True))
-    return Head(commit, contents, frozenset(paths) - contents.keys())
+    blobs, others = {}, set()
+    for row in _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
+        facts, _, name = row.partition(b"\t")
+        mode, _, blob = facts.decode().split()
+        path = name.decode("utf-8", "surrogateescape")
+        # A line break in a name would break the batch's protocol; upstream has none.
+        if mode.startswith("100") and path.startswith(_FOLDERS) and "\n" not in path:
+            blobs[path] = blob
+        else:
+            others.add(path)
+    return Head(commit, _contents(root, blobs), frozenset(others))
 
 
-def _contents(root: Path, paths: Sequence[str]) -> Iterator[bytes]:
-    """Contents as a checkout writes them: line endings and other filters of the user's applied."""
-    asked = "".join(f"HEAD:{path} {path}\n" for path in paths).encode()
-    answer = _git(root, "cat-file", "--batch", "--filters", stdin=asked)
-    at = 0
-    for _ in paths:
-        end = answer.index(b"\n", at)
-        size = int(answer[at:end].split()[2])
-        yield answer[end + 1 : end + 1 + size]
-        at = end + 1 + size + 1
+def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
+    """Contents as a checkout writes them: line endings and other filters of the user's applied.
+
+    The sizes that git would put before the contents are those before the filters; a mark that no
+    content holds stands there instead.
+    """
+    if not blobs:
+        return {}
+    mark = secrets.token_hex(32)
+    asked = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
+    stdin = asked.encode("utf-8", "surrogateescape")
+    answer = _git(root, "cat-file", f"--batch={mark}", "--filters", stdin=stdin)
+    contents = (part[:-1] for part in answer.split(f"{mark}\n".encode())[1:])  # less git's "\n"
+    return dict(zip(blobs, contents, strict=True))
 
 
 def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    command = ["git", "-C", root, *arguments]
+    env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     try:
-        done = subprocess.run(["git", "-C", root, *arguments], input=stdin, capture_output=True)
+        done = subprocess.run(command, input=stdin, capture_output=True, env=env)
     except FileNotFoundError as error:
         raise OverlayError(
             f"{root} is a git work tree, and there is no program 'git'", expected="git in PATH"

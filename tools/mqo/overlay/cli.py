@@ -65,7 +65,7 @@ def vendor(
             text = f"vendored megatron-core {outcome.version}: {outcome.files} files\n"
         case overlay.AlreadyVendored():
             text = f"nothing to do: megatron-core {outcome.version} is in place\n"
-    _emit("vendor", outcome, f"{text}from {outcome.origin}", as_json)
+    emit("vendor", outcome, f"{text}from {outcome.origin}", as_json)
 
 
 def apply(
@@ -82,7 +82,7 @@ def apply(
             lines += [f"kept a copy of a hand edit: {path}" for path in kept]
         case overlay.AlreadyApplied(files):
             lines = [f"nothing to do: applied already ({files} files)"]
-    _emit("apply", outcome, "\n".join(lines), as_json)
+    emit("apply", outcome, "\n".join(lines), as_json)
 
 
 def restore(
@@ -101,7 +101,7 @@ def restore(
             which = "none of these patches" if names else "no patch"
             lines = [f"nothing to do: {which} is applied"]
     lines += [f"left as it is, changed by hand: {path}" for path in outcome.left]
-    _emit("restore", outcome, "\n".join(lines), as_json)
+    emit("restore", outcome, "\n".join(lines), as_json)
 
 
 def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
@@ -116,7 +116,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     lines += [f"  changed by hand: {path}" for path in now.edited]
     for path, literal in now.types:
         lines.append(f"  {literal.site:6} {literal.value:8} {path}:{literal.line}")
-    _emit("status", now, "\n".join(lines), as_json, clean=now.clean)
+    emit("status", now, "\n".join(lines), as_json, clean=now.clean)
     raise typer.Exit(0 if now.clean else 1)
 
 
@@ -139,11 +139,11 @@ def diff(
 
         files = write(place, series, names or (), export, repository=Project.here().root)
         listed = [str(path) for path in files]
-        _emit("diff", None, "\n".join(listed), as_json, exported=listed)
+        emit("diff", None, "\n".join(listed), as_json, exported=listed)
         return
     changes = report_diff.changes(place, series, names or ())
     form = "stat" if stat else "full" if all or names else "short"
-    _emit(
+    emit(
         "diff",
         None,
         "\n".join(report_diff.lines(series, changes, form)),
@@ -170,10 +170,11 @@ def snapshot(
     types = dict(_pair(text) for text in site_type) if site_type else None
     shot = take(_tree(tree), target, types=types, without=tuple(without or ()), series=_series())
     said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
-    _emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
+    emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
 
 
-def _emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
+def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
+    """Print `text`, or the outcome and `more` as one JSON object."""
     if not as_json:
         print(text)
         return

@@ -58,7 +58,7 @@ def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[FileDi
     """An "add" entry's files as new ones, in the tree of ours where `apply` places none."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
-            if path not in manifest.files and path not in tree.upstream().files:
+            if path not in manifest.files and not tree.collides(path):
                 yield FileDiff(entry.name, path, unified(path, None, content))
 
 

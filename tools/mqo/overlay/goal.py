@@ -44,8 +44,10 @@ def goal(tree: Tree, series: Series) -> Goal:
         path: with_types(file.content, types) for path, file in files.items()
     }
     for path in old.files if old else ():
-        if path not in files:
-            wanted[path] = tree.pristine(path) if path in upstream.files else None
+        if path in upstream.files:
+            wanted.setdefault(path, tree.pristine(path))
+        elif not tree.collides(path):  # else it was ours, and has been committed since
+            wanted.setdefault(path, None)
     modes = {path: _mode(tree, old, path) for path in wanted}
     manifest = _manifest(tree, series, upstream.version, files, modes)
     return Goal(
@@ -63,7 +65,9 @@ def goal(tree: Tree, series: Series) -> Goal:
 
 def applied_entries(series: Series, tree: Tree) -> tuple[AppliedEntry, ...]:
     """The series as a manifest of this tree records it."""
-    return tuple(AppliedEntry(e.name, e.kind, _digest(series, e, tree)) for e in series.entries)
+    upstream = tree.upstream().digest
+    digests = ((e, f"{upstream} {_digest(series, e, tree)}") for e in series.entries)
+    return tuple(AppliedEntry(e.name, e.kind, sha256(d.encode())) for e, d in digests)
 
 
 def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:

@@ -6,6 +6,7 @@ manifest.json   what `apply` did: entries, and for each file its pristine and pa
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -31,6 +32,11 @@ class Upstream:
     python: str
     files: Mapping[str, str]
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all files: what HEAD says of a git work tree may change."""
+        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class PatchedFile:
@@ -52,7 +58,7 @@ class PatchedFile:
 
 @dataclass(frozen=True)
 class AppliedEntry:
-    """An entry as it was when it was applied."""
+    """An entry as it was when it was applied; `digest` is of the entry and of upstream."""
 
     name: str
     kind: str

@@ -54,7 +54,7 @@ def snapshot(
         shared = types_in(tree, manifest)
         literals.check_sites(types or {}, shared)
         with building(tree.root, target, command="snapshot") as folder:
-            shutil.copytree(tree.root, folder, ignore=IGNORED, dirs_exist_ok=True)
+            shutil.copytree(tree.root, folder, ignore=_left_out, dirs_exist_ok=True)
             if without:
                 rest = series.without(*without) if series else Series(())
                 _undo(tree, Tree(folder), manifest, rest, without)
@@ -64,6 +64,11 @@ def snapshot(
             _check_written(target, types or {}, written)
             _make_read_only(folder)
     return Snapshot(Tree(target), written, shared)
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What no copy needs, and links that lead nowhere, which some checkouts hold."""
+    return IGNORED(folder, names) | {name for name in names if not Path(folder, name).exists()}
 
 
 def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> dict[str, str]:

@@ -55,9 +55,7 @@ class Tree:
     def upstream(self) -> Upstream:
         """What is upstream's here; OverlayError when this tree holds no Megatron."""
         if self.is_checkout:
-            files = {path: sha256(content) for path, content in self._head.contents.items()}
-            origin = f"git {self._head.commit[:12]}"
-            return Upstream(version_of(self._head.contents, origin), origin, "", files)
+            return self._at_head
         upstream = records.read(self.store / records.UPSTREAM, lambda table: Upstream(**table))
         if upstream is None:
             raise OverlayError(
@@ -77,12 +75,18 @@ class Tree:
     def collides(self, path: str) -> bool:
         """Whether upstream has a file of its own where one of ours would be placed."""
         if self.is_checkout:
-            return path in self._head.contents or path in self._head.others
+            return self._head.occupies(path)
         return path in self._vendored.files
 
     @functools.cached_property
     def _head(self) -> checkout.Head:
         return checkout.read_head(self.root)
+
+    @functools.cached_property
+    def _at_head(self) -> Upstream:
+        files = {path: sha256(content) for path, content in self._head.contents.items()}
+        origin = f"git {self._head.commit[:12]}"
+        return Upstream(version_of(self._head.contents, origin), origin, "", files)
 
     @functools.cached_property
     def _vendored(self) -> Upstream:

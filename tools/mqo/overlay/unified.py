@@ -12,13 +12,14 @@ def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
     """
     if before == after:
         return b""
-    head = [f"diff --git a/{path} b/{path}\n".encode()]
+    name = path.encode("utf-8", "surrogateescape")
+    head = [b"diff --git a/%b b/%b\n" % (name, name)]
     if before is None:
         head.append(b"new file mode 100644\n")
     if after is None:
         head.append(b"deleted file mode 100644\n")
-    source = b"/dev/null" if before is None else f"a/{path}".encode()
-    target = b"/dev/null" if after is None else f"b/{path}".encode()
+    source = b"/dev/null" if before is None else b"a/" + name
+    target = b"/dev/null" if after is None else b"b/" + name
     old, new = _lines(before or b""), _lines(after or b"")
     return b"".join([*head, *difflib.diff_bytes(difflib.unified_diff, old, new, source, target)])
 

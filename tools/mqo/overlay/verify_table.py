@@ -8,21 +8,34 @@ from mqo.overlay.verify import Verified
 
 
 def lines(results: Sequence[Verified]) -> list[str]:
-    """Lines for a terminal: one row a release, then everything that is to be said about it."""
-    head = ["release", *(entry.name for entry in results[0].entries), "forward", "green"]
-    rows = [head, *(_row(result) for result in results)]
+    """Lines for a terminal of 80 columns: a row a release, the verdict, and what there is to say.
+
+    Names stand over their columns in pieces, one below the other.
+    """
+    names = ["release", *(entry.name for entry in results[0].entries), "forward"]
+    rows = [*_head(names), *map(_row, results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return table + [f"{r.version}: {note}" for r in results for note in _notes(r)]
+    return [*table, _verdict(results), *(f"{r.version}: {n}" for r in results for n in _notes(r))]
+
+
+def _head(names: Sequence[str]) -> list[list[str]]:
+    pieces = [name.split("_") for name in names]
+    height = max(map(len, pieces))
+    return [list(row) for row in zip(*([""] * (height - len(p)) + p for p in pieces), strict=True)]
 
 
 def _row(result: Verified) -> list[str]:
-    cells = [f"{e.outcome} {e.files}" if e.files else e.outcome for e in result.entries]
-    verdict = "error" if result.error else "yes" if result.green else "NO"
-    return [result.version, *cells, result.forward, verdict]
+    forward = result.forward.removesuffix(" only")
+    return [result.version, *(entry.outcome for entry in result.entries), forward]
+
+
+def _verdict(results: Sequence[Verified]) -> str:
+    red = [result.version for result in results if not result.green]
+    return f"NOT green: {', '.join(red)}" if red else "all green"
 
 
 def _notes(result: Verified) -> Iterable[str]:

@@ -1,0 +1,262 @@
+"""What this machine offers a run, and what each missing piece costs. Imports none of the pieces."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from mqo.errors import MqoError
+from mqo.launch.machine import detect, torch_cuda
+from mqo.overlay.tree import Tree
+from mqo.overlay.vendor import Pin
+from mqo.project import Project
+
+State = Literal["ok", "missing", "warning"]
+GIB = 1 << 30
+LITTLE_DISK_GIB, LITTLE_MEMORY_GIB = 5, 4
+WIDTH = 80
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One piece: what it is, what was found, and what follows from it where all is not well.
+
+    Without a `required` piece nothing can be trained.
+    """
+
+    what: str
+    state: State
+    found: str
+    cost: str = ""
+    required: bool = False
+
+    @property
+    def needs_action(self) -> bool:
+        """Whether somebody should do something about it."""
+        return self.state == "warning" or (self.required and self.state == "missing")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings, in the order in which a reader wants them."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing needs action."""
+        return not any(finding.needs_action for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A package that may be installed: its distribution, its module, and what its absence costs."""
+
+    what: str
+    distribution: str
+    module: str
+    cost: str
+
+
+TRANSFORMER_ENGINE = Piece(
+    "Transformer Engine",
+    "transformer-engine",
+    "transformer_engine",
+    "no --transformer-impl transformer_engine; the matrix uses Megatron's own layers anyway",
+)
+APEX = Piece("apex", "apex", "apex", "no fused layer norm and no fused Adam: torch's are used")
+OTHERS = (
+    Piece(
+        "triton",
+        "triton",
+        "triton",
+        "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error",
+    ),
+    Piece("numba", "numba", "numba", "the CPU's quantisers run as torch operations, not compiled"),
+    Piece(
+        "modelopt",
+        "nvidia-modelopt",
+        "modelopt",
+        "no distillation, no post-training quantisation, no export",
+    ),
+)
+
+
+def examine(project: Project, tree: Tree) -> Diagnosis:
+    """Look for everything that a run may use; `tree` is the Megatron to report on."""
+    return Diagnosis(
+        (
+            Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}"),
+            _torch(),
+            _cuda(),
+            _megatron(project, tree),
+            *_installed_megatron(),
+            _transformer_engine(),
+            _apex(),
+            *map(_package, OTHERS),
+            _disk(project.root),
+            _memory(),
+        )
+    )
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """The report for a reader, wrapped to 80 columns; paths are never broken."""
+    wide = max(len(finding.what) for finding in diagnosis.findings)
+    for finding in diagnosis.findings:
+        label = f"{finding.state:7}  {finding.what:{wide}}  "
+        for text in (finding.found, finding.cost):
+            for line in _wrapped(text, WIDTH - len(label)):
+                yield label + line
+                label = " " * len(label)
+    todo = [finding.what for finding in diagnosis.findings if finding.needs_action]
+    yield f"needs action: {', '.join(todo)}" if todo else "nothing needs action"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+# -- what nothing trains without ----------------------------------------------------------------
+
+
+def _torch() -> Finding:
+    cost = "nothing trains; `python3 tools/bootstrap.py` installs it"
+    return _package(Piece("torch", "torch", "torch", cost), required=True)
+
+
+def _cuda() -> Finding:
+    cost = "runs go to the CPU"
+    release = torch_cuda()
+    if release is None:
+        return Finding("CUDA", "missing", "no torch that was built for it", cost)
+    devices = detect().gpus
+    if devices == 0:
+        return Finding("CUDA", "missing", f"torch has {release}, but there is no device", cost)
+    return Finding("CUDA", "ok", f"{release}, {devices} device{'s' if devices > 1 else ''}")
+
+
+def _megatron(project: Project, tree: Tree) -> Finding:
+    what, option = "Megatron core", ""
+    if tree.root.resolve() != project.tree.resolve():
+        option = f" --tree {shlex.quote(str(tree.root))}"
+    if not (tree.is_vendored or tree.is_checkout):
+        found = f"no Megatron in {tree.root}"
+        cost = f"nothing trains; `mqo vendor{option}` brings it, `mqo apply{option}` patches it"
+        return Finding(what, "missing", found, cost, required=True)
+    try:
+        upstream, manifest = tree.upstream(), tree.manifest()
+    except MqoError as error:
+        return Finding(what, "warning", error.found, error.help, required=True)
+    found = f"{upstream.version}, {'patched' if manifest else 'not patched'}"
+    if not option and upstream.version != (pinned := Pin.load(project.upstream_pin).version):
+        cost = f"no run takes it: {pinned} is pinned; `mqo restore`, then `mqo vendor` bring that"
+        return Finding(what, "warning", found, cost, required=True)
+    return Finding(what, "ok", found, required=True)
+
+
+def _installed_megatron() -> Iterator[Finding]:
+    """A second Megatron, which the tree's own must not be mixed with."""
+    if version := _version("megatron-core"):
+        cost = (
+            "a module that the tree lacks would silently come from there; "
+            "`pip uninstall megatron-core`"
+        )
+        yield Finding("megatron-core", "warning", f"{version}, installed with pip", cost)
+
+
+# -- what is optional ---------------------------------------------------------------------------
+
+
+def _package(piece: Piece, *, required: bool = False) -> Finding:
+    version = _version(piece.distribution)
+    if _folder(piece.module):
+        found = version or f"of unknown version, in {_folder(piece.module)}"
+        return Finding(piece.what, "ok", found, required=required)
+    found = f"{version} by its metadata, but no module" if version else "not installed"
+    return Finding(piece.what, "missing", found, piece.cost, required=required)
+
+
+def _transformer_engine() -> Finding:
+    """Without its compiled library, as `pip install transformer-engine` leaves it, it raises."""
+    finding, folder = _package(TRANSFORMER_ENGINE), _folder(TRANSFORMER_ENGINE.module)
+    places = (folder.parent, folder, folder / "wheel_lib") if folder else ()
+    if folder is None or any(any(place.glob("libtransformer_engine*")) for place in places):
+        return finding
+    return Finding(
+        finding.what,
+        "warning",
+        f"{finding.found}, without its compiled library",
+        "Megatron cannot be imported; `pip uninstall transformer-engine`, or install "
+        "`transformer-engine[core_cu13,pytorch]`",
+    )
+
+
+def _apex() -> Finding:
+    """NVIDIA's has `apex.normalization`; the package of that name on PyPI is something else."""
+    finding, folder = _package(APEX), _folder(APEX.module)
+    if folder is None or (folder / "normalization").is_dir():
+        return finding
+    return Finding(
+        finding.what,
+        "warning",
+        f"{finding.found}: the unrelated package of that name on PyPI, not NVIDIA's",
+        "Megatron takes it for NVIDIA's, and fused layer norms fail; `pip uninstall apex`",
+    )
+
+
+# -- room ---------------------------------------------------------------------------------------
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free / GIB
+    found = f"{free:.0f} GiB free at {folder}"
+    if free >= LITTLE_DISK_GIB:
+        return Finding("disk", "ok", found)
+    cost = f"with less than {LITTLE_DISK_GIB} GiB a run may stop when it saves a checkpoint"
+    return Finding("disk", "warning", found, cost)
+
+
+def _memory() -> Finding:
+    """The machine's, or as much of it as this container may use."""
+    memory = psutil.virtual_memory()
+    total = min(memory.total, _container_limit() or memory.total)
+    free = min(memory.available, total) / GIB
+    found = f"{free:.0f} of {total / GIB:.0f} GiB free"
+    if free >= LITTLE_MEMORY_GIB:
+        return Finding("memory", "ok", found)
+    cost = f"with less than {LITTLE_MEMORY_GIB} GiB even a smoke run may be killed"
+    return Finding("memory", "warning", found, cost)
+
+
+def _container_limit() -> int | None:
+    """Bytes that the container's control group allows; None without a limit."""
+    try:
+        return int(CGROUP_LIMIT.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _folder(module: str) -> Path | None:
+    """Where a package's source lies; a folder without `__init__.py` is none."""
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin).parent if spec and spec.origin else None
