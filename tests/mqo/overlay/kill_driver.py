@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from mqo import cli
@@ -22,7 +23,9 @@ MODULES = ["apply", "vendor", "snapshot", "export", "status", "report_diff", "re
 
 
 def step_of(job, steps):
-    """A `transaction.step` that writes down where it is, and sends a signal at one place."""
+    """A `transaction.step` that writes down where it is, and at one place kills its process, or
+    waits there while a file exists.
+    """
     at, number = job.get("at", ["", 0])
     seen = 0
 
@@ -31,7 +34,10 @@ def step_of(job, steps):
         os.write(steps, f"{name} {time.monotonic()}\n".encode())
         seen += name == at
         if name == at and seen == number:
-            os.kill(os.getpid(), job["signal"])
+            if "hold" not in job:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while Path(job["hold"]).exists():
+                time.sleep(0.01)
 
     return step
 
@@ -51,6 +57,8 @@ def run(job):
         cli.main()
     except SystemExit as left:
         code = left.code or 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -172,7 +172,7 @@ def test_a_command_killed_at_every_step_is_undone_or_finished_by_the_next(scene,
         for turn in range(max(AT_LEAST, often)):
             scene.fresh()
             at = [phase, turn % often + 1]
-            killed = scene.run(*scene.words, at=at, signal=signal.SIGKILL)
+            killed = scene.run(*scene.words, at=at)
             assert scene.judge(killed, before, after, tally) == phase
             assert scene.state() == (before if phase in ROLLED_BACK else after), at
             kills[phase] += 1
