@@ -12,7 +12,7 @@ BUILD_PHASES = ("building", "built")
 ROLLED_BACK = ("stage", "journal", *BUILD_PHASES)
 
 
-class Stopped(Exception):  # noqa: N818 - no error: the end of a process
+class StoppedError(Exception):
     """Stands for a process that ends."""
 
 

@@ -13,8 +13,9 @@ from .killing import (
     BUILD_PHASES,
     COMMIT_PHASES,
     ROLLED_BACK,
-    Stopped,
+    StoppedError,
     events_until,
+    in_child,
     kill_me,
     killed_at,
     steps_of,
@@ -129,12 +130,12 @@ def test_killed_at_any_step_a_commit_is_undone_or_finished(root, ends, monkeypat
 
 def test_an_exception_at_any_step_is_as_good_as_a_kill(root, ends, monkeypatch):
     def end():
-        raise Stopped
+        raise StoppedError
 
     counted = steps_of(lambda: change(root), monkeypatch)
     for name, number in occurrences(counted):
         fresh(root)
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
+        with monkeypatch.context() as patch, pytest.raises(StoppedError):
             patch.setattr(transaction, "step", stopper(name, number, end))
             change(root)
         recover(root)
@@ -169,8 +170,6 @@ def test_a_file_of_which_half_is_written_is_no_harm(root, ends):
     def run():
         Path.write_bytes = torn
         change(root)
-
-    from .killing import in_child
 
     for last in range(1, 8):
         number = last
@@ -210,13 +209,15 @@ def test_killed_before_any_system_call_a_folder_is_whole_or_not_there(root):
     before, number = contents(root), 1
     there = []
     while events_until(number, lambda: build(root)):
-        recover(root)
+        outcome = recover(root)
         assert contents(root) == before, number
         runs = contents(root.parent / "runs") if (root.parent / "runs").exists() else {}
         files = {path: row[0] for path, row in runs.items() if row[0] is not None}
         assert files in ({}, {"7/source/sub/x.py": b"whole", "7/source/y.py": b"whole"}), number
         assert runs == {} or files, number
         assert not [path for path in runs if "mqo-part" in path]
+        if outcome and outcome.command:
+            assert outcome.finished == bool(files), number
         there.append(bool(files))
         clear(root)
         number += 1
@@ -254,12 +255,12 @@ def test_parents_that_hold_something_else_stay(root):
 
 def test_a_failure_while_building_leaves_nothing(root):
     with (
-        pytest.raises(Stopped),
+        pytest.raises(StoppedError),
         building(root, root.parent / "new/shot", command="snapshot") as folder,
     ):
         (folder / "sub").mkdir()
         (folder / "sub").chmod(0o500)
-        raise Stopped
+        raise StoppedError
     assert not (root.parent / "new").exists()
     assert not transaction.is_interrupted(root)
 

@@ -53,7 +53,8 @@ class Change:
 class Recovered:
     """What `recover` did about a command that was cut off: finished it, or undid its preparation.
 
-    `what` is what was finished: "3 files", or a folder.
+    `what` is what was finished: "3 files", or a folder. An empty `command` had either noted down
+    nothing yet, or was done and clearing up.
     """
 
     finished: bool
@@ -64,6 +65,8 @@ class Recovered:
         who = f"'{self.command}'" if self.command else "a command"
         if self.finished:
             return f"{who} had been killed half-way; finished it first ({self.what})"
+        if not self.command:
+            return "a command had been killed; cleared away what it left"
         return f"{who} had been killed before it changed anything; cleared away what it prepared"
 
 
@@ -128,7 +131,7 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
             _sync(target.parent)
         finally:
             _settle_building(note)
-            remove_tree(incoming)
+            _clear(incoming)
     except OSError as error:
         raise OverlayError(
             f"{target} could not be written ({_reason(error)})",
@@ -150,7 +153,7 @@ def recover(root: Path) -> Recovered | None:
     if not (store / INCOMING).exists():
         return None
     try:
-        return _clear_incoming(store / INCOMING)
+        return _recover_incoming(store / INCOMING)
     except OSError as error:
         raise OverlayError(
             f"What a killed command left cannot be cleared away ({error})",
@@ -180,7 +183,7 @@ def check_writable(root: Path, path: str) -> None:
     leaves = inside.is_absolute() or ".." in inside.parts
     if leaves or any((top / part).is_symlink() for part in (inside, *inside.parents)):
         raise OverlayError(
-            f"{root / path} is, or lies behind, a symbolic link; nothing was changed",
+            f"{root / path} leaves the tree, or lies behind a symbolic link; nothing was changed",
             expected="a file of this tree's own",
             help="Give the tree that the link leads to to --tree",
         )
@@ -306,7 +309,13 @@ def _sync_or_prune(folder: Path, base: Path) -> None:
         _sync(folder)
 
 
-def _clear_incoming(incoming: Path) -> Recovered:
+def _clear(incoming: Path) -> None:
+    """The name goes first: a command killed in here must not be said to have changed nothing."""
+    (incoming / COMMAND).unlink(missing_ok=True)
+    remove_tree(incoming)
+
+
+def _recover_incoming(incoming: Path) -> Recovered:
     note = incoming / COMMAND
     command = note.read_text(encoding="utf-8", errors="replace") if note.exists() else ""
     outcome = Recovered(False, command)
@@ -314,7 +323,7 @@ def _clear_incoming(incoming: Path) -> Recovered:
         build = _read_note(incoming / BUILDING, "target", "folder", "made")
         if _settle_building(build):
             outcome = Recovered(True, command, build["target"])
-    remove_tree(incoming)
+    _clear(incoming)
     return outcome
 
 
