@@ -169,6 +169,9 @@ def make_mini(folder):
     return Mini(tree, patches)
 
 
+LOCK = ("lock", "lock.holder", ".gitignore")
+
+
 def contents(folder):
     """{path: (bytes, mode)} of all below a folder but what the lock consists of; None for links,
     the mode alone for folders.
@@ -178,7 +181,7 @@ def contents(folder):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = (None, str(path.readlink()))
-        elif path.name not in ("lock", "lock.holder"):
+        elif path.parent.name != ".mqo" or path.name not in LOCK:
             content = path.read_bytes() if path.is_file() else None
             found[name] = (content, path.stat().st_mode)
     return found

@@ -120,7 +120,6 @@ class Scene:
     def state(self):
         folders = {"project": self.project, "patches": self.project.parent / "project-patches"}
         found = {name: contents(folder) for name, folder in folders.items()}
-        found["project"].pop("tree/.mqo/.gitignore", None)
         found["project"].pop("tree/.mqo", None)  # a folder's mode tells nothing
         return found
 

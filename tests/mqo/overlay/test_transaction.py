@@ -180,6 +180,15 @@ def test_a_file_of_which_half_is_written_is_no_harm(root, ends):
     assert last == 7
 
 
+def test_what_was_done_behind_a_killed_commit_that_was_complete_stays(root):
+    assert killed_at("done", 1, lambda: change(root))
+    (root / "a.py").write_text("mine")
+    (root / "core/gone.py").write_text("mine, too")
+    assert recover(root).finished
+    assert (root / "a.py").read_text() == "mine"
+    assert (root / "core/gone.py").read_text() == "mine, too"
+
+
 def test_a_recovery_may_be_killed_too(root, ends, monkeypatch):
     counted = steps_of(lambda: change(root), monkeypatch)
     for name in COMMIT_PHASES:

@@ -128,7 +128,11 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
             _sync_tree(folder)
             step("built")
             folder.rename(target)
-            _sync(target.parent)
+            try:
+                _sync(target.parent)
+            except OSError:
+                remove_tree(target)
+                raise
         finally:
             _settle_building(note)
             _clear(incoming)
@@ -266,12 +270,9 @@ def _finish(root: Path, journal: Mapping[str, Any]) -> None:
     """Every step may find itself done already, by the process that was killed."""
     store = root / STORE
     try:
-        for kind, base in (("files", root), ("records", store)):
-            for entry in journal[kind]:
-                step(kind)
-                _settle(store / INCOMING, entry["staged"], base / entry["path"])
-            for folder in _folders(base, (entry["path"] for entry in journal[kind])):
-                _sync_or_prune(folder, base)
+        if (store / INCOMING).exists():  # else all is in place, and somebody may have gone on
+            _settle_all("files", root, store / INCOMING, journal)
+            _settle_all("records", store, store / INCOMING, journal)
         step("tidy")
         remove_tree(store / INCOMING)
         step("done")
@@ -283,6 +284,14 @@ def _finish(root: Path, journal: Mapping[str, Any]) -> None:
             expected="files that may be replaced",
             help="Mend that; the next command on this tree finishes the change first",
         ) from error
+
+
+def _settle_all(kind: str, base: Path, incoming: Path, journal: Mapping[str, Any]) -> None:
+    for entry in journal[kind]:
+        step(kind)
+        _settle(incoming, entry["staged"], base / entry["path"])
+    for folder in _folders(base, (entry["path"] for entry in journal[kind])):
+        _sync_or_prune(folder, base)
 
 
 def _settle(incoming: Path, staged: str | None, target: Path) -> None:
