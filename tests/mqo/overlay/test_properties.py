@@ -1,6 +1,7 @@
 """Any sequence of commands, quant types and hand edits: what holds at every moment of it."""
 
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mqo.errors import EditedError, OverlayError
 from mqo.overlay import literals, transaction
-from mqo.overlay.apply import AlreadyApplied, AlreadyPristine, apply, restore
+from mqo.overlay.apply import AlreadyApplied, apply, restore
 
 from ..conftest import FILES, contents, make_mini
 
@@ -83,8 +84,8 @@ class Sequences(RuleBasedStateMachine):
 
     def run(self, command, names, force):
         """Whether the command was carried out; what it did to hand edits is checked."""
-        before = contents(self.mini.tree.root)
-        types = self.types()
+        before, types = contents(self.mini.tree.root), self.types()
+        manifest = self.mini.tree.manifest()
         try:
             outcome = command(self.mini.tree, self.mini.series, names, force=force)
         except EditedError as error:
@@ -92,21 +93,19 @@ class Sequences(RuleBasedStateMachine):
             assert any(path in str(error) for path in self.edited)
             assert contents(self.mini.tree.root) == before
             return False
-        kept = {
-            Path(*Path(c).parts[3:]).as_posix(): self.mini.tree.read(c) for c in self.kept(outcome)
-        }
+        copies = getattr(outcome, "kept", ())  # .mqo/kept/TIME/PATH
+        kept = {"/".join(copy.split("/")[3:]): self.mini.tree.read(copy) for copy in copies}
         for path, content in list(self.edited.items()):
             if self.mini.tree.read(path) != content:
                 assert force
                 assert kept.pop(path, None) == content
+                if content is None and not (manifest and path in manifest.files):
+                    self.forget_mode(path)
                 del self.edited[path]
         assert kept == {}
         if types and LAYERS not in self.edited and self.types():
             assert self.types() == types
         return True
-
-    def kept(self, outcome):
-        return () if isinstance(outcome, AlreadyApplied | AlreadyPristine) else outcome.kept
 
     def refused(self, command, names, force):
         before = contents(self.mini.tree.root)
@@ -164,6 +163,11 @@ class Sequences(RuleBasedStateMachine):
         assert {path for path in inside if not path.startswith(".mqo/kept/")} == records
         assert not transaction.is_interrupted(self.mini.tree.root)
 
+    def forget_mode(self, path):
+        """A file that was deleted before it was ever patched has left its mode nowhere."""
+        name = path.removeprefix("megatron/")
+        self.pristine[name] = (self.pristine[name][0], stat.S_IFREG | transaction.DEFAULT_MODE)
+
     def put_back(self, path):
         """Undo an edit by hand, the mode included."""
         content, mode = self.pristine[path.removeprefix("megatron/")]
@@ -173,10 +177,6 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def restoring_everything_gives_upstreams_bytes_and_modes(self):
-        deleted = [path for path, content in self.edited.items() if content is None]
-        for path in deleted:  # a file that was never patched has left its mode nowhere
-            if path not in (self.mini.tree.manifest().files if self.applied else ()):
-                self.put_back(path)
         if self.run(restore, (), True):
             self.applied = frozenset()
         for path in list(self.edited):
