@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from megatron.quant import quantise_dequantise
+from megatron.quant import QuantSpec
+from megatron.quant.reference import qdq
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "hif8_vectors.npz")
 
@@ -67,13 +68,13 @@ def test_the_code_table_is_that_of_the_vectors():
 def test_vectors_bit_for_bit(assert_same_bits, overflow, key):
     x = torch.from_numpy(VECTORS["in_edges"])
     expected = torch.from_numpy(VECTORS[key])
-    assert_same_bits(quantise_dequantise(x, "hifp8", overflow=overflow), expected)
+    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow=overflow)), expected)
 
 
 def test_edges_become_the_values_of_their_codes(assert_same_bits):
     x = torch.from_numpy(VECTORS["in_edges"])
     expected = torch.tensor([DECODED[code] for code in VECTORS["code_edges"]])
-    assert_same_bits(quantise_dequantise(x, "hifp8", overflow="inf"), expected)
+    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow="inf")), expected)
 
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
@@ -81,19 +82,19 @@ def test_edges_become_the_values_of_their_codes(assert_same_bits):
 def test_every_16_bit_pattern_equals_the_search_over_all_codes(assert_same_bits, dtype, overflow):
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     expected = torch.tensor([quantise_slowly(value, overflow) for value in x.tolist()])
-    assert_same_bits(quantise_dequantise(x, "hifp8", overflow=overflow), expected.to(dtype))
+    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow=overflow)), expected.to(dtype))
 
 
 def test_every_code_is_its_own_image(assert_same_bits):
     x = torch.tensor(DECODED)
-    assert_same_bits(quantise_dequantise(x, "hifp8", overflow="inf"), x)
+    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow="inf")), x)
 
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
 def test_quantising_twice_changes_nothing(assert_same_bits, overflow):
     x = torch.from_numpy(VECTORS["in_edges"])
-    once = quantise_dequantise(x, "hifp8", overflow=overflow)
-    assert_same_bits(quantise_dequantise(once, "hifp8", overflow=overflow), once)
+    once = qdq(x, QuantSpec("hifp8", overflow=overflow))
+    assert_same_bits(qdq(once, QuantSpec("hifp8", overflow=overflow)), once)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_quantising_twice_changes_nothing(assert_same_bits, overflow):
 )
 def test_overflow_starts_at_five_quarters_of_the_largest_value(value, saturated, infinite):
     x = torch.tensor([value])
-    assert quantise_dequantise(x, "hifp8").item() == saturated
-    assert quantise_dequantise(x, "hifp8", overflow="inf").item() == infinite
+    assert qdq(x, QuantSpec("hifp8")).item() == saturated
+    assert qdq(x, QuantSpec("hifp8", overflow="inf")).item() == infinite
 
 
 def test_underflow_ends_at_half_the_smallest_denormal(assert_same_bits):
@@ -117,19 +118,19 @@ def test_underflow_ends_at_half_the_smallest_denormal(assert_same_bits):
     below = math.nextafter(half, 0)
     x = torch.tensor([half, -half, 1.99 * half, np.float32(below * (1 - 1e-7)), -1e-30, 2.0**-149])
     expected = torch.tensor([2 * half, -2 * half, 2 * half, 0.0, 0.0, 0.0])
-    assert_same_bits(quantise_dequantise(x, "hifp8"), expected)
+    assert_same_bits(qdq(x, QuantSpec("hifp8")), expected)
 
 
 def test_there_is_no_negative_zero():
-    assert not quantise_dequantise(torch.tensor([-0.0, -1e-20]), "hifp8").signbit().any()
+    assert not qdq(torch.tensor([-0.0, -1e-20]), QuantSpec("hifp8")).signbit().any()
 
 
 def test_a_nan_stays_alone():
     x = torch.tensor([1.0, torch.nan, -2.0])
-    assert quantise_dequantise(x, "hifp8").isnan().tolist() == [False, True, False]
+    assert qdq(x, QuantSpec("hifp8")).isnan().tolist() == [False, True, False]
 
 
 def test_ties_go_away_from_zero():
     # 3 mantissa bits near 1, 2 near 16, 1 near 256: each value lies halfway.
     x = torch.tensor([1.0625, -1.0625, 18.0, 320.0, 1.5 * 2.0**-20])
-    assert quantise_dequantise(x, "hifp8").tolist() == [1.125, -1.125, 20.0, 384.0, 2.0**-19]
+    assert qdq(x, QuantSpec("hifp8")).tolist() == [1.125, -1.125, 20.0, 384.0, 2.0**-19]

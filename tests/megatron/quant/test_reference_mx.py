@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from megatron.quant import MX_ELEMENTS, SCALE_RULES, quantise_dequantise
+from megatron.quant import MX_ELEMENTS, SCALE_RULES, QuantSpec
+from megatron.quant.reference import qdq
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "mx_vectors.npz")
 RULES = {
@@ -36,14 +37,14 @@ def vector(kind, rule, case):
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_bit_for_bit(assert_same_bits, kind, rule, case):
     x, expected = vector(kind, rule, case)
-    assert_same_bits(quantise_dequantise(x, kind, scale_rule=rule), expected)
+    assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), expected)
 
 
 @every_kind
 @every_rule
 def test_bfloat16_vectors_bit_for_bit(assert_same_bits, kind, rule):
     x, expected = vector(kind, rule, "normal_bf16")
-    actual = quantise_dequantise(x.bfloat16(), kind, scale_rule=rule)
+    actual = qdq(x.bfloat16(), QuantSpec(kind, scale_rule=rule))
     assert_same_bits(actual, expected.bfloat16())
     assert actual.float().equal(expected)
 
@@ -150,7 +151,7 @@ blocks = st.one_of(
 def test_a_block_equals_the_search_over_all_codes(assert_same_bits, kind, rule, block):
     x = torch.tensor(block, dtype=torch.float32)
     expected = torch.tensor(quantise_block_slowly(block, kind, rule), dtype=torch.float32)
-    assert_same_bits(quantise_dequantise(x, kind, scale_rule=rule), expected)
+    assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), expected)
 
 
 @every_kind
@@ -158,19 +159,19 @@ def test_a_block_equals_the_search_over_all_codes(assert_same_bits, kind, rule, 
 def test_a_power_of_two_passes_through(assert_same_bits, kind, rule):
     # Equivariant only while no scale is clamped and nothing overflows: |k| <= 60 on N(0, 1).
     x = torch.randn(16, 96, generator=torch.Generator().manual_seed(3))
-    plain = quantise_dequantise(x, kind, scale_rule=rule)
+    plain = qdq(x, QuantSpec(kind, scale_rule=rule))
     for k in (-60, -7, 1, 60):
-        scaled = quantise_dequantise(x * 2.0**k, kind, scale_rule=rule)
+        scaled = qdq(x * 2.0**k, QuantSpec(kind, scale_rule=rule))
         assert_same_bits(scaled, plain * 2.0**k)
 
 
 @every_kind
 def test_one_block_does_not_touch_another(kind):
     x = torch.randn(4, 96, generator=torch.Generator().manual_seed(4))
-    before = quantise_dequantise(x, kind)
+    before = qdq(x, QuantSpec(kind))
     x[:, 32:64] *= 1000.0
     x[2, 40] = torch.nan
-    after = quantise_dequantise(x, kind)
+    after = qdq(x, QuantSpec(kind))
     assert after[:, :32].equal(before[:, :32])
     assert after[:, 64:].equal(before[:, 64:])
     assert after[2, 32:64].isnan().all()
@@ -182,9 +183,9 @@ def test_one_block_does_not_touch_another(kind):
 def test_elements_of_a_block_share_the_scale(kind):
     # 2^-40 is far below the grid of a block whose amax is 1, and on the grid of its own.
     x = torch.tensor([1.0] + [0.0] * 31 + [2.0**-40])
-    assert quantise_dequantise(x, kind).tolist() == x.tolist()
+    assert qdq(x, QuantSpec(kind)).tolist() == x.tolist()
     x = torch.tensor([1.0] + [0.0] * 30 + [2.0**-40])
-    assert quantise_dequantise(x, kind)[-1] == 0.0
+    assert qdq(x, QuantSpec(kind))[-1] == 0.0
 
 
 @every_kind
@@ -193,7 +194,7 @@ def test_elements_of_a_block_share_the_scale(kind):
 def test_a_special_value_makes_its_whole_block_nan(kind, special, dtype):
     x = torch.ones(70, dtype=dtype)
     x[69] = special
-    result = quantise_dequantise(x, kind)
+    result = qdq(x, QuantSpec(kind))
     assert result[64:].isnan().all()
     assert result[:64].eq(1).all()
 
@@ -202,7 +203,7 @@ def test_a_special_value_makes_its_whole_block_nan(kind, special, dtype):
 @every_rule
 def test_zeros_keep_their_signs(assert_same_bits, kind, rule):
     x = torch.tensor([0.0, -0.0] * 16)
-    assert_same_bits(quantise_dequantise(x, kind, scale_rule=rule), x)
+    assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), x)
 
 
 @pytest.mark.parametrize(
@@ -211,19 +212,19 @@ def test_zeros_keep_their_signs(assert_same_bits, kind, rule):
 def test_below_the_smallest_scale_only_its_own_subnormals_remain(kind, smallest):
     # The scale is clamped at 2^-127, so the grid ends at 2^-127 times the smallest element.
     x = torch.tensor([2.0**smallest, 1.5 * 2.0**smallest, 0.5 * 2.0**smallest, 2.0**-149])
-    result = quantise_dequantise(x, kind)
+    result = qdq(x, QuantSpec(kind))
     assert result.tolist() == [2.0**smallest, 2.0 ** (smallest + 1), 0.0, 0.0]
 
 
 def test_e5m2_saturates_where_a_cast_would_overflow():
     x = torch.tensor([65535.0, -65535.0, 1.0])
-    assert quantise_dequantise(x, "mxfp8_e5m2").tolist() == [57344.0, -57344.0, 1.0]
+    assert qdq(x, QuantSpec("mxfp8_e5m2")).tolist() == [57344.0, -57344.0, 1.0]
 
 
 def test_rounding_up_may_leave_the_range_of_float16():
     x = torch.tensor([65504.0], dtype=torch.float16)
-    assert quantise_dequantise(x, "mxfp8", scale_rule="ceil").isinf().all()
-    assert quantise_dequantise(x, "mxfp8", scale_rule="floor") == 57344.0
+    assert qdq(x, QuantSpec("mxfp8", scale_rule="ceil")).isinf().all()
+    assert qdq(x, QuantSpec("mxfp8", scale_rule="floor")) == 57344.0
 
 
 # On N(0, 1) in bfloat16, measured with other implementations.
@@ -240,6 +241,6 @@ def test_sqnr_on_normal_data_is_the_known_one(kind, rule):
     # Tolerance 0.1 dB: over 2^18 values ten seeds scatter by 0.013 to 0.033 dB (one sigma), so it
     # is three sigma at the worst. It cannot tell mxfp4's floor from rceil; the vectors do.
     x = torch.randn(1024, 256, generator=torch.Generator().manual_seed(5)).bfloat16()
-    q = quantise_dequantise(x, kind, scale_rule=rule)
+    q = qdq(x, QuantSpec(kind, scale_rule=rule))
     signal, noise = (t.double().square().sum().item() for t in (x, x.double() - q.double()))
     assert 10 * math.log10(signal / noise) == pytest.approx(KNOWN_DB[kind][rule], abs=0.1)
