@@ -72,7 +72,7 @@ def _codes_of(values: Tensor, quant_type: str) -> Tensor:
     sign_bit = len(table) // 2
     magnitudes, codes = table[:sign_bit].sort()
     special = values.isnan()  # hifp8's, whose code is where -0 would be
-    found = torch.searchsorted(magnitudes, torch.where(special, 0.0, values.abs()))
+    found = torch.searchsorted(magnitudes, torch.where(special, 0.0, values.abs()).contiguous())
     codes = codes[found] + sign_bit * (values.signbit() | special)
     return codes.to(torch.uint8)
 

@@ -142,10 +142,10 @@ def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tenso
     for largest, width in reversed(fmt.widths):
         bits = torch.where(exponent.abs() <= largest, width, bits)
     quantum = _power_of_two(exponent - bits)
-    # Codes alternate between even and odd along the grid. Without mantissa bits the steps 1 and 2
-    # stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one where e is odd: one more
-    # step gives steps and codes the same parity, which ties to even go by.
-    lift = (exponent & 1) * (bits == 0)
+    # Ties to even go by the code's last bit, which alternates along the grid. Where there is no
+    # mantissa, steps 1 and 2 stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one
+    # where e is odd: a step more, and steps are as even as codes.
+    lift = (exponent & 1) * (bits == 0) if spec.rounding == "nearest-even" else 0
     rounded = (_round_steps(magnitude / quantum + lift, spec.rounding, random) - lift) * quantum
     largest = 2.0**fmt.max_exponent
     limit = largest if spec.overflow == "saturate" else torch.inf
