@@ -35,6 +35,11 @@ def set_step(step: int) -> None:
     _step = int(step)
 
 
+def step() -> int:
+    """Return the training step this process is in."""
+    return _step
+
+
 def derive_seed(base: int, *, rank: int, step: int, site: str, operand: str, layer: str) -> int:
     """Return the seed, 0 .. 2^64 - 1, of one operand of one layer's GEMM in one training step.
 
@@ -50,7 +55,7 @@ def operand_seed(base: int, site: str, operand: str, layer: str) -> int:
     """`derive_seed` at this process's rank and step."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = torch.distributed.get_rank() if distributed else 0
-    return derive_seed(base, rank=rank, step=_step, site=site, operand=operand, layer=layer)
+    return derive_seed(base, rank=rank, step=step(), site=site, operand=operand, layer=layer)
 
 
 def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> Tensor:

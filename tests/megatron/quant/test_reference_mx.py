@@ -248,10 +248,19 @@ def test_e5m2_saturates_where_a_cast_would_overflow():
     assert qdq(x, QuantSpec("mxfp8_e5m2")).tolist() == [57344.0, -57344.0, 1.0]
 
 
-def test_rounding_up_may_leave_the_range_of_float16():
-    x = torch.tensor([65504.0], dtype=torch.float16)
-    assert qdq(x, QuantSpec("mxfp8", scale_rule="ceil")).isinf().all()
-    assert qdq(x, QuantSpec("mxfp8", scale_rule="floor")) == 57344.0
+@pytest.mark.parametrize(
+    ("kind", "first"), [("mxfp8", 63488.0), ("mxfp8_e5m2", 61440.0), ("mxfp4", 57344.0)]
+)
+def test_rounding_up_may_leave_the_range_of_float16(kind, first):
+    # Every positive finite float16, each in a block of its own.
+    x = torch.arange(0x7C00).to(torch.int16).view(torch.float16).unsqueeze(1)
+    assert qdq(x, QuantSpec(kind, scale_rule="floor")).isfinite().all()
+    for rule in ("rceil", "ceil", "even"):
+        result = qdq(x, QuantSpec(kind, scale_rule=rule))
+        assert result.isinf().equal(x >= first)
+        exact = qdq(x.float(), QuantSpec(kind, scale_rule=rule))
+        assert result.float().equal(exact.masked_fill(x >= first, math.inf))
+        assert exact[x >= first].eq(65536).all()
 
 
 # On N(0, 1) in bfloat16, measured with other implementations.
