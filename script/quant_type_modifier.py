@@ -14,7 +14,7 @@ import bootstrap
 if sys.version_info < (3, 11):  # noqa: UP036 - runs under any python3
     bootstrap.reexec()
 
-from mqo.overlay.modifier_cli import main
+from mqo.overlay.quant_types.cli import main
 
 try:
     code = main()

@@ -66,7 +66,7 @@ def test_check_and_a_dry_run_need_the_standard_library_alone(root):
 def test_check_imports_nothing_heavy(root):
     program = (
         "import sys\n"
-        "from mqo.overlay.modifier_cli import main\n"
+        "from mqo.overlay.quant_types.cli import main\n"
         f"code = main(['--check', '--tree', {str(root)!r}])\n"
         f"sys.exit(code or ', '.join(m for m in {HEAVY!r} if m in sys.modules) or 0)\n"
     )

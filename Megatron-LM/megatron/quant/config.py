@@ -7,8 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .formats import BLOCK_SIZES, OVERFLOWS, SCALE_RULES, check_choice, check_type
+from .formats import (
+    BLOCK_SIZES,
+    OVERFLOWS,
+    ROUNDINGS,
+    SCALE_RULES,
+    check_choice,
+    check_seed,
+    check_type,
+)
 from .sites import SITES
+from .spec import QuantSpec
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"
 
@@ -18,13 +27,17 @@ class QuantConfig:
     """What a run may choose beyond the types that stand in its source.
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
-    it. `sqnr_every` is in calls; 0 measures nothing and only counts.
+    it. `rounding` None is each format's own. `seed` is the base that the seeds of stochastic
+    rounding are derived from. `sqnr_every` is in calls; 0 measures nothing and only counts.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
     block: int = 32
     scale_rule: str = "floor"
+    rounding: str | None = None
     overflow: str = "saturate"
+    tensor_scale: bool = False
+    seed: int = 0
     sqnr_every: int = 50
 
 
@@ -39,7 +52,10 @@ _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
     "quantiser": {
         "block": lambda value: check_choice("block size", value, BLOCK_SIZES),
         "scale_rule": lambda value: check_choice("scale rule", value, SCALE_RULES),
+        "rounding": lambda value: check_choice("rounding", value, ROUNDINGS),
         "overflow": lambda value: check_choice("overflow", value, OVERFLOWS),
+        "tensor_scale": lambda value: check_choice("tensor scale", value, (False, True)),
+        "seed": check_seed,
     },
     "record": {"sqnr_every": _check_sqnr_every},
 }
@@ -59,9 +75,24 @@ def current() -> QuantConfig:
     return load(Path(path)) if path else QuantConfig()
 
 
+@functools.cache
+def spec_of(quant_type: str) -> QuantSpec:
+    """Return how this process quantises to `quant_type`; raises what `current` raises."""
+    config = current()
+    return QuantSpec(
+        quant_type,
+        block=config.block,
+        scale_rule=config.scale_rule,
+        rounding=config.rounding,
+        overflow=config.overflow,
+        tensor_scale=config.tensor_scale,
+    )
+
+
 def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
     current.cache_clear()
+    spec_of.cache_clear()
 
 
 def load(path: Path) -> QuantConfig:

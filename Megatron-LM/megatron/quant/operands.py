@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import current
+from .backend import quantise_dequantise
+from .config import current, spec_of
 from .formats import check_choice, check_type
 from .record import RECORDER
-from .reference import quantise_dequantise
 from .sites import SITES, GemmSite
+from .spec import QuantSpec
+from .stochastic import operand_seed
 
 UNLABELLED = "unlabelled"
 
@@ -40,7 +42,7 @@ class QuantisedOperands(GemmOperands):
     """
 
     site: GemmSite
-    quant_type: str
+    spec: QuantSpec
     layer: str
 
     def lhs(self, tensor: Tensor) -> Tensor:
@@ -52,20 +54,14 @@ class QuantisedOperands(GemmOperands):
         return self._quantise(tensor, self.site.rhs, self.site.rhs_axis)
 
     def _quantise(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
-        config = current()
+        site, spec, layer = self.site.name, self.spec, self.layer
+        seed = None
+        if spec.rounding == "stochastic":
+            seed = operand_seed(current().seed, site, operand, layer)
 
         def quantise(original: Tensor) -> Tensor:
-            quantised = quantise_dequantise(
-                original,
-                self.quant_type,
-                axis=axis,
-                block=config.block,
-                scale_rule=config.scale_rule,
-                overflow=config.overflow,
-            )
-            RECORDER.observe(
-                self.site.name, self.layer, operand, self.quant_type, original, quantised
-            )
+            quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
+            RECORDER.observe(site, layer, operand, spec.quant_type, original, quantised)
             return quantised
 
         return _StraightThrough.apply(tensor, quantise)
@@ -97,4 +93,5 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     check_type(quant_type)
     if quant_type == "none":
         return _UNQUANTISED
-    return QuantisedOperands(SITES[site], quant_type, getattr(owner, "mqo_layer", UNLABELLED))
+    layer = getattr(owner, "mqo_layer", UNLABELLED)
+    return QuantisedOperands(SITES[site], spec_of(quant_type), layer)

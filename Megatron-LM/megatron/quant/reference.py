@@ -1,85 +1,91 @@
-"""The reference quantisers: plain PyTorch, slow and exact, that every faster one must equal."""
+"""The reference quantisers: plain PyTorch, slow and exact, that every faster one must equal.
+
+Quantising is two steps, which packed storage takes one at a time: `encode` finds the scales and
+rounds to the format's values, `decode` multiplies them again. The arithmetic is float64, where
+every step is exact.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .formats import (
-    BLOCK_SIZES,
     HIF8,
     MX_ELEMENTS,
-    OVERFLOWS,
-    REFERENCE_TYPES,
     SCALE_EXPONENT_MAX,
     SCALE_EXPONENT_MIN,
-    SCALE_RULES,
+    SCALE_EXPONENT_NAN,
     MxElement,
     TaperedFormat,
-    check_choice,
 )
+from .spec import QuantSpec
+from .stochastic import RANDOM_BITS, draws
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+class Encoded(NamedTuple):
+    """A quantised tensor, taken apart; `axis` is its last here.
 
-@torch.no_grad()
-def quantise_dequantise(
-    x: Tensor,
-    quant_type: str,
-    *,
-    axis: int = -1,
-    block: int = 32,
-    scale_rule: str = "floor",
-    overflow: str = "saturate",
-) -> Tensor:
-    """Round `x` to `quant_type` and back: a new tensor of x's shape, dtype and strides.
-
-    Formats: OCP Microscaling v1.0 for the mx types, arXiv 2409.16626 for hifp8. 'none' returns
-    `x` itself. Results carry no gradient.
-
-    Args:
-        x: float32, bfloat16 or float16, of any shape and strides.
-        quant_type: one of REFERENCE_TYPES.
-        axis: the axis along which mx blocks run, the contraction axis of a GEMM; hifp8 has none.
-        block: elements that share one mx scale, one of BLOCK_SIZES; the last block may be short.
-        scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
-        overflow: what hifp8 makes of |x| >= 40960: 'saturate' gives ±32768, 'inf' gives ±Inf.
-            Mx elements always saturate.
-
-    The arithmetic is float64, where every step is exact. The result fits x's dtype exactly, except
-    where rounding up passes its largest value and gives Inf: rceil, ceil and even, within the last
-    binade of a dtype. Under torch.set_flush_denormal(True) the CPU takes subnormals for zeros.
-
-    Raises:
-        TypeError: `x` has another dtype.
-        ValueError: an argument is none of the valid ones, which the text names.
+    values: float64, of the format's own values [..., size]; 0 where the scale is NaN.
+    exponents: int64, of the power-of-two scales [..., blocks], SCALE_EXPONENT_NAN for NaN; [1] for
+        a tensor scale, [0] without any scale.
     """
-    check_choice("quant type", quant_type, REFERENCE_TYPES)
-    check_choice("block size", block, BLOCK_SIZES)
-    check_choice("scale rule", scale_rule, SCALE_RULES)
-    check_choice("overflow", overflow, OVERFLOWS)
-    if quant_type == "none":
-        return x
-    if x.dtype not in DTYPES:
-        raise TypeError(f"cannot quantise {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
-    if quant_type == "hifp8":
-        result = _round_tapered(x.double(), HIF8, overflow)
-    else:
-        check_choice("axis", axis, range(-x.dim(), x.dim()))
-        last = x.double().movedim(axis, -1)
-        result = _round_mx(last, MX_ELEMENTS[quant_type], block, scale_rule).movedim(-1, axis)
-    return torch.empty_like(x).copy_(result)
+
+    values: Tensor
+    exponents: Tensor
 
 
-def _round_mx(x: Tensor, element: MxElement, block: int, scale_rule: str) -> Tensor:
-    """Quantise float64 `x` in blocks along its last axis."""
-    size = x.shape[-1]
+def qdq(
+    x: Tensor, spec: QuantSpec, axis: int = -1, out: Tensor | None = None, seed: int | None = None
+) -> Tensor:
+    """What `backend.quantise_dequantise` returns, which checks the arguments; supports them all."""
+    encoded = encode(x, spec, axis, seed)
+    result = torch.empty_like(x) if out is None else out
+    return result.copy_(decode(encoded, spec).movedim(-1, _axis(spec, axis)))
+
+
+def encode(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> Encoded:
+    """Round `x` to the values and scales of `spec`."""
+    axis = _axis(spec, axis)
+    random = None
+    if spec.rounding == "stochastic":
+        random = draws(x.shape, seed, x.device).movedim(axis, -1)
+    x = x.movedim(axis, -1)
+    if spec.quant_type == "hifp8":
+        return _encode_tapered(x, HIF8, spec, random)
+    return _encode_mx(x, MX_ELEMENTS[spec.quant_type], spec, random)
+
+
+def decode(encoded: Encoded, spec: QuantSpec) -> Tensor:
+    """Return values times scales in float64, [..., size]."""
+    values, exponents = encoded
+    scale = _power_of_two(exponents)
+    if spec.quant_type == "hifp8":
+        return values * scale if spec.tensor_scale else values
+    scale = torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, scale)
+    return values * _spread(scale, values, spec.block)
+
+
+def _axis(spec: QuantSpec, axis: int) -> int:
+    return -1 if spec.quant_type == "hifp8" else axis
+
+
+def _encode_mx(x: Tensor, element: MxElement, spec: QuantSpec, random: Tensor | None) -> Encoded:
     # Zeros change neither a block's amax nor whether it is finite, so they may fill the last one.
-    padded = torch.nn.functional.pad(x, (0, -size % block))
-    blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // block, block)
-    amax = blocks.abs().amax(dim=-1, keepdim=True)
-    scale = _power_of_two(_scale_exponent(amax, element, scale_rule))
-    values = _round_element(blocks / scale, element) * scale
-    values = torch.where(amax.isfinite(), values, torch.nan)
-    return values.reshape(padded.shape)[..., :size]
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % spec.block))
+    blocks = padded.unflatten(-1, (padded.shape[-1] // spec.block, spec.block))
+    amax = blocks.abs().amax(dim=-1).double()
+    exponents = _scale_exponent(amax, element, spec.scale_rule)
+    scaled = x.double() / _spread(_power_of_two(exponents), x, spec.block)
+    values = _round_element(scaled, element, spec.rounding, random)
+    finite = amax.isfinite()
+    values = torch.where(_spread(finite, x, spec.block), values, 0.0)
+    return Encoded(values, torch.where(finite, exponents, SCALE_EXPONENT_NAN))
+
+
+def _spread(per_block: Tensor, x: Tensor, block: int) -> Tensor:
+    """Repeat what each block has [..., blocks] for each of its elements [..., size]."""
+    return per_block.repeat_interleave(block, dim=-1)[..., : x.shape[-1]]
 
 
 def _scale_exponent(amax: Tensor, element: MxElement, scale_rule: str) -> Tensor:
@@ -95,26 +101,67 @@ def _scale_exponent(amax: Tensor, element: MxElement, scale_rule: str) -> Tensor
     return (exponent - element.emax).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
 
 
-def _round_element(x: Tensor, element: MxElement) -> Tensor:
-    """Round float64 `x` to the nearest value of `element`, ties to even, and saturate."""
+def _round_element(x: Tensor, element: MxElement, rounding: str, random: Tensor | None) -> Tensor:
+    """Round float64 `x` to the values of `element`, and saturate; a zero keeps its sign."""
     quantum = _power_of_two(_exponent(x).clamp(min=element.emin) - element.mantissa_bits)
-    rounded = torch.round(x / quantum) * quantum
-    return rounded.clamp(-element.max_value, element.max_value)
+    rounded = _round_steps(x.abs() / quantum, rounding, random) * quantum
+    return rounded.clamp(max=element.max_value).copysign(x)
 
 
-def _round_tapered(x: Tensor, fmt: TaperedFormat, overflow: str) -> Tensor:
-    """Round float64 `x` to the nearest value of `fmt`, ties away from zero; zero has no sign."""
+def _encode_tapered(
+    x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tensor | None
+) -> Encoded:
+    if not spec.tensor_scale:
+        values = _round_tapered(x.double(), fmt, spec, random)
+        return Encoded(values, torch.empty(0, dtype=torch.int64, device=x.device))
+    exponent = _tensor_exponent(x, fmt)
+    values = _round_tapered(x.double() / _power_of_two(exponent), fmt, spec, random)
+    return Encoded(values, exponent.reshape(1))
+
+
+def _tensor_exponent(x: Tensor, fmt: TaperedFormat) -> Tensor:
+    """Return the tensor scale's exponent: it takes amax to the top of the widest mantissas.
+
+    0 for an empty tensor, and where amax is zero, infinite or NaN.
+    """
+    amax = x.abs().amax() if x.numel() else x.new_zeros(())
+    exponent = _exponent(amax.double()) - fmt.widths[0][0]
+    exponent = exponent.clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
+    return torch.where(amax.isfinite() & (amax > 0), exponent, 0)
+
+
+def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tensor | None) -> Tensor:
+    """Round float64 `x` to the values of `fmt`; zero has no sign.
+
+    Below 2^min_exponent the grid is {0, 2^min_exponent}; above 2^max_exponent it goes on as if
+    there were no end, and whatever rounds to there overflows.
+    """
     magnitude = x.abs()
-    # Beyond these exponents a value is zero or overflows, whatever the quantum.
-    exponent = _exponent(magnitude).clamp(-32, 32)
+    exponent = _exponent(magnitude).clamp(fmt.min_exponent, fmt.max_exponent)
     bits = torch.zeros_like(exponent)
     for largest, width in reversed(fmt.widths):
         bits = torch.where(exponent.abs() <= largest, width, bits)
     quantum = _power_of_two(exponent - bits)
-    rounded = (torch.floor(magnitude / quantum + 0.5) * quantum).clamp(min=fmt.min_value)
-    limit = fmt.max_value if overflow == "saturate" else torch.inf
-    rounded = torch.where(magnitude >= fmt.overflow_from, limit, rounded)
-    return torch.where(magnitude < fmt.min_value / 2, 0.0, rounded.copysign(x))
+    # Ties to even go by the code's last bit, which alternates along the grid. Where there is no
+    # mantissa, steps 1 and 2 stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one
+    # where e is odd: a step more, and steps are as even as codes.
+    lift = (exponent & 1) * (bits == 0) if spec.rounding == "nearest-even" else 0
+    rounded = (_round_steps(magnitude / quantum + lift, spec.rounding, random) - lift) * quantum
+    largest = 2.0**fmt.max_exponent
+    limit = largest if spec.overflow == "saturate" else torch.inf
+    rounded = torch.where(rounded > largest, limit, rounded)
+    return torch.where(rounded == 0, 0.0, rounded.copysign(x))
+
+
+def _round_steps(steps: Tensor, rounding: str, random: Tensor | None) -> Tensor:
+    """Round a float64 count of quanta, which is not negative, to a whole one."""
+    if rounding == "nearest-even":
+        return torch.round(steps)
+    if rounding == "nearest-away":
+        return torch.floor(steps + 0.5)
+    lower = torch.floor(steps)
+    share = torch.floor((steps - lower) * 2.0**RANDOM_BITS)
+    return lower + (random < share)
 
 
 def _exponent(x: Tensor) -> Tensor:

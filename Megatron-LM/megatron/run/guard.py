@@ -1,7 +1,7 @@
 """Holds what the run asked for against what its quantisers did, over all ranks."""
 
 import torch
-from megatron.quant import RECORDER, QuantRecord, merge, missing
+from megatron.quant import RECORDER, QuantRecord, merge, missing, set_step
 from megatron.quant.config import current
 
 from .record import run_folder
@@ -17,9 +17,11 @@ def after_step(iteration: int) -> None:
     """After the process's first training step: end a run that did not quantise as asked.
 
     By then every site has had a forward and a backward pass. Called on every rank, since a pipeline
-    stage may hold no site of a kind; the patched trainer does so.
+    stage may hold no site of a kind; the patched trainer does so, after every step. The quantisers
+    learn here that the next one begins, so that their random numbers change.
     """
     global _checked
+    set_step(iteration)
     if _checked or run_folder() is None:
         return
     _checked = True

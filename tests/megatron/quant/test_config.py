@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from megatron.quant import QuantConfig, config
+from megatron.quant import QuantConfig, QuantSpec, config
 
 FULL = """
 [asked]
@@ -13,7 +13,10 @@ qk = "none"
 [quantiser]
 block = 64
 scale_rule = "even"
+rounding = "stochastic"
 overflow = "inf"
+tensor_scale = true
+seed = 1234
 
 [record]
 sqnr_every = 0
@@ -22,7 +25,14 @@ sqnr_every = 0
 
 def test_without_a_file_the_defaults_hold():
     assert config.current() == QuantConfig(
-        asked={}, block=32, scale_rule="floor", overflow="saturate", sqnr_every=50
+        asked={},
+        block=32,
+        scale_rule="floor",
+        rounding=None,
+        overflow="saturate",
+        tensor_scale=False,
+        seed=0,
+        sqnr_every=50,
     )
 
 
@@ -32,7 +42,10 @@ def test_every_key_of_the_file_is_read(options):
         asked={"fprop": "mxfp8", "qk": "none"},
         block=64,
         scale_rule="even",
+        rounding="stochastic",
         overflow="inf",
+        tensor_scale=True,
+        seed=1234,
         sqnr_every=0,
     )
 
@@ -51,15 +64,34 @@ def test_the_file_is_read_once_until_reset(options):
     assert config.current().block == 128
 
 
+def test_the_options_make_the_spec_of_each_type(options):
+    assert config.spec_of("hifp8") == QuantSpec("hifp8")
+    options(FULL)
+    expected = {"block": 64, "scale_rule": "even", "rounding": "stochastic", "overflow": "inf"}
+    assert config.spec_of("mxfp4") == QuantSpec("mxfp4", tensor_scale=True, **expected)
+
+
+def test_a_spec_is_made_once_until_reset(options):
+    path = options("[quantiser]\nblock = 16\n")
+    assert config.spec_of("mxfp8") is config.spec_of("mxfp8")
+    path.write_text("[quantiser]\nblock = 128\n", encoding="utf-8")
+    config.reset()
+    assert config.spec_of("mxfp8").block == 128
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("[quantizer]\nblock = 32", "unknown table 'quantizer'; valid: quantiser, record, asked"),
         ("quantiser = 3", "quantiser = 3 should be a table, [quantiser]"),
-        ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, overflow"),
+        ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, rounding, "),
         ("[quantiser]\nblock = 33", "[quantiser] block: unknown block size 33; valid: 16, 32, 64"),
         ("[quantiser]\nblock = 32.0", "[quantiser] block: unknown block size 32.0"),
         ("[quantiser]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
+        ("[quantiser]\nrounding = 'up'", "'up'; valid: nearest-even, nearest-away, stochastic"),
+        ("[quantiser]\ntensor_scale = 1", "unknown tensor scale 1; valid: False, True"),
+        ("[quantiser]\nseed = -1", "[quantiser] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
+        ("[quantiser]\nseed = true", "[quantiser] seed: True is no seed"),
         ("[quantiser]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
         ("[record]\nsqnr_every = -1", "[record] sqnr_every: -1 is no interval"),
         ("[record]\nsqnr_every = true", "[record] sqnr_every: True is no interval"),

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from megatron.quant import RECORDER, SITES, gemm_operands, label_layers, quantise_dequantise
+from megatron.quant import (
+    RECORDER,
+    SITES,
+    QuantSpec,
+    gemm_operands,
+    label_layers,
+    quantise_dequantise,
+)
 
 TYPES = ("mxfp8", "mxfp4", "hifp8")
 # (site, left shape, left contraction axis, right shape, right contraction axis)
@@ -53,17 +60,17 @@ def test_operands_are_those_of_the_reference(gemm, kind, dtype):
     site, lhs_shape, lhs_axis, rhs_shape, rhs_axis = gemm
     operands = gemm_operands(site, kind, None)
     lhs, rhs = normal(*lhs_shape, dtype=dtype), normal(*rhs_shape, seed=1, dtype=dtype)
-    assert operands.lhs(lhs).equal(quantise_dequantise(lhs, kind, axis=lhs_axis))
-    assert operands.rhs(rhs).equal(quantise_dequantise(rhs, kind, axis=rhs_axis))
+    assert operands.lhs(lhs).equal(quantise_dequantise(lhs, QuantSpec(kind), axis=lhs_axis))
+    assert operands.rhs(rhs).equal(quantise_dequantise(rhs, QuantSpec(kind), axis=rhs_axis))
 
 
 def test_the_runs_options_reach_the_quantiser(options):
     options('[quantiser]\nblock = 16\nscale_rule = "rceil"\noverflow = "inf"\n')
     x = 300 * normal(4, 64)
     fprop = gemm_operands("fprop", "mxfp8", None)
-    expected = quantise_dequantise(x, "mxfp8", block=16, scale_rule="rceil")
+    expected = quantise_dequantise(x, QuantSpec("mxfp8", block=16, scale_rule="rceil"))
     assert fprop.lhs(x).equal(expected)
-    assert not expected.equal(quantise_dequantise(x, "mxfp8"))
+    assert not expected.equal(quantise_dequantise(x, QuantSpec("mxfp8")))
     assert gemm_operands("qk", "hifp8", None).lhs(torch.tensor([5e4])).isinf().all()
 
 
@@ -149,7 +156,7 @@ def test_a_linear_layers_three_gemms_are_quantised_each_along_its_own_axis(kind)
     flat, grad = x.detach().flatten(0, 1), upstream.flatten(0, 1)
 
     def q(t, axis):
-        return quantise_dequantise(t.detach(), kind, axis=axis)
+        return quantise_dequantise(t.detach(), QuantSpec(kind), axis=axis)
 
     # The same operands in the same GEMM: equal but for the order of a sum, so to float32's ulp.
     torch.testing.assert_close(out.detach(), q(x, -1) @ q(weight, -1).t())

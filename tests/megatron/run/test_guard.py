@@ -1,5 +1,5 @@
 import pytest
-from megatron.quant import RECORDER, merge
+from megatron.quant import RECORDER, merge, set_step, stochastic
 from megatron.run import GuardError, after_step, guard
 
 
@@ -42,6 +42,13 @@ def test_only_the_first_step_is_checked(run, quantised):
     after_step(1)
     quantised("pv", "hifp8", "probs", "value")
     after_step(2)
+
+
+def test_the_quantisers_learn_of_every_step_even_without_a_run_folder(run):
+    for iteration in (1, 2):
+        after_step(iteration)
+        assert stochastic.step() == iteration
+    set_step(0)
 
 
 def test_without_a_run_folder_nothing_is_checked(run, quantised, monkeypatch):

@@ -14,7 +14,7 @@ from mqo.errors import SetupError
 from mqo.overlay.series import Series
 from mqo.overlay.tree import sha256
 from mqo.overlay.vendor import Pin
-from mqo.overlay.verify import verify
+from mqo.overlay.verify.release import verify
 from mqo.project import Project
 
 from ..conftest import SERIES, SWEEP

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import EditedError, OverlayError, UnknownNameError
-from mqo.overlay import ledger, records, transaction
+from mqo.overlay import records, transaction
 from mqo.overlay.diff import local_diff
 from mqo.overlay.goal import Goal, goal, is_current
 from mqo.overlay.series import Series
@@ -126,7 +126,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     manifest, copies = target.manifest, copies_of(tree, edited)
     used = set(tree.upstream().files.values()) if tree.is_vendored else set()
     if manifest:
-        used |= manifest.objects | {row.original for row in ledger.read(tree).values()}
+        used |= manifest.objects | {row.original for row in tree.modified().values()}
     written: dict[str, bytes | None] = {
         **copies,
         **tree.new_objects(target.objects),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqo.errors import OverlayError
-from mqo.overlay.verify_cli import verify
+from mqo.overlay.verify.cli import verify
 from mqo.project import Project
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from mqo.errors import OverlayError
 
 SCHEMA = 2
 UPSTREAM, MANIFEST, LITERALS = "upstream.json", "manifest.json", "literals.json"
+AFRESH = "Run `mqo vendor --force`, which fetches the tree afresh"
 RecordT = TypeVar("RecordT")
 
 
@@ -102,12 +103,43 @@ class Manifest:
         return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
 
 
+@dataclass(frozen=True)
+class Modified:
+    """A file whose quant types were set: original and written SHA-256, and {site: value} in both.
+
+    It is recorded as long as it differs from its bytes of before the first modification.
+    """
+
+    original: str
+    written: str
+    was: Mapping[str, str]
+    now: Mapping[str, str]
+
+
+def read_modified(path: Path) -> dict[str, Modified]:
+    """{tree-relative path: row} of a literals.json; empty without the file."""
+    rows = read(
+        path,
+        lambda table: {name: Modified(**row) for name, row in table["files"].items()},
+        help=f"Delete {path}, which takes the files as they are now for the originals",
+    )
+    return rows or {}
+
+
+def modified_as_json(files: Mapping[str, Modified]) -> bytes | None:
+    """The record as a file holds it; None, which deletes it, when nothing is modified."""
+    rows = {path: asdict(row) for path, row in sorted(files.items())}
+    return json.dumps({"schema": SCHEMA, "files": rows}, indent=1).encode() if rows else None
+
+
 def as_json(record: Upstream | Manifest) -> bytes:
     """The record as a file holds it."""
     return json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1).encode()
 
 
-def read(path: Path, build: Callable[[dict[str, Any]], RecordT]) -> RecordT | None:
+def read(
+    path: Path, build: Callable[[dict[str, Any]], RecordT], *, help: str = AFRESH
+) -> RecordT | None:
     """The record in a file; None without the file, OverlayError when it is not what was written."""
     try:
         table = json.loads(path.read_bytes())
@@ -120,10 +152,10 @@ def read(path: Path, build: Callable[[dict[str, Any]], RecordT]) -> RecordT | No
         raise OverlayError(
             f"{path} is damaged ({error})",
             expected="the record that mqo wrote there",
-            help="Run `mqo vendor --force`, which fetches the tree afresh",
+            help=help,
         ) from error
     raise OverlayError(
         f"{path} has schema {schema}, written by another version of mqo",
         expected=f"schema {SCHEMA}",
-        help="Use that version, or `mqo vendor --force`, which fetches the tree afresh",
+        help=f"Use that version. Or: {help}",
     )

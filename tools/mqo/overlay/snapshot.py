@@ -21,6 +21,7 @@ from mqo.overlay.transaction import building
 from mqo.overlay.tree import Tree
 
 IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml")
+READ_ONLY = ~0o222
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ def snapshot(
         shared = types_in(tree, manifest)
         literals.check_sites(types or {}, shared)
         with building(tree.root, target, command="snapshot") as folder:
-            shutil.copytree(tree.root, folder, ignore=_left_out, dirs_exist_ok=True)
+            shutil.copytree(
+                tree.root, folder, ignore=_left_out, dirs_exist_ok=True, copy_function=_copy
+            )
             if without:
                 rest = series.without(*without) if series else Series(())
                 _undo(tree, Tree(folder), manifest, rest, without)
@@ -62,7 +65,6 @@ def snapshot(
             wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
             written = _write_types(folder, sites, wanted)
             _check_written(target, types or {}, written)
-            _make_read_only(folder)
     return Snapshot(Tree(target), written, shared)
 
 
@@ -76,7 +78,7 @@ def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> d
     said: dict[str, str] = {}
     for path in sites:
         content = with_types((folder / path).read_bytes(), wanted)
-        (folder / path).write_bytes(content)
+        _write(folder / path, content)
         said |= {literal.site: literal.value for literal in literals.read(content)}
     return said
 
@@ -102,7 +104,7 @@ def _undo(
     for path in touched:
         if path in files or path in upstream:
             content = files[path].content if path in files else tree.pristine(path)
-            (copy.root / path).write_bytes(content)
+            _write(copy.root / path, content)
         else:
             (copy.root / path).unlink(missing_ok=True)
 
@@ -120,7 +122,15 @@ def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
         literals.read(tree.read(path) or b"")  # a run whose types nobody can tell is none
 
 
-def _make_read_only(root: Path) -> None:
-    for path in root.rglob("*"):
-        if path.is_file():
-            path.chmod(path.stat().st_mode & ~0o222)
+def _copy(source: str, target: str) -> None:
+    """Content and permission bits, but for those that let it be written."""
+    shutil.copyfile(source, target)
+    Path(target).chmod(Path(source).stat().st_mode & READ_ONLY)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Give a file of the copy another content; it stays as read-only as it was."""
+    mode = path.stat().st_mode if path.exists() else 0o644
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    path.chmod(mode & READ_ONLY)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from mqo.errors import OverlayError, VendorError
 from mqo.overlay import checkout, literals, records, transaction
-from mqo.overlay.records import Manifest, PatchedFile, Upstream
+from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
 
 LOCK_WAIT_S = 20
 FileState = Literal["pristine", "patched", "edited", "missing"]
@@ -109,6 +109,10 @@ class Tree:
                 help="Run `mqo apply`",
             )
         return manifest
+
+    def modified(self) -> dict[str, Modified]:
+        """The files whose quant types were set by hand, by path."""
+        return records.read_modified(self.store / records.LITERALS)
 
     # -- contents ---------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from mqo.project import Project
 
 if TYPE_CHECKING:
     from mqo.overlay.vendor import Pin
-    from mqo.overlay.verify import Verified
+    from mqo.overlay.verify.release import Verified
 
 
 def verify(
@@ -23,27 +24,38 @@ def verify(
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    tree: Annotated[
+        Path | None, typer.Option("--tree", help="A tree whose upstream files are tried instead.")
+    ] = None,
 ) -> None:
     """Try the patches on upstream releases, in temporary trees.
 
     Exits with 1 if a release is not green, and with 2 if one could not be tried.
     """
-    from mqo.overlay import verify_table
     from mqo.overlay.series import Series
+    from mqo.overlay.tree import Tree
     from mqo.overlay.vendor import Pin
-    from mqo.overlay.verify import verify as try_release
+    from mqo.overlay.verify import table
+    from mqo.overlay.verify.release import verify as try_release
+    from mqo.overlay.verify.release import verify_tree
 
     project = Project.here()
     pin, series = Pin.load(project.upstream_pin), Series.of(project)
-    results = [
-        try_release(name, pin, series, project.tree, project.cache, report=_say)
-        for name in _chosen(version or [], all, pin)
-    ]
+    if tree:
+        if version or all:
+            raise typer.BadParameter("--tree excludes --version and --all")
+        place = Tree(tree.resolve())
+        results = [verify_tree(place, pin, series, project.tree, project.cache, report=_say)]
+    else:
+        results = [
+            try_release(name, pin, series, project.tree, project.cache, report=_say)
+            for name in _chosen(version or [], all, pin)
+        ]
     if as_json:
         rows = [result.as_table() for result in results]
         print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
     else:
-        print("\n".join(verify_table.lines(results)))
+        print("\n".join(table.lines(results)))
     raise typer.Exit(exit_code(results))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from mqo.overlay.literals import VARIABLE
-from mqo.overlay.plain import Literal, Source
+from mqo.overlay.quant_types.plain import Literal, Source
 
 
 @dataclass(frozen=True)

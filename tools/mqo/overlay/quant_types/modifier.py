@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqo.errors import EditedError, OverlayError, UnknownNameError
-from mqo.overlay import foreign, gemms, ledger, literals, transaction
-from mqo.overlay.foreign import Place
-from mqo.overlay.ledger import Modified
-from mqo.overlay.plain import Literal, splice
+from mqo.overlay import literals, transaction
+from mqo.overlay.quant_types import foreign, gemms, ledger
+from mqo.overlay.quant_types.foreign import Place
+from mqo.overlay.quant_types.plain import Literal, splice
+from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 
@@ -117,7 +118,7 @@ def check(root: Path) -> Report:
     notes: list[str] = []
     with _typed_errors():
         interrupted = transaction.is_interrupted(root)
-        rows = ledger.read(tree)
+        rows = tree.modified()
         for path, content in _contents(tree, may_lack=interrupted).items():
             scan = foreign.scan(path, content)
             try:
@@ -169,10 +170,10 @@ def _run(root: Path, plan: Callable[[Tree], _Plan], *, dry_run: bool) -> Outcome
                 return first.outcome(root)
         with tree.locked(COMMAND):
             final = plan(tree)
-            if final.files or final.record != ledger.read(tree):
+            if final.files or final.record != tree.modified():
                 changes = [transaction.Change(p, file.after) for p, file in final.files.items()]
                 records = tree.new_objects(final.originals)
-                records[ledger.NAME] = ledger.encoded(final.record)
+                records[LITERALS] = modified_as_json(final.record)
                 transaction.commit(root, changes, records, command=COMMAND)
             return final.outcome(root)
 
@@ -202,7 +203,7 @@ def _typed_errors() -> Iterator[None]:
 
 
 def _plan_modification(tree: Tree, types: Mapping[str, str]) -> _Plan:
-    plan = _Plan(ledger.read(tree))
+    plan = _Plan(tree.modified())
     after: list[Place] = []
     for path, content in _contents(tree).items():
         places = foreign.scan(path, content).places
@@ -230,13 +231,13 @@ def _plan_file(tree: Tree, plan: _Plan, path: str, content: bytes, new: bytes) -
     original = ledger.original(tree, path, content, plan.record.pop(path, None))
     plan.files[path] = Replacement(content, new)
     if new != original:
-        plan.record[path] = Modified.of(path, original, new)
+        plan.record[path] = ledger.row(path, original, new)
         plan.originals.append(original)
 
 
 def _plan_restoration(tree: Tree) -> _Plan:
     plan = _Plan({})
-    for path, row in ledger.read(tree).items():
+    for path, row in tree.modified().items():
         content = tree.read(path)
         original = ledger.original(tree, path, content, row)
         if content is None or content == original:

@@ -1,8 +1,8 @@
 import pytest
-from mqo.overlay import verify as module
 from mqo.overlay.apply import AlreadyPristine
+from mqo.overlay.verify import release as module
 
-from .conftest import GEMMS, PLAIN, release
+from ..conftest import GEMMS, PLAIN, release
 
 SITE_PATCH = "patches/quant_sites.py"
 PROGRAM = "Megatron-LM/tools/verify_forward.py"

@@ -1,8 +1,8 @@
 import pytest
 from mqo.overlay.apply import apply
-from mqo.overlay.verify_source import compile_faults, restore_faults
+from mqo.overlay.verify.source import compile_faults, restore_faults
 
-from ..conftest import FILES, materialise
+from ...conftest import FILES, materialise
 
 PACKAGES = ("megatron/core", "megatron/training")
 GADGET = "megatron/core/gadget.py"

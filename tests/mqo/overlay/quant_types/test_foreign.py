@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 from mqo.errors import OverlayError
-from mqo.overlay import foreign
+from mqo.overlay.quant_types import foreign
 
 from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers
 

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Literal as Choice
 
 from mqo.overlay.literals import VARIABLE
-from mqo.overlay.reach import Definition, Step, own_nodes
+from mqo.overlay.quant_types.reach import Definition, Step, own_nodes
 
 LAYERS = "megatron/core/tensor_parallel/layers.py"
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"

@@ -4,8 +4,8 @@ import ast
 import textwrap
 
 import pytest
-from mqo.overlay.plain import Source
-from mqo.overlay.reach import steps
+from mqo.overlay.quant_types.plain import Source
+from mqo.overlay.quant_types.reach import steps
 
 
 def reaching(body, arguments=""):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mqo.overlay.verify import Verified
+from mqo.overlay.verify.release import Verified
 
 
 def lines(results: Sequence[Verified]) -> list[str]:

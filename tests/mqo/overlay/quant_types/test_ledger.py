@@ -2,16 +2,17 @@ import json
 
 import pytest
 from mqo.errors import EditedError, OverlayError
-from mqo.overlay import ledger
-from mqo.overlay.ledger import Modified
+from mqo.overlay import records
+from mqo.overlay.quant_types import ledger
+from mqo.overlay.records import Modified
 from mqo.overlay.tree import Tree, sha256
 
-from ..conftest import store
+from ...conftest import store
 from .lookalike import ATTENTION, attention
 
 BEFORE = attention().encode()
 AFTER = BEFORE.replace(b"bf16", b"mxfp8")
-ROW = Modified.of(ATTENTION, BEFORE, AFTER)
+ROW = ledger.row(ATTENTION, BEFORE, AFTER)
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def tree(tmp_path):
 
 
 def record(tree, text):
-    (tree.store / ledger.NAME).write_text(text)
+    (tree.store / records.LITERALS).write_text(text)
 
 
 def test_a_row_holds_hashes_and_types(tree):
@@ -37,32 +38,32 @@ def test_a_row_holds_hashes_and_types(tree):
 
 
 def test_the_record_comes_back_as_it_was_written(tree):
-    record(tree, ledger.encoded({ATTENTION: ROW}).decode())
-    assert ledger.read(tree) == {ATTENTION: ROW}
+    record(tree, records.modified_as_json({ATTENTION: ROW}).decode())
+    assert tree.modified() == {ATTENTION: ROW}
 
 
 def test_no_record_is_nothing_modified(tree):
-    assert ledger.read(tree) == {}
-    assert ledger.encoded({}) is None
+    assert tree.modified() == {}
+    assert records.modified_as_json({}) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 2}'])
 def test_a_damaged_record_is_named_and_the_way_out_said(tree, text):
     record(tree, text)
-    with pytest.raises(OverlayError, match=r"literals\.json is damaged.*delete .*literals\.json"):
-        ledger.read(tree)
+    with pytest.raises(OverlayError, match=r"literals\.json is damaged.*Delete .*literals\.json"):
+        tree.modified()
 
 
 def test_a_row_of_other_fields_is_damage(tree):
-    record(tree, json.dumps({"schema": 1, "files": {"x": {"original": "1"}}}))
+    record(tree, json.dumps({"schema": 2, "files": {"x": {"original": "1"}}}))
     with pytest.raises(OverlayError, match="is damaged"):
-        ledger.read(tree)
+        tree.modified()
 
 
 def test_a_record_of_another_schema_is_named_as_such(tree):
-    record(tree, json.dumps({"schema": 2, "files": {}}))
-    with pytest.raises(OverlayError, match=r"has schema 2.*Expected: .*schema 1"):
-        ledger.read(tree)
+    record(tree, json.dumps({"schema": 9, "files": {}}))
+    with pytest.raises(OverlayError, match=r"has schema 9.*Expected: .*schema 2"):
+        tree.modified()
 
 
 def test_the_original_of_what_was_written_is_the_stored_one(tree):

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqo.errors import EditedError, OverlayError, UnknownNameError
-from mqo.overlay import ledger, literals, modifier, transaction
+from mqo.overlay import literals, records, transaction
 from mqo.overlay import tree as tree_module
 from mqo.overlay.apply import apply
 from mqo.overlay.apply import restore as restore_upstream
-from mqo.overlay.gemms import SITES
+from mqo.overlay.quant_types import modifier
+from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.tree import Tree, sha256
 
-from ..conftest import Mini, materialise
+from ...conftest import Mini, materialise
 from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers, read, write
 
 ALL = dict.fromkeys(SITES, "mxfp4")
@@ -227,13 +228,13 @@ def test_restore_gives_back_the_bytes_of_before_the_first_modification(root):
         "qk": ("hifp8", "mxfp4"),
         "pv": ("hifp8", "bf16"),
     }
-    assert not (root / ".mqo" / ledger.NAME).exists()
+    assert not (root / ".mqo" / records.LITERALS).exists()
 
 
 def test_a_way_back_by_hand_leaves_nothing_to_restore(root):
     modifier.modify(root, {"fprop": "none"})
     modifier.modify(root, {"fprop": "hifp8"})
-    assert ledger.read(Tree(root)) == {}
+    assert Tree(root).modified() == {}
     assert modifier.restore(root).files == {}
 
 
@@ -325,7 +326,7 @@ def test_bytes_that_came_back_by_other_means_are_no_edit(root):
     assert modifier.check(root).due == ()
     assert set(was(root).values()) == {None}
     assert modifier.restore(root).files == {}
-    assert ledger.read(Tree(root)) == {}
+    assert Tree(root).modified() == {}
 
 
 @pytest.mark.parametrize("place", [LAYERS, "megatron/core/tensor_parallel"])
@@ -575,7 +576,7 @@ def test_after_mqo_restore_nothing_is_modified(kept):
     )
     assert modifier.restore(kept.tree.root).files == {}
     assert kept.tree.read(LAYERS) == PLAIN.encode()
-    assert ledger.read(kept.tree) == {}
+    assert kept.tree.modified() == {}
 
 
 def test_after_mqo_restore_and_apply_nothing_is_modified(kept):

@@ -20,11 +20,11 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mqo.overlay import gemms, reach
-from mqo.overlay.gemms import METHODS, Event, Method
 from mqo.overlay.literals import VARIABLE
-from mqo.overlay.plain import Literal, Source
-from mqo.overlay.reach import Definition
+from mqo.overlay.quant_types import gemms, reach
+from mqo.overlay.quant_types.gemms import METHODS, Event, Method
+from mqo.overlay.quant_types.plain import Literal, Source
+from mqo.overlay.quant_types.reach import Definition
 
 
 @dataclass(frozen=True)

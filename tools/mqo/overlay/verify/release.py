@@ -1,13 +1,14 @@
 """Tries the patch series on a release: vendor, apply, compile, train one step, restore, compare.
 
-Everything happens in a temporary tree. The checks of the source are in `verify_source`, the forward
-and backward pass in `verify_forward`, the table in `verify_table`, the command in `verify_cli`.
+Everything happens in a temporary tree. The checks of the source are in `source`, the forward
+and backward pass in `forward`, the table in `table`, the command in `cli`.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +19,8 @@ from mqo.overlay.plan import drift
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
-from mqo.overlay.verify_forward import PROGRAM, Forward, Outcome, try_forward
-from mqo.overlay.verify_source import compile_faults, restore_faults
+from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
+from mqo.overlay.verify.source import compile_faults, restore_faults
 
 EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
@@ -71,22 +72,53 @@ def verify(
     What is wrong with the release or with the series is in the result, never raised.
     """
     report(f"verifying {version}")
-    series = replace(series, ours=ours)
+    try:
+        wheel = wheel_of(pin, version, cache, report)
+        members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
+        result = _verify(wheel, members, version, pin, replace(series, ours=ours), cache, report)
+    except MqoError as error:
+        untried = tuple(EntryResult(entry.name, "not tried") for entry in series.entries)
+        return Verified(version, untried, error=str(error))
+    return replace(result, pinned=version == pin.version)
+
+
+def verify_tree(
+    tree: Tree, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
+) -> Verified:
+    """As `verify`, on upstream's files of a tree: of HEAD, say, in a git work tree.
+
+    The tree itself is only read. Raises OverlayError where it holds no Megatron.
+    """
+    upstream = tree.upstream()
+    report(f"verifying {upstream.version}, from {upstream.origin}")
+    members = {path: tree.pristine(path) for path in upstream.files}
+    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
+        for path, content in members.items():
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(content)
+        series = replace(series, ours=ours)
+        return _verify(Path(folder), members, upstream.version, pin, series, cache, report)
+
+
+def _verify(
+    source: Path,
+    members: Mapping[str, bytes],
+    version: str,
+    pin: Pin,
+    series: Series,
+    cache: Path,
+    report: Report,
+) -> Verified:
+    """Try the series on what `source`, a wheel or a folder, holds below the pinned packages."""
+    assert series.ours is not None
     with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
         tree = Tree(Path(folder) / "tree")
         (tree.root / PROGRAM).parent.mkdir(parents=True)
-        shutil.copyfile(ours / PROGRAM, tree.root / PROGRAM)
-        try:
-            wheel = wheel_of(pin, version, cache, report)
-            vendor(tree, pin, cache, source=wheel, report=report)
-        except MqoError as error:
-            untried = tuple(EntryResult(entry.name, "not tried") for entry in series.entries)
-            return Verified(version, untried, error=str(error))
-        members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
+        shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
+        vendor(tree, pin, cache, source=source, report=report)
         result = _try(tree, series, version, Path(folder))
         left = restore_faults(tree, pin.packages, members)
-    pinned = version == pin.version
-    return replace(result, faults=(*result.faults, *left), pinned=pinned)
+    return replace(result, faults=(*result.faults, *left))
 
 
 def _try(tree: Tree, series: Series, version: str, folder: Path) -> Verified:

@@ -3,7 +3,7 @@ import os
 import shlex
 
 import pytest
-from mqo.overlay import modifier, modifier_cli
+from mqo.overlay.quant_types import cli, modifier
 from mqo.project import Project
 
 from .lookalike import ATTENTION, LAYERS, attention, layers, read, write
@@ -19,7 +19,7 @@ def call(root, capfd):
     """Run a command line on the tree: its exit code, stdout and stderr."""
 
     def run(line, tree=root):
-        code = modifier_cli.main([*shlex.split(line), *(["--tree", str(tree)] if tree else [])])
+        code = cli.main([*shlex.split(line), *(["--tree", str(tree)] if tree else [])])
         return code, *capfd.readouterr()
 
     return run
@@ -203,7 +203,7 @@ def test_no_line_of_a_table_is_wider_than_80_columns(call, root):
 
 def test_without_tree_it_is_the_projects_own(monkeypatch, root, capfd):
     monkeypatch.setattr(Project, "tree", property(lambda self: root))
-    assert modifier_cli.main(["--check"]) == 0
+    assert cli.main(["--check"]) == 0
     assert str(root) in capfd.readouterr().out
 
 

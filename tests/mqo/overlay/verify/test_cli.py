@@ -6,6 +6,9 @@ import pytest
 from mqo import cli
 from mqo.project import Project
 
+from ...conftest import contents, materialise
+from ..conftest import GEMMS, PLAIN, release
+
 RELEASES = ["0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0"]
 RELEASES += ["0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 
@@ -137,3 +140,34 @@ def test_the_series_is_green_on_every_release(run):
         assert outcomes.pop("run_hooks") == ("applied" if trainer else "not needed")
         del outcomes["python_compat"]
         assert set(outcomes.values()) == {"applied"}
+
+
+# -- a tree of one's own -----------------------------------------------------------------------
+
+
+def test_a_trees_upstream_files_are_tried_and_the_tree_is_only_read(run, here, tmp_path):
+    tree = materialise(tmp_path / "theirs", release("1.1.0"), version="1.1.0")
+    (tree.root / PLAIN).write_bytes(b"edited = True\n")
+    before = contents(tree.root)
+    code, out, err = run("--tree", str(tree.root))
+    assert (code, releases(out)) == (0, ["1.1.0"])
+    assert "verifying 1.1.0, from wheel of our own" in err
+    assert contents(tree.root) == before
+
+
+def test_a_tree_that_the_series_does_not_fit_is_exit_code_1(run, here, tmp_path):
+    files = {**release("1.1.0"), GEMMS: b"import os\n"}
+    tree = materialise(tmp_path / "theirs", files, version="1.1.0")
+    code, out, _ = run("--tree", str(tree.root))
+    assert code == 1
+    assert "1.1.0: quant_sites drifted: " in out
+
+
+def test_a_tree_and_a_release_exclude_each_other(run, here, tmp_path):
+    assert run("--tree", str(tmp_path), "--all")[0] == 2
+
+
+def test_a_folder_without_megatron_is_an_error(run, here, tmp_path):
+    code, out, err = run("--tree", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "holds no vendored Megatron" in err

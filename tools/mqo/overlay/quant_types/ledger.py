@@ -1,58 +1,18 @@
-"""What was modified in a tree: .mqo/literals.json, and the original bytes as objects.
-
-A file is in it as long as it differs from its bytes of before the first modification.
-"""
+"""What a file held before its quant types were first set, also when `mqo` wrote it since."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-
 from mqo.errors import EditedError, OverlayError
-from mqo.overlay import foreign, literals, records
+from mqo.overlay import literals, records
+from mqo.overlay.quant_types import foreign
+from mqo.overlay.records import Modified
 from mqo.overlay.tree import Tree, sha256
 
-NAME = records.LITERALS
-SCHEMA = 1
 
-
-@dataclass(frozen=True)
-class Modified:
-    """A file that differs from its original: both as SHA-256, and {site: value} in both."""
-
-    original: str
-    written: str
-    was: Mapping[str, str]
-    now: Mapping[str, str]
-
-    @classmethod
-    def of(cls, path: str, original: bytes, written: bytes) -> Modified:
-        """The row for a file that is about to be written."""
-        was, now = values(path, original), values(path, written)
-        return cls(sha256(original), sha256(written), was, now)
-
-
-def read(tree: Tree) -> dict[str, Modified]:
-    """The modified files by tree-relative path; OverlayError when the record is damaged."""
-    path = tree.store / NAME
-    try:
-        table = json.loads(path.read_bytes())
-        if table["schema"] == SCHEMA:
-            return {name: Modified(**row) for name, row in table["files"].items()}
-        found = f"{path} has schema {table['schema']}, written by another version of mqo"
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found = f"{path} is damaged ({error})"
-    expected = f"the record that was written there, in schema {SCHEMA}"
-    raise OverlayError(found, expected=expected, help=_forget(tree))
-
-
-def encoded(files: Mapping[str, Modified]) -> bytes | None:
-    """The record's content; None, which deletes it, when nothing is modified."""
-    rows = {path: asdict(row) for path, row in sorted(files.items())}
-    return json.dumps({"schema": SCHEMA, "files": rows}, indent=1).encode() if rows else None
+def row(path: str, original: bytes, written: bytes) -> Modified:
+    """The record's row for a file that is about to be written."""
+    was, now = values(path, original), values(path, written)
+    return Modified(sha256(original), sha256(written), was, now)
 
 
 def original(tree: Tree, path: str, content: bytes | None, row: Modified | None) -> bytes:
@@ -112,7 +72,5 @@ def _edited(tree: Tree, path: str, how: str) -> EditedError:
 
 
 def _forget(tree: Tree) -> str:
-    return (
-        f"Undo that change; or delete {tree.store / NAME}, which takes the files as they are now "
-        "for the originals"
-    )
+    record = tree.store / records.LITERALS
+    return f"Undo that change; or delete {record}, which takes the files as they are for originals"

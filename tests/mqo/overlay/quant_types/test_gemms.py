@@ -1,9 +1,9 @@
 import textwrap
 
 import pytest
-from mqo.overlay.gemms import METHODS, events
-from mqo.overlay.plain import Source
-from mqo.overlay.reach import steps
+from mqo.overlay.quant_types.gemms import METHODS, events
+from mqo.overlay.quant_types.plain import Source
+from mqo.overlay.quant_types.reach import steps
 
 FORWARD, BACKWARD, ATTENTION = METHODS
 

@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 from mqo.errors import OverlayError
-from mqo.overlay.plain import Source, splice
+from mqo.overlay.quant_types.plain import Source, splice
 
 
 def literals(content):

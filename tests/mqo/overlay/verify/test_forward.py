@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.overlay.verify_forward import QUANT_TYPE, Step, judge
+from mqo.overlay.verify.forward import QUANT_TYPE, Step, judge
 
 LINEAR, ATTENTION = ("layers.0.up", "layers.0.down"), ("layers.0.core",)
 RECORDS = {(site, layer, QUANT_TYPE): 2 for site in ("fprop", "dgrad", "wgrad") for layer in LINEAR}

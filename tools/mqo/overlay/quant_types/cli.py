@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from mqo.errors import MqoError
-from mqo.overlay import modifier
-from mqo.overlay.gemms import SITES
-from mqo.overlay.modifier import Outcome, Report, SiteState
+from mqo.overlay.quant_types import modifier
+from mqo.overlay.quant_types.gemms import SITES
+from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
 from mqo.project import Project
 
 WIDTH = 80

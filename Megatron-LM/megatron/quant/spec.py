@@ -1,0 +1,49 @@
+"""How a tensor is quantised: one validated, hashable value that every implementation takes."""
+
+from dataclasses import dataclass
+
+from .formats import (
+    BLOCK_SIZES,
+    DEFAULT_ROUNDING,
+    OVERFLOWS,
+    REFERENCE_TYPES,
+    ROUNDINGS,
+    SCALE_RULES,
+    check_choice,
+)
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """A format and its choices; docs/formats.md defines what each means.
+
+    quant_type: one of REFERENCE_TYPES.
+    block: elements that share one mx scale, one of BLOCK_SIZES; the last block may be short.
+    scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
+    rounding: one of ROUNDINGS; None becomes the format's own (DEFAULT_ROUNDING).
+    overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768, 'inf'
+        gives ±Inf. Mx elements always saturate.
+    tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
+        amax. Mx formats have their block scales instead.
+
+    A choice that its format has no use for is checked and then ignored, since one run may
+    quantise to several formats. Raises ValueError, naming the valid ones, for an unknown choice.
+    """
+
+    quant_type: str
+    block: int = 32
+    scale_rule: str = "floor"
+    rounding: str | None = None
+    overflow: str = "saturate"
+    tensor_scale: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("quant type", self.quant_type, REFERENCE_TYPES)
+        check_choice("block size", self.block, BLOCK_SIZES)
+        check_choice("scale rule", self.scale_rule, SCALE_RULES)
+        if self.rounding is None:
+            default = DEFAULT_ROUNDING.get(self.quant_type, ROUNDINGS[0])
+            object.__setattr__(self, "rounding", default)
+        check_choice("rounding", self.rounding, ROUNDINGS)
+        check_choice("overflow", self.overflow, OVERFLOWS)
+        check_choice("tensor scale", self.tensor_scale, (False, True))

@@ -1,0 +1,76 @@
+"""Random numbers for stochastic rounding: counter-based, so that every implementation draws alike.
+
+Element i of a tensor (its index in row-major order of the tensor's shape, whatever its strides)
+draws output i of SplitMix64 started at the seed. All arithmetic is on unsigned 64-bit integers,
+modulo 2^64:
+
+    z = seed + (i + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    draw = (z ^ (z >> 31)) >> 40                     the top RANDOM_BITS = 24 bits
+
+A magnitude between two neighbours of the grid, at the share f of the way from the lower to the
+upper (0 <= f < 1, exact), goes up if and only if
+
+    draw < floor(f * 2^24)
+
+so P(up) = floor(f * 2^24) / 2^24: exactly f for whatever float32 holds in the normal range of an
+element, and too small by less than 2^-24 elsewhere. A value on the grid stays.
+"""
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor
+
+RANDOM_BITS = 24
+
+_step = 0
+
+
+def set_step(step: int) -> None:
+    """Say which training step this process is in; its seeds follow from it (0 until then)."""
+    global _step
+    _step = int(step)
+
+
+def step() -> int:
+    """Return the training step this process is in."""
+    return _step
+
+
+def derive_seed(base: int, *, rank: int, step: int, site: str, operand: str, layer: str) -> int:
+    """Return the seed, 0 .. 2^64 - 1, of one operand of one layer's GEMM in one training step.
+
+    It is the first 8 bytes, little-endian, of BLAKE2b-64 over the JSON list of the arguments in the
+    order above. Equal in all micro-batches of a step, so that a recomputed forward pass repeats the
+    rounding of the first.
+    """
+    text = json.dumps([base, rank, step, site, operand, layer])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def operand_seed(base: int, site: str, operand: str, layer: str) -> int:
+    """`derive_seed` at this process's rank and step."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else 0
+    return derive_seed(base, rank=rank, step=step(), site=site, operand=operand, layer=layer)
+
+
+def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return what each element of a tensor of `shape` draws: int64, 0 .. 2^24 - 1."""
+    # int64 wraps as uint64 does; only its right shifts must be rid of the sign.
+    index = torch.arange(1, shape.numel() + 1, device=device)
+    z = index * _signed(0x9E3779B97F4A7C15) + _signed(seed)
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return _shift(z ^ _shift(z, 31), 64 - RANDOM_BITS).reshape(shape)
+
+
+def _signed(unsigned: int) -> int:
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & (2 ** (64 - bits) - 1)
