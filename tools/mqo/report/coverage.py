@@ -148,7 +148,8 @@ def lines(coverage: Coverage) -> list[str]:
         for product in group.products:
             share = group.layers * product.flops / coverage.flops
             text.append(_row(product, share, marks))
-    text += [f"{name}\n  looks rows up: no matrix product" for name in coverage.lookups]
+    for name in coverage.lookups:
+        text += [name, "  looks rows up: no matrix product"]
     text += ["", f"{coverage.share:.1%} of the FLOPs are quantised"]
     text += [f"  {gemm:14}{t:12}{part:>7.1%}" for (gemm, t), part in coverage.shares.items()]
     text += [f"({mark}) {reason}" for reason, mark in marks.items()]
