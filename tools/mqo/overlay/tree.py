@@ -24,7 +24,7 @@ from mqo.errors import OverlayError, VendorError
 from mqo.overlay import checkout, literals, records, transaction
 from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
 
-LOCK_WAIT_S = 20
+LOCK_WAIT_S = 60  # eight runs that start at once on a busy machine take turns
 FileState = Literal["pristine", "patched", "edited", "missing"]
 _log = logging.getLogger("mqo")
 
