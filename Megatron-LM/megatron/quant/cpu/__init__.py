@@ -15,7 +15,7 @@ from torch import Tensor
 from ..formats import DEFAULT_ROUNDING, MX_ELEMENTS, MxElement
 from .compile import kernel
 from .launch import launch
-from .steps import EXPONENT, STRIP, UNIT
+from .steps import EXPONENT, TILE, UNIT
 
 if TYPE_CHECKING:
     from ..spec import QuantSpec
@@ -120,10 +120,10 @@ def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
 
 def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) -> None:
     total = x.numel()
-    blocks, strips = -(-size // spec.block), -(-inner // STRIP)
-    units = total // (size * inner) * blocks * strips
-    grain = -(-_GRAIN // (spec.block * STRIP))
-    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, strips, *_constants(spec))
+    blocks, tiles = -(-size // spec.block), -(-inner // TILE)
+    units = total // (size * inner) * blocks * tiles
+    grain = -(-_GRAIN // (spec.block * min(TILE, inner)))
+    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *_constants(spec))
     launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, total, *entries)
 
 

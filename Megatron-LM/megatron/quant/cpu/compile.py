@@ -26,7 +26,7 @@ def kernel(name: str, *parameters: int) -> Kernel:
     function = getattr(kernels, name)(*parameters)
     compiled = CFunc(function, ((types.int64,), types.void), {}, {"error_model": "numpy"})
     if cache_folder() is not None:
-        compiled._cache = _Cache(function)
+        compiled._cache = _Cache(function, name, parameters)
     compiled.compile()
     pointer = ctypes.CFUNCTYPE(None, ctypes.c_int64)(compiled.address)
     pointer.owner = compiled  # its code lives as long
@@ -91,6 +91,14 @@ class _Cache(FunctionCache):
     """A cache that nothing depends on: what cannot be read is compiled, what not written, lost."""
 
     _impl_class = _Implementation
+
+    def __init__(self, function: Kernel, *key: object):
+        super().__init__(function)
+        self._key = key
+
+    def _index_key(self, signature: object, codegen: object) -> tuple:
+        """Name the kernel, and the processor; numba would hash what the function refers to."""
+        return (signature, codegen.magic_tuple(), self._key)
 
     def load_overload(self, signature: object, target: object) -> object:
         try:

@@ -35,6 +35,7 @@ NAN = 0x7FC00000
 HUGE = 0x73000000  # 2^103: from there on (t + C) may overflow
 
 STRIP = 64  # columns that one `strip_*` handles
+TILE = 256  # columns that are walked together, a few pages of rows at a time
 RUN = 64  # elements that one `hif8_run` handles
 SCRATCH = 3 * STRIP * 4  # bytes
 
