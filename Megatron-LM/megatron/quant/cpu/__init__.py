@@ -6,6 +6,7 @@ give them under torch.set_flush_denormal(True), too, as if it were not set.
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from ..formats import DEFAULT_ROUNDING, MX_ELEMENTS, MxElement
 from .compile import kernel
-from .launch import launch
 from .steps import EXPONENT, TILE, UNIT
+from .threads import launch
 
 if TYPE_CHECKING:
     from ..spec import QuantSpec
@@ -52,7 +53,7 @@ def qdq(
         _in_place(result.copy_(x), spec, axis)
     else:
         _dense(x, result, spec, axis)
-    if out is not None:
+    if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)  # autograd did not see what was written
     return target
 
@@ -93,7 +94,8 @@ def _dense(x: Tensor, out: Tensor, spec: QuantSpec, axis: int) -> None:
     size, inner = sizes[place], prod(sizes[place + 1 :])
     if 1 < inner < _NARROW:
         rows = x.movedim(axis, -1).contiguous()
-        out.copy_(_in_place(rows, spec, -1).movedim(-1, axis))
+        _mx_rows(rows, rows, spec, size)
+        out.copy_(rows.movedim(-1, axis))
     elif inner == 1:
         _mx_rows(x, out, spec, size)
     else:
@@ -106,7 +108,7 @@ def _hif8(x: Tensor, out: Tensor, overflow: str) -> None:
     pointers = (x.data_ptr(), out.data_ptr())
     units = -(-x.numel() // _ROW)
     entries = (*pointers, _ROW, x.numel(), limit)
-    launch(kernel("hif8", bits), units, _GRAIN // _ROW, x.numel(), *entries)
+    launch(kernel("hif8", bits), units, _GRAIN // _ROW, *entries)
 
 
 def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
@@ -114,8 +116,16 @@ def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
     if size == total or size % spec.block == 0:
         size = _ROW  # no block crosses from one such row to the next, wherever the real ones end
     units, grain = -(-total // size), -(-_GRAIN // size)
-    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *_constants(spec))
-    launch(kernel("mx_rows", 8 * x.itemsize, spec.block), units, grain, total, *entries)
+    entries = (
+        x.data_ptr(),
+        out.data_ptr(),
+        size,
+        total,
+        0,
+        0,
+        *_constants(spec.quant_type, spec.scale_rule),
+    )
+    launch(kernel("mx_rows", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
 def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) -> None:
@@ -123,18 +133,27 @@ def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) 
     blocks, tiles = -(-size // spec.block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
     grain = -(-_GRAIN // (spec.block * min(TILE, inner)))
-    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *_constants(spec))
-    launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, total, *entries)
+    entries = (
+        x.data_ptr(),
+        out.data_ptr(),
+        size,
+        inner,
+        blocks,
+        tiles,
+        *_constants(spec.quant_type, spec.scale_rule),
+    )
+    launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
-def _constants(spec: QuantSpec) -> tuple[int, ...]:
+@functools.cache
+def _constants(quant_type: str, scale_rule: str) -> tuple[int, ...]:
     """Return carry, emax, emin, top, lowest, steps: see steps.py."""
-    element = MX_ELEMENTS[spec.quant_type]
+    element = MX_ELEMENTS[quant_type]
     bits, emin = element.mantissa_bits, element.emin
     top = element.emax * UNIT + _fraction(element)
     lowest = (4 + bits - emin) * UNIT  # from there on no quantum is less than 2^-124
     return (
-        _carry(element, spec.scale_rule),
+        _carry(element, scale_rule),
         element.emax * UNIT,
         emin * UNIT,
         top,

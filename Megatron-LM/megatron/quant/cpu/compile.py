@@ -62,7 +62,7 @@ def _source_digest() -> str:
 class _Locator:
     """Tells numba's cache where to look; it adds the processor and its own version to the key."""
 
-    def __init__(self, function: Callable, path: str):
+    def __init__(self, function: Callable, path: str) -> None:
         # numba's own warnings read these.
         self._py_file, self._lineno = path, function.__code__.co_firstlineno
 
@@ -92,7 +92,7 @@ class _Cache(FunctionCache):
 
     _impl_class = _Implementation
 
-    def __init__(self, function: Kernel, *key: object):
+    def __init__(self, function: Kernel, *key: object) -> None:
         super().__init__(function)
         self._key = key
 

@@ -35,7 +35,7 @@ _inline = njit(error_model="numpy", forceinline=True)
 
 
 @_inline
-def _constants(table):
+def _constants(table) -> tuple[int, ...]:
     return (
         field(table, 9),
         field(table, 10),
@@ -55,7 +55,7 @@ def mx_rows(bits: int, block: int) -> Callable[[int], None]:
     block_bytes = block * width
 
     @_inline
-    def whole_block(target, source, constants):
+    def whole_block(target, source, constants) -> None:
         carry, emax, emin, top, lowest, steps = constants
         amax = block_amax(source, bits, block)
         scale = scale_of(amax, carry, emax)
@@ -67,7 +67,7 @@ def mx_rows(bits: int, block: int) -> Callable[[int], None]:
             block_nan(target, bits, block)
 
     @_inline
-    def row(target, source, size, scratch, constants):
+    def row(target, source, size, scratch, constants) -> None:
         whole = size // block * block_bytes
         for at in range(0, whole, block_bytes):
             whole_block(target + at, source + at, constants)
@@ -78,7 +78,7 @@ def mx_rows(bits: int, block: int) -> Callable[[int], None]:
             whole_block(scratch, scratch, constants)
             copy(target + whole, scratch, rest)
 
-    def rows(table):
+    def rows(table) -> None:
         units, grain = field(table, 1), field(table, 2)
         source, target = field(table, 3), field(table, 4)
         size, total = field(table, 5), field(table, 6)
@@ -107,7 +107,7 @@ def mx_columns(bits: int, block: int) -> Callable[[int], None]:
     scratch_bytes = TILE // STRIP * SCRATCH
 
     @_inline
-    def strips(target, source, pitch, height, count, scratch, constants):
+    def strips(target, source, pitch, height, count, scratch, constants) -> None:
         """Quantise `height` rows of `count` strips, the next row `pitch` bytes further on."""
         carry, emax, emin, top, lowest, steps = constants
         exact = 0
@@ -127,7 +127,7 @@ def mx_columns(bits: int, block: int) -> Callable[[int], None]:
                     strip_round(target + at, source + at, plan, steps, bits, 0)
 
     @_inline
-    def part_of_strip(target, source, pitch, height, size, spare, scratch, constants):
+    def part_of_strip(target, source, pitch, height, size, spare, scratch, constants) -> None:
         """Quantise less than a strip, `size` bytes wide, in a copy."""
         for i in range(height):
             copy(spare + i * strip_bytes, source + i * pitch, size)
@@ -135,7 +135,7 @@ def mx_columns(bits: int, block: int) -> Callable[[int], None]:
         for i in range(height):
             copy(target + i * pitch, spare + i * strip_bytes, size)
 
-    def columns(table):
+    def columns(table) -> None:
         units, grain = field(table, 1), field(table, 2)
         source, target = field(table, 3), field(table, 4)
         size, inner = field(table, 5), field(table, 6)
@@ -174,7 +174,7 @@ def hif8(bits: int) -> Callable[[int], None]:
     width = bits // 8
     run_bytes = RUN * width
 
-    def runs(table):
+    def runs(table) -> None:
         units, grain = field(table, 1), field(table, 2)
         source, target = field(table, 3), field(table, 4)
         size, total, limit = field(table, 5), field(table, 6), field(table, 7)

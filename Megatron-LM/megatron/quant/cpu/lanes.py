@@ -15,7 +15,7 @@ _INDEX = ir.IntType(32)
 class Lanes:
     """An integer, or a vector of them, that code in the making computes; a mask is one of bits."""
 
-    def __init__(self, builder: ir.IRBuilder, value: ir.Value):
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
         self.builder = builder
         self.value = value
 
@@ -133,9 +133,7 @@ def _suffix(kind: ir.Type) -> str:
     return f"i{kind.width}"
 
 
-def _call(
-    builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Value]
-) -> ir.Value:
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
     kinds = [argument.type for argument in arguments]
     function = builder.module.globals.get(name)
     if function is None:

@@ -81,21 +81,21 @@ def _step(result: types.Type = types.void) -> Callable[[Callable], Callable]:
 
 
 @_step(types.int64)
-def field(builder, table, index):
+def field(builder, table, index) -> ir.Value:
     """Read an int64 of an array of them."""
     address = builder.add(table, builder.mul(index, ir.Constant(_ADDRESS, 8)))
     return builder.load(builder.inttoptr(address, _ADDRESS.as_pointer()))
 
 
 @_step(types.int64)
-def claim(builder, counter, count):
+def claim(builder, counter, count) -> ir.Value:
     """Add to a counter that threads share, and return what it was."""
     pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
     return builder.atomic_rmw("add", pointer, count, "monotonic")
 
 
 @_step(types.int64)
-def stack(builder, block):
+def stack(builder, block) -> ir.Value:
     """Return the address of `block` bytes that last as long as the call."""
     with builder.goto_entry_block():
         memory = builder.alloca(ir.ArrayType(ir.IntType(8), block))
@@ -103,14 +103,14 @@ def stack(builder, block):
 
 
 @_step()
-def copy(builder, target, source, size):
+def copy(builder, target, source, size) -> None:
     """Copy `size` bytes."""
     pointers = (builder.inttoptr(a, ir.IntType(8).as_pointer()) for a in (target, source))
     cgutils.raw_memcpy(builder, *pointers, size, 1)
 
 
 @_step()
-def clear(builder, target, size):
+def clear(builder, target, size) -> None:
     """Fill `size` bytes with zeros."""
     cgutils.memset(builder, builder.inttoptr(target, ir.IntType(8).as_pointer()), size, 0)
 
@@ -119,7 +119,7 @@ def clear(builder, target, size):
 
 
 @_step(types.int64)
-def block_amax(builder, source, bits, block):
+def block_amax(builder, source, bits, block) -> ir.Value:
     """Return the float32 pattern of the largest magnitude; above EXPONENT where there is a NaN."""
     largest = None
     for address in _addresses(builder, source, bits, block):
@@ -129,14 +129,14 @@ def block_amax(builder, source, bits, block):
 
 
 @_step(types.int64)
-def scale_of(builder, amax, carry, emax):
+def scale_of(builder, amax, carry, emax) -> ir.Value:
     """Return the scale of a block."""
     amax, carry, emax = (_scalar(builder, value) for value in (amax, carry, emax))
     return builder.zext(_scale(amax, carry, emax).value, _ADDRESS)
 
 
 @_step()
-def block_round(builder, target, source, floor, limit, steps, bits, block, exact):
+def block_round(builder, target, source, floor, limit, steps, bits, block, exact) -> None:
     """Round a block's elements; the target may be the source. Not for Inf and NaN."""
     words = [_load(builder, a, bits, block) for a in _addresses(builder, source, bits, block)]
     floor, limit, steps = (_scalar(builder, v).spread_like(words[0]) for v in (floor, limit, steps))
@@ -146,7 +146,7 @@ def block_round(builder, target, source, floor, limit, steps, bits, block, exact
 
 
 @_step()
-def block_nan(builder, target, bits, block):
+def block_nan(builder, target, bits, block) -> None:
     """Fill a block with NaN."""
     for address in _addresses(builder, target, bits, block):
         _load(builder, address, bits, block).constant(_twice(NAN, bits)).store(address)
@@ -157,7 +157,7 @@ def block_nan(builder, target, bits, block):
 
 
 @_step()
-def strip_amax(builder, scratch, source, bits):
+def strip_amax(builder, scratch, source, bits) -> None:
     """Take a row into the columns' amax."""
     for address, places in _strip(builder, source, scratch, bits):
         parts = _split(_load(builder, address, bits, STRIP), bits)
@@ -166,7 +166,7 @@ def strip_amax(builder, scratch, source, bits):
 
 
 @_step(types.int64)
-def strip_plan(builder, scratch, carry, emax, emin, top, lowest, bits):
+def strip_plan(builder, scratch, carry, emax, emin, top, lowest, bits) -> ir.Value:
     """Turn the columns' amax into floor, limit and NaN; return whether they need `exact`.
 
     emin and top are of the element: what to add to a scale to get its floor and its limit.
@@ -189,7 +189,7 @@ def strip_plan(builder, scratch, carry, emax, emin, top, lowest, bits):
 
 
 @_step()
-def strip_round(builder, target, source, scratch, steps, bits, exact):
+def strip_round(builder, target, source, scratch, steps, bits, exact) -> None:
     """Round a row's elements; the target may be the source."""
     rows = zip(
         _strip(builder, source, scratch, bits), _strip(builder, target, scratch, bits), strict=True
@@ -208,7 +208,7 @@ def strip_round(builder, target, source, scratch, steps, bits, exact):
 
 
 @_step()
-def hif8_run(builder, target, source, limit, bits):
+def hif8_run(builder, target, source, limit, bits) -> None:
     """Round RUN elements, ties away from zero; the target may be the source."""
     for lane in range(0, RUN, 32):
         offset = ir.Constant(_ADDRESS, lane * bits // 8)
@@ -259,7 +259,7 @@ def _round_exactly(magnitude: Lanes, floor: Lanes, steps: Lanes) -> Lanes:
     below = field - UNIT
     significand = magnitude - below
     exponent = field + ((significand.constant(8) - significand.leading_zeros()) << 23)
-    # The quantum of a subnormal may be less than its last bit, that of a small one beyond its first.
+    # A subnormal's quantum may be finer than its last bit, a small number's larger than itself.
     ahead = (exponent.maximum(floor) - field).minimum(8 * UNIT)
     shift = (ahead + steps).maximum(0) >> 23
     half = (shift.constant(1) << shift) >> 1

@@ -8,11 +8,8 @@ import torch
 
 from .compile import Kernel
 
-# Below this many elements one thread is done before a second has started.
-SERIAL_BELOW = 1 << 15
 
-
-def launch(kernel: Kernel, units: int, grain: int, elements: int, *entries: int) -> None:
+def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> None:
     """Run `kernel` on `units` of work with a table of counter, units, grain and `entries`.
 
     Takes up to torch.get_num_threads() threads, of the pool that torch's operators use: two pools
@@ -22,7 +19,7 @@ def launch(kernel: Kernel, units: int, grain: int, elements: int, *entries: int)
     table = array("q", (0, units, grain, *entries))
     address, _ = table.buffer_info()
     threads = min(torch.get_num_threads(), -(-units // grain))
-    if elements < SERIAL_BELOW or threads < 2 or _PARALLEL is None:
+    if threads < 2 or _PARALLEL is None:
         kernel(address)
     else:
         _PARALLEL(kernel, address, threads, 0)
