@@ -1,10 +1,15 @@
 """Fresh options and records for every test, one thread, and a bit-for-bit comparison."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from megatron.quant import RECORDER, config
 
 torch.set_num_threads(1)
+# Kernels compile once for all test runs of this checkout, and nothing is left in the user's cache.
+os.environ.setdefault("MQO_KERNEL_CACHE", str(Path(__file__).parents[3] / ".cache" / "kernels"))
 
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 

@@ -1,0 +1,161 @@
+"""Times the quantisers on the CPU: a large matrix, and a linear layer's forward.
+
+    PYTHONPATH=Megatron-LM python benchmarks/quant.py [--threads 2] [--repeats 30] [--fast]
+
+All paths of a table take turns in one run; the best of each counts. Machines are noisy: read the
+ratios. torch.compile and torchao are timed where they run; neither is needed otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from megatron.quant import QuantSpec, quantise_dequantise, reference
+from torch import Tensor
+
+SIDE = 4096
+SLOW_SHARE = 8  # the slow paths take this part of the rows; their times are multiplied
+TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
+LINEAR_REPEATS = 5
+KINDS = ("mxfp8", "mxfp4", "hifp8")
+Job = Callable[[], object]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--fast", action="store_true", help="only what is compiled, and copy_")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    print(f"{arguments.threads} threads, {processor()}, torch {torch.__version__}\n")
+    print(f"{SIDE} x {SIDE}, best of {arguments.repeats}; what takes long, (*), best of 3 on")
+    print(f"1/{SLOW_SHARE} of the rows, multiplied\n")
+    print("| path | dtype | ms | of copy_ |\n|---|---|---|---|")
+    for dtype in (torch.bfloat16, torch.float32):
+        print_matrix(dtype, arguments.repeats, arguments.fast)
+    print(f"\nA linear layer, {TOKENS} tokens, {INPUTS} -> {OUTPUTS}, best of {LINEAR_REPEATS}\n")
+    print("| path | dtype | ms | of the plain one |\n|---|---|---|---|")
+    for dtype in (torch.bfloat16, torch.float32):
+        print_linear(dtype)
+
+
+def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
+    """Print what each path takes for one large matrix."""
+    x = torch.randn(SIDE, SIDE).to(dtype)
+    out = torch.empty_like(x)
+    jobs: dict[str, Job] = {"copy_, preallocated": lambda: out.copy_(x)}
+    for kind in KINDS:
+        spec = QuantSpec(kind)
+        jobs[f"{kind}, cpu, out="] = quantise(x, spec, -1, out)
+        if kind != "hifp8":
+            jobs[f"{kind}, cpu, out=, blocks in columns"] = quantise(x, spec, 0, out)
+    # Fresh memory has to be had from the system page by page; best in no other job's way.
+    best = measure(jobs, repeats)
+    best |= measure({"mxfp8, cpu, a new tensor": quantise(x, QuantSpec("mxfp8"), -1, None)}, 5)
+    for kind in () if fast else KINDS:
+        best |= slow_paths(x, QuantSpec(kind))
+    print_table(best, dtype)
+
+
+def print_table(best: dict[str, float | str], dtype: torch.dtype) -> None:
+    """Print rows for a dtype, with ratios to the first; a text stands for both numbers."""
+    unit = next(iter(best.values()))
+    name = str(dtype).removeprefix("torch.")
+    for path, seconds in best.items():
+        if not isinstance(seconds, str):
+            seconds = f"{seconds * 1e3:.2f} | {seconds / unit:.2f}x"
+        print(f"| {path} | {name} | {seconds} |", flush=True)
+
+
+def slow_paths(x: Tensor, spec: QuantSpec) -> dict[str, float | str]:
+    """Time what the compiled quantisers are compared with, best of three."""
+    kind = spec.quant_type
+    paths = {f"{kind}, reference": lambda: lambda: reference.qdq(x, spec)}
+    paths[f"{kind}, torch.compile of the reference"] = lambda: compiled(x, spec)
+    if kind != "hifp8":
+        paths[f"{kind}, torchao, eager"] = lambda: torchao(x, kind)
+    return {name: attempt(make) for name, make in paths.items()}
+
+
+def attempt(make: Callable[[], Job]) -> float | str:
+    """Time what `make` returns, or say in a table's cells why it does not run."""
+    try:
+        job = make()
+        job()
+        return min(timed(job) for _ in range(3))
+    except Exception as error:  # each of these libraries has errors of its own
+        return f"{type(error).__name__} | does not run here"
+
+
+def eager(x: Tensor, spec: QuantSpec) -> Job:
+    """Return the reference as it is."""
+    return lambda: reference.qdq(x, spec)
+
+
+def compiled(x: Tensor, spec: QuantSpec) -> Job:
+    """Compile the reference; that takes a C++ compiler."""
+    function = torch.compile(lambda tensor: reference.qdq(tensor, spec), dynamic=False)
+    return lambda: function(x)
+
+
+def torchao(x: Tensor, kind: str) -> Job:
+    """Quantise and dequantise with torchao's MX tensors."""
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    element = {"mxfp8": torch.float8_e4m3fn, "mxfp4": torch.float4_e2m1fn_x2}[kind]
+    return lambda: MXTensor.to_mx(x, element, 32).dequantize(x.dtype)
+
+
+def print_linear(dtype: torch.dtype) -> None:
+    """Print what a forward takes whose weight is quantised once, and whose input each time."""
+    x = torch.randn(TOKENS, INPUTS).to(dtype)
+    weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
+    buffer = torch.empty_like(x)
+    jobs: dict[str, Job] = {"plain": lambda: torch.nn.functional.linear(x, weight)}
+    for kind in KINDS:
+        cached = quantise_dequantise(weight, QuantSpec(kind))
+        jobs[kind] = forward(x, cached, QuantSpec(kind), buffer)
+    print_table(measure(jobs, LINEAR_REPEATS), dtype)
+
+
+def forward(x: Tensor, weight: Tensor, spec: QuantSpec, buffer: Tensor) -> Job:
+    """Return the forward on a quantised input."""
+    linear = torch.nn.functional.linear
+    return lambda: linear(quantise_dequantise(x, spec, out=buffer), weight)
+
+
+def quantise(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
+    """Return the call that users make."""
+    return lambda: quantise_dequantise(x, spec, axis=axis, out=out)
+
+
+def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:
+    """Time the jobs in turns; the best of each in seconds."""
+    for job in jobs.values():
+        job()
+    rounds = [{name: timed(job) for name, job in jobs.items()} for _ in range(repeats)]
+    return {name: min(times[name] for times in rounds) for name in jobs}
+
+
+def timed(job: Job) -> float:
+    """Seconds that one call takes."""
+    start = time.perf_counter()
+    job()
+    return time.perf_counter() - start
+
+
+def processor() -> str:
+    """Return what Linux calls the processor."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+
+
+if __name__ == "__main__":
+    main()
