@@ -4,10 +4,12 @@ Everything works on the bit patterns of float32, which hold bfloat16 and float16
 of rounding give the same bits:
 
 - the exact one, on integers: any rounding, any magnitude.
-- the fast one, for nearest-even and nearest-away: adding 2^(q + 23), whose unit in the last place
-  is 2^q, rounds a magnitude to a multiple of 2^q, and subtracting it again is exact. It is taken
-  where operands and results are normal or round to zero, so that flushing subnormals (ftz) changes
-  nothing. For mx that is a tile of moderate blocks; tiles with others take the exact way.
+- the fast one: a sum with 2^(q + 23), whose unit in the last place is 2^q, rounds to nearest-even
+  on multiples of 2^q, and subtracting that again is exact. For nearest-away the last bit of x is
+  set before: that takes a tie up and nothing else anywhere, as halves of a quantum end in zeros.
+  This way is taken where operands and results are normal or round to zero, so that flushing
+  subnormals (ftz) changes nothing. For mx that is a tile of moderate blocks; one with any other
+  block goes the exact way.
 
 Nothing waits for the device, and everything may be captured in a CUDA graph. Under
 TRITON_INTERPRET=1, set before triton is imported, the kernels run on CPU tensors, too.
@@ -18,7 +20,6 @@ import functools
 import itertools
 import math
 import struct
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ _NAN = tl.constexpr(0x7FC00000)
 _LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
 _SMALLEST_NORMAL = tl.constexpr(0x00800000)
 _EXPONENT_ONE = tl.constexpr(1 << 23)
-_ONE = tl.constexpr(127 << 23)
+_TWO_TO_23 = tl.constexpr((127 + 23) << 23)
 
 # A block of this amax rounds the fast way: 2^-80 <= amax < 2^100. The smallest quantum, of e5m2, is
 # 2^-111 then, and the largest sum below 2^123.
@@ -56,11 +57,21 @@ _HALF = tl.constexpr(1 << 23)
 
 
 @triton.jit
+def _as_float(pattern) -> tl.tensor:
+    return pattern.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _as_pattern(values) -> tl.tensor:
+    return values.to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def _to_pattern(values) -> tl.tensor:
     if values.dtype == tl.int16:  # bfloat16
         return values.to(tl.int32) << 16
     elif values.dtype == tl.float16:
-        return values.to(tl.float32).to(tl.int32, bitcast=True)
+        return _as_pattern(values.to(tl.float32))
     else:
         return values
 
@@ -70,7 +81,7 @@ def _from_pattern(pattern, dtype: tl.constexpr) -> tl.tensor:
     if dtype == tl.int16:
         return (pattern >> 16).to(tl.int16)
     elif dtype == tl.float16:
-        return pattern.to(tl.float32, bitcast=True).to(tl.float16)
+        return _as_float(pattern).to(tl.float16)
     else:
         return pattern
 
@@ -88,7 +99,7 @@ def _draw(index, seed) -> tl.tensor:
 def _exponent(magnitude) -> tl.tensor:
     """Return floor(log2 |x|), of subnormals too; -276 for zero."""
     # The pattern of a subnormal is its multiple of 2^-149, and as a float32 a normal one.
-    converted = magnitude.to(tl.float32).to(tl.int32, bitcast=True) >> 23
+    converted = _as_pattern(magnitude.to(tl.float32)) >> 23
     return tl.where(magnitude < _SMALLEST_NORMAL, converted - 276, (magnitude >> 23) - 127)
 
 
@@ -118,17 +129,6 @@ def _round_exact(magnitude, quantum, lift, draw, ROUNDING: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def _round_fast(magnitude, addend, ROUNDING: tl.constexpr) -> tl.tensor:
-    """Round |x| to a multiple of the last place of `addend`, which is beyond |x|."""
-    if ROUNDING == "nearest-away":
-        # Takes a tie up, and nothing else anywhere: halves of a quantum have a last bit of zero.
-        magnitude = magnitude | 1
-    addend = addend.to(tl.float32, bitcast=True)
-    rounded = (magnitude.to(tl.float32, bitcast=True) + addend) - addend
-    return rounded.to(tl.int32, bitcast=True)
-
-
-@triton.jit
 def _mx_exact(
     magnitude, scale, draw, EMIN: tl.constexpr, BITS: tl.constexpr, ROUNDING: tl.constexpr
 ) -> tl.tensor:
@@ -143,8 +143,11 @@ def _mx_fast(
 ) -> tl.tensor:
     # Negative where the block is zero, and then it does not matter.
     smallest = (scale + (EMIN + 127)) * _EXPONENT_ONE
-    power = tl.maximum(magnitude, smallest) & _INFINITY
-    return _round_fast(magnitude, power + ((23 - BITS) << 23), ROUNDING)
+    power = _as_float(tl.maximum(magnitude, smallest) & _INFINITY)
+    if ROUNDING == "nearest-away":
+        magnitude = magnitude | 1
+    factor: tl.constexpr = 2.0 ** (23 - BITS)
+    return _as_pattern((_as_float(magnitude) + power * factor) - power * factor)
 
 
 @triton.jit
@@ -183,44 +186,58 @@ def _quantise_mx(
 
 @triton.jit
 def _tapered_exact(
-    magnitude,
+    pattern,
     scale,
     draw,
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
     BITS: tl.constexpr,
     NARROWER: tl.constexpr,
+    SATURATE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ) -> tl.tensor:
-    # All beyond 2^(EMAX + 1) overflows alike.
+    magnitude = pattern & 0x7FFFFFFF
+    # All beyond 2^(EMAX + 1) overflows alike. A scale above 1 keeps a tensor below.
     beyond = tl.minimum(scale + (EMAX + 128), 255) << 23
-    magnitude = tl.minimum(magnitude, tl.minimum(beyond, _LARGEST_FINITE))
-    exponent = tl.minimum(tl.maximum(_exponent(magnitude) - scale, EMIN), EMAX)
+    clamped = tl.minimum(magnitude, tl.minimum(beyond, _LARGEST_FINITE))
+    exponent = tl.minimum(tl.maximum(_exponent(clamped) - scale, EMIN), EMAX)
     narrower = (NARROWER >> (tl.abs(exponent) & 28)) & 3
     lift = (narrower == BITS).to(tl.int32) & exponent
-    return _round_exact(magnitude, exponent + scale + narrower - BITS, lift, draw, ROUNDING)
+    rounded = _round_exact(clamped, exponent + scale + narrower - BITS, lift, draw, ROUNDING)
+    limit = tl.minimum(scale + (EMAX + 127), 255) << 23
+    if SATURATE:
+        rounded = tl.minimum(rounded, limit)
+    else:
+        rounded = tl.where(rounded > limit, _INFINITY, rounded)
+    rounded = tl.where(magnitude > _INFINITY, _NAN, rounded)
+    return tl.where(rounded == 0, 0, rounded | (pattern ^ magnitude))
 
 
 @triton.jit
 def _tapered_fast(
-    magnitude,
-    EMAX: tl.constexpr,
-    EMIN: tl.constexpr,
-    BITS: tl.constexpr,
-    NARROWER: tl.constexpr,
-    ROUNDING: tl.constexpr,
+    pattern, EMAX: tl.constexpr, EMIN: tl.constexpr, SATURATE: tl.constexpr
 ) -> tl.tensor:
-    # All beyond 2^(EMAX + 1) overflows alike.
-    magnitude = tl.minimum(magnitude, (EMAX + 128) << 23)
-    power = tl.maximum(magnitude, (EMIN + 127) << 23) & _INFINITY
-    distance = tl.abs(power - _ONE) >> 23
-    narrower = (NARROWER >> (distance & 28)) & 3
-    addend = power + ((narrower + (23 - BITS)) << 23)
-    if ROUNDING == "nearest-even":
-        # An odd multiple of the quantum in the sum swaps which of two neighbours is even.
-        odd_exponent = (power & _EXPONENT_ONE) == 0
-        addend = addend | ((narrower == BITS) & odd_exponent).to(tl.int32)
-    return _round_fast(magnitude, addend, ROUNDING)
+    """Round to nearest-away, with the widths of HIF8."""
+    # All beyond 2^(EMAX + 1) overflows alike. The next 1 would make a NaN of Infinity.
+    beyond: tl.constexpr = 2.0 ** (EMAX + 1)
+    value = tl.clamp(_as_float(pattern), -beyond, beyond, tl.PropagateNan.ALL)
+    value = _as_float(_as_pattern(value) | 1)
+    # Below 2^EMIN the quantum stays.
+    power = _as_pattern(tl.maximum(tl.abs(value), 2.0**EMIN)) & _INFINITY
+    # The exponent e as a float: an integer in the last bits of 2^23 counts ones.
+    exponent = _as_float((power >> 23) + _TWO_TO_23) - (2.0**23 + 127.0)
+    # Three mantissa bits where |e| < 4, and one less each time that |e| doubles.
+    doubling = _as_float(_as_pattern(tl.maximum(tl.abs(exponent), 2.0)) & _INFINITY)
+    # 1.5 keeps the sum in the addend's binade, whatever the sign. A zero becomes positive.
+    addend = _as_float(power) * (doubling * (1.5 * 2.0**19))
+    rounded = (value + addend) - addend
+    limit: tl.constexpr = 2.0**EMAX
+    if SATURATE:
+        result = _as_pattern(tl.clamp(rounded, -limit, limit, tl.PropagateNan.ALL))
+    else:
+        infinity = (pattern ^ (pattern & 0x7FFFFFFF)) | _INFINITY
+        result = tl.where(tl.abs(rounded) > limit, infinity, _as_pattern(rounded))
+    return result
 
 
 @triton.jit
@@ -231,30 +248,19 @@ def _quantise_tapered(
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
     BITS: tl.constexpr,
-    LIMIT: tl.constexpr,
     NARROWER: tl.constexpr,
     SATURATE: tl.constexpr,
     ROUNDING: tl.constexpr,
     SCALED: tl.constexpr,
 ) -> tl.tensor:
-    """Return the patterns of a tile, quantised without blocks; `scale` counts where SCALED."""
-    magnitude = pattern & 0x7FFFFFFF
-    if SCALED or ROUNDING == "stochastic":
-        rounded = _tapered_exact(magnitude, scale, draw, EMAX, EMIN, BITS, NARROWER, ROUNDING)
-        # A scale above 2^0 keeps a tensor far from the limit, which may be beyond float32.
-        limit = tl.minimum(scale + (LIMIT >> 23), 255) << 23
+    """Return the patterns of a tile, quantised without blocks, and scaled by 2^scale."""
+    if SCALED or ROUNDING != "nearest-away":
+        return _tapered_exact(pattern, scale, draw, EMAX, EMIN, BITS, NARROWER, SATURATE, ROUNDING)
     else:
-        rounded = _tapered_fast(magnitude, EMAX, EMIN, BITS, NARROWER, ROUNDING)
-        limit = LIMIT
-    if SATURATE:
-        rounded = tl.minimum(rounded, limit)
-    else:
-        rounded = tl.where(rounded > limit, _INFINITY, rounded)
-    rounded = tl.where(magnitude > _INFINITY, _NAN, rounded)
-    return tl.where(rounded == 0, 0, rounded | (pattern ^ magnitude))
+        return _tapered_fast(pattern, EMAX, EMIN, SATURATE)
 
 
-@triton.jit(do_not_specialize=["seed", "outer", "i_outer0", "i_outer1", "i_row", "i_size"])
+@triton.jit(do_not_specialize=["seed", "i_outer0", "i_outer1", "i_row", "i_size"])
 def _kernel(
     x,
     out,
@@ -298,8 +304,8 @@ def _kernel(
     to `out_columns`.
     """
     tile = tl.program_id(0)
-    row_tiles = tl.cdiv(rows, ROWS)
-    size_tiles = tl.cdiv(size, BLOCKS * BLOCK)
+    row_tiles = (rows - 1) // ROWS + 1
+    size_tiles = (size - 1) // (BLOCKS * BLOCK) + 1
     if ROWS_FIRST:  # neighbours in memory are neighbours in time
         row_tile = tile % row_tiles
         size_tile = tile // row_tiles % size_tiles
@@ -330,7 +336,7 @@ def _kernel(
         if SCALED:
             scale = tl.load(tensor_scale)
         result = _quantise_tapered(
-            pattern, scale, draw, EMAX, EMIN, BITS, LIMIT, TABLE, SATURATE, ROUNDING, SCALED
+            pattern, scale, draw, EMAX, EMIN, BITS, TABLE, SATURATE, ROUNDING, SCALED
         )
     dtype: tl.constexpr = out.dtype.element_ty
     tl.store(out + target, _from_pattern(result, dtype), mask=inside)
@@ -387,28 +393,21 @@ def _tapered_constants(fmt: TaperedFormat) -> dict[str, Any]:
         "EMAX": fmt.max_exponent,
         "EMIN": fmt.min_exponent,
         "BITS": bits,
-        "LIMIT": _float32_pattern(2.0**fmt.max_exponent),
+        "LIMIT": 0,
         "TABLE": sum((bits - width) << e for e, width in widths.items()),
     }
 
 
 # -- the launch --------------------------------------------------------------------------------
 
-# Elements of a tile, and how many of them a warp holds. One that runs along memory reads at least
-# COLUMNS of them in a row; one that runs across it reads LANES.
-_TILE = 4096
-_PER_WARP = {True: 1024, False: 2048}
-_COLUMNS = 1024
-_LANES = 64
+INTERPRETED = not isinstance(_kernel, triton.JITFunction)
 
-# A value of each dtype as Triton shall see it.
+# A value of each dtype as the kernel shall see it: one of _to_pattern's.
 _SEEN_AS = {
     torch.float32: torch.int32,
     torch.bfloat16: torch.int16,
     torch.float16: torch.float16,
 }
-
-INTERPRETED = not isinstance(_kernel, triton.JITFunction)
 
 
 class _Dim(NamedTuple):
@@ -421,32 +420,50 @@ class _Dim(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a tensor is cut into tiles."""
+    """How a tensor [outer0, outer1, rows, size] is cut into tiles [ROWS, BLOCKS, BLOCK]."""
 
-    dims: tuple[_Dim, _Dim, _Dim, _Dim]  # outer0, outer1, rows, size
-    tile: tuple[int, int, int]  # ROWS, BLOCKS, BLOCK
+    dims: tuple[_Dim, _Dim, _Dim, _Dim]
+    tile: tuple[int, int, int]
+    warps: int
     rows_first: bool
 
     @property
     def programs(self) -> int:
         outer0, outer1, rows, size = (dim.size for dim in self.dims)
-        row, blocks, block = self.tile
-        return outer0 * outer1 * triton.cdiv(rows, row) * triton.cdiv(size, blocks * block)
-
-    @property
-    def warps(self) -> int:
-        row, blocks, block = self.tile
-        return min(8, max(1, row * blocks * block // _PER_WARP[not self.rows_first]))
+        height, blocks, block = self.tile
+        return outer0 * outer1 * triton.cdiv(rows, height) * triton.cdiv(size, blocks * block)
 
 
-def _dims(x: Tensor, out: Tensor) -> list[_Dim]:
-    backwards = itertools.accumulate(reversed(x.shape[1:]), lambda a, b: a * b, initial=1)
-    index = reversed(list(backwards)) if x.dim() else ()
-    return [_Dim(*dim) for dim in zip(x.shape, x.stride(), out.stride(), index, strict=True)]
+_NO_DIM = _Dim(1, 0, 0, 0)
 
 
-def _merged(dims: Iterable[_Dim]) -> list[_Dim]:
-    """Drop dimensions of one element, and join neighbours that are one in all three strides."""
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    axis: int | None,
+    row_axis: int | None,
+    block: int,
+) -> _Plan | None:
+    """Plan tiles with blocks along `axis`, anywhere if None; None for too many dimensions."""
+    index_strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    dims = [_Dim(*d) for d in zip(shape, x_strides, out_strides, index_strides, strict=True)]
+    kept = sorted(a % len(dims) for a in (axis, row_axis) if a is not None)
+    bounds = [-1, *kept, len(dims)]
+    others = [d for a, b in itertools.pairwise(bounds) for d in _merged(dims[a + 1 : b])]
+    size = _take(others, across=None) if axis is None else dims[axis]
+    rows = _take(others, across=size) if row_axis is None else dims[row_axis]
+    if len(others) > 2:
+        return None
+    outer0, outer1 = [_NO_DIM] * (2 - len(others)) + others
+    rows_first = row_axis is None and rows.size > 1 and rows.x < size.x
+    tile, warps = _tile(rows.size, size.size, block, rows_first, row_axis is not None)
+    return _Plan((outer0, outer1, rows, size), tile, warps, rows_first)
+
+
+def _merged(dims: list[_Dim]) -> list[_Dim]:
+    """Drop dimensions of one element, and join neighbours that are one in all their strides."""
     merged: list[_Dim] = []
     for dim in dims:
         if dim.size == 1:
@@ -457,29 +474,8 @@ def _merged(dims: Iterable[_Dim]) -> list[_Dim]:
     return merged
 
 
-_NO_DIM = _Dim(1, 0, 0, 0)
-
-
-def _plan(
-    x: Tensor, out: Tensor, axis: int | None, row_axis: int | None, block: int
-) -> _Plan | None:
-    """Plan tiles with blocks along `axis`, anywhere if None; None for too many dimensions."""
-    dims = _dims(x, out)
-    kept = sorted({a % len(dims) for a in (axis, row_axis) if a is not None})
-    bounds = [-1, *kept, len(dims)]
-    others = [d for a, b in itertools.pairwise(bounds) for d in _merged(dims[a + 1 : b])]
-    size = _take(others, across=None) if axis is None else dims[axis]
-    rows = _take(others, across=size) if row_axis is None else dims[row_axis]
-    if len(others) > 2:
-        return None
-    outer0, outer1 = [_NO_DIM] * (2 - len(others)) + others
-    rows_first = row_axis is None and rows.size > 1 and rows.x < size.x
-    tile = _tile(rows.size, size.size, block, rows_first, row_axis is not None)
-    return _Plan((outer0, outer1, rows, size), tile, rows_first)
-
-
 def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
-    """Take out of `dims` the one that is densest in memory, or the largest where `across` is."""
+    """Take out the dimension that is densest in memory; the largest, where `across` is dense."""
     if not dims:
         return _NO_DIM
     if across is not None and across.x == 1:
@@ -490,46 +486,55 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
     return taken
 
 
-def _tile(rows: int, size: int, block: int, rows_first: bool, both: bool) -> tuple[int, int, int]:
-    rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
+def _tile(
+    rows: int, size: int, block: int, rows_first: bool, both: bool
+) -> tuple[tuple[int, int, int], int]:
+    """Return the tile's shape, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
+
+    A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
+    need no shared memory for their amax.
+    """
     if both:
-        return (block, max(1, 128 // block), block)
+        blocks = max(1, 128 // block)
+        return (block, blocks, block), max(1, block * blocks * block // 1024)
+    rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first:
-        return (min(rows, _LANES), 1, block)
-    columns = max(block, min(size, max(_COLUMNS, _TILE // rows)))
-    return (min(rows, max(1, _TILE // columns)), columns // block, block)
+        return (min(rows, 64), 1, block), max(1, block // 32)
+    columns = max(block, min(size, max(1024, 4096 // rows)))
+    rows = min(rows, 4096 // columns)
+    return (rows, columns // block, block), max(1, rows * columns // 1024)
 
 
 def _launch(
     x: Tensor, out: Tensor, columns: Tensor | None, spec: QuantSpec, axis: int, seed: int
 ) -> None:
-    """Write `x`, quantised, to `out`; and with blocks across the last axis to `columns`."""
+    """Write `x`, quantised, to `out`, and with blocks along the last axis but one to `columns`."""
     if not x.numel():
         return
-    mx = spec.quant_type != "hifp8"
-    both = columns is not None
-    plan = _plan(x, out, axis if mx else None, -2 if both else None, spec.block if mx else 32)
+    mx, both = spec.quant_type != "hifp8", columns is not None
+    axes = (axis if mx else None, -2 if both else None)
+    plan = _plan(x.shape, x.stride(), out.stride(), *axes, spec.block if mx else 32)
     if plan is None:
         dense = x.contiguous()
-        results = [torch.empty_like(dense) for _ in range(1 + both)]
-        _launch(dense, results[0], results[1] if both else None, spec, axis, seed)
-        for target, result in zip((out, columns), results, strict=False):
-            target.copy_(result)
+        results = [torch.empty_like(dense) if t is not None else None for t in (out, columns)]
+        _launch(dense, *results, spec, axis, seed)
+        for target, result in zip((out, columns), results, strict=True):
+            if target is not None:
+                target.copy_(result)
         return
     constants = _constants(spec)
-    exponent = _tensor_exponent(x) if constants["SCALED"] else None
-    strides = [dim[which] for which in (1, 2, 3) for dim in plan.dims]
-    sizes = [dim.size for dim in plan.dims[1:]]
     seen = _SEEN_AS[x.dtype]
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         _kernel[(plan.programs,)](
             x.view(seen),
             out.view(seen),
             columns.view(seen) if both else None,
-            exponent,
+            _tensor_exponent(x) if constants["SCALED"] else None,
             seed,
-            *sizes,
-            *strides,
+            *(dim.size for dim in plan.dims[1:]),
+            *(dim.x for dim in plan.dims),
+            *(dim.out for dim in plan.dims),
+            *(dim.index for dim in plan.dims),
             *plan.tile,
             ROWS_FIRST=plan.rows_first,
             BOTH=both,
