@@ -1,0 +1,559 @@
+"""The Triton kernels equal the reference bit for bit.
+
+On a CUDA device the tests run there; without one, in Triton's interpreter, on CPU tensors. That has
+to be chosen before triton is imported, so a test here starts a process that runs this file again.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.quant import (
+    BLOCK_SIZES,
+    MX_ELEMENTS,
+    OVERFLOWS,
+    ROUNDINGS,
+    SCALE_RULES,
+    QuantSpec,
+    backend,
+    quantise_dequantise,
+    reference,
+)
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+
+from megatron.quant import gpu  # noqa: E402  it needs triton
+
+ROOT = Path(__file__).parents[3]
+IN_INTERPRETER = gpu.INTERPRETED
+ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
+DEVICE = "cuda" if ON_CUDA else "cpu"
+
+KINDS = (*MX_ELEMENTS, "hifp8")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+runs_kernels = pytest.mark.skipif(
+    not (ON_CUDA or IN_INTERPRETER),
+    reason="no CUDA device: these run in the process that the interpreter's test starts",
+)
+needs_cuda = pytest.mark.skipif(not ON_CUDA, reason="no CUDA device")
+# NaN and Infinity are met on purpose, and NumPy tells.
+quietly = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_mx = pytest.mark.parametrize("kind", tuple(MX_ELEMENTS))
+
+
+# -- the interpreter ---------------------------------------------------------------------------
+
+
+def run_in_the_interpreter(which):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, __file__],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+
+in_the_parent = pytest.mark.skipif(IN_INTERPRETER, reason="starts the interpreter's process")
+
+
+@in_the_parent
+def test_this_file_in_the_interpreter():
+    assert run_in_the_interpreter("not heavy") > 50
+
+
+@in_the_parent
+@pytest.mark.heavy
+def test_this_file_in_the_interpreter_exhaustively():
+    assert run_in_the_interpreter("heavy") > 0
+
+
+# -- what may come in --------------------------------------------------------------------------
+
+
+def random(*shape, seed=0, kind=torch.randn, **options):
+    return kind(*shape, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def patterns(shape, dtype, seed=0):
+    """Random bits: every magnitude alike, with Inf and NaN among them."""
+    bits = random(-(2**31), 2**31, shape, seed=seed, kind=torch.randint)
+    if dtype == torch.float32:
+        return bits.to(torch.int32).view(dtype)
+    return (bits >> 16).to(torch.int16).view(dtype)
+
+
+def spread(shape, dtype, seed=0):
+    """Finite values whose neighbours are alike in magnitude, and whose rows are not."""
+    rows = random(-150, 128, shape[:1], seed=seed, kind=torch.randint).double()
+    rows = rows.reshape(shape[:1] + (1,) * (len(shape) - 1))
+    largest = torch.finfo(dtype).max
+    x = random(*shape, seed=seed + 1).double() * torch.exp2(rows + 3 * random(*shape, seed=seed))
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def small(shape, dtype, seed=0):
+    """Subnormals, zeros, and normal values close to them."""
+    top = torch.finfo(dtype).tiny
+    return (random(*shape, seed=seed).double() * top * 4).to(dtype)
+
+
+SOURCES = (patterns, spread, small, lambda shape, dtype, seed: random(*shape, seed=seed).to(dtype))
+
+
+@st.composite
+def tensors(draw, ranks=(1, 4)):
+    """A tensor on the device, of some shape (empty ones too), dtype and layout; and an axis."""
+    sizes = st.one_of(st.integers(0, 5), st.sampled_from((31, 32, 33, 70)))
+    shape = draw(st.lists(sizes, min_size=ranks[0], max_size=ranks[1]))
+    while torch.Size(shape).numel() > 2**10:  # the interpreter takes 10 ms a tile
+        shape[shape.index(max(shape))] = 2
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    step = draw(st.sampled_from((1, 1, 2)))
+    source, dtype = draw(st.sampled_from(SOURCES)), draw(st.sampled_from(DTYPES))
+    x = source(tuple(step * size for size in shape), dtype, draw(st.integers(0, 99)))
+    x = x.to(DEVICE)[tuple(slice(None, None, step) for _ in shape)]
+    return x.permute(draw(st.permutations(range(len(shape))))), axis
+
+
+specs = st.builds(
+    QuantSpec,
+    st.sampled_from(KINDS),
+    block=st.sampled_from(BLOCK_SIZES),
+    scale_rule=st.sampled_from(SCALE_RULES),
+    rounding=st.sampled_from((None, *ROUNDINGS)),
+    overflow=st.sampled_from(OVERFLOWS),
+    tensor_scale=st.booleans(),
+)
+seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**64 - 1))
+
+
+@pytest.fixture(scope="session")
+def assert_equals_reference(assert_same_bits):
+    """A function that quantises with both, and returns what they made of it."""
+
+    def check(x, spec, axis=-1, seed=0):
+        expected = reference.qdq(x.cpu(), spec, axis, seed=seed)
+        actual = gpu.qdq(x, spec, axis, seed=seed)
+        assert actual.device == x.device
+        assert_same_bits(actual.cpu(), expected)
+        return actual
+
+    return check
+
+
+# -- every input -------------------------------------------------------------------------------
+
+
+@runs_kernels
+@quietly
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(tensors(), specs, seeds)
+def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed):
+    x, axis = tensor_and_axis
+    before = x.clone()
+    assert_equals_reference(x, spec, axis, seed)
+    assert x.view(INTEGERS[x.dtype]).equal(before.view(INTEGERS[x.dtype]))
+
+
+@runs_kernels
+@quietly
+@every_kind
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_of_all_magnitudes_and_of_one(assert_equals_reference, kind, rounding, dtype):
+    # The first kind of tile has blocks that only the exact way can round; the last has none.
+    for source in SOURCES:
+        x = source((36, 160), dtype, 3).to(DEVICE)
+        for axis in (0, 1):
+            assert_equals_reference(x, QuantSpec(kind, rounding=rounding), axis, seed=5)
+
+
+@runs_kernels
+@quietly
+@every_mx
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_every_scale_rule(assert_equals_reference, kind, rule):
+    for source in SOURCES:
+        x = source((64, 64), torch.float32, 4).to(DEVICE)
+        assert_equals_reference(x, QuantSpec(kind, scale_rule=rule))
+
+
+@runs_kernels
+@quietly
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_pattern_in_hifp8(assert_equals_reference, dtype, rounding, overflow):
+    x = torch.arange(2**16, device=DEVICE).to(torch.int16).view(dtype)
+    assert_equals_reference(x, QuantSpec("hifp8", rounding=rounding, overflow=overflow), seed=9)
+
+
+@runs_kernels
+@quietly
+@pytest.mark.parametrize("scale", [-140, -100, 0, 90, 120])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_the_tensor_scale(assert_equals_reference, rounding, scale):
+    x = (random(40, 60).double() * 2.0**scale).float().to(DEVICE)
+    spec = QuantSpec("hifp8", rounding=rounding, tensor_scale=True)
+    assert_equals_reference(x, spec, seed=2)
+    for special in (0.0, torch.inf, torch.nan):
+        assert_equals_reference(torch.full((3, 4), special, device=DEVICE), spec, seed=2)
+
+
+def blocks_of_scale(exponent):
+    """Blocks of 16, [blocks, 16]: 2^exponent, and every bfloat16 that leaves it the floor scale."""
+    positive = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)
+    amax = torch.tensor(2.0**exponent)
+    fitting = positive[positive < 2.0 ** (exponent + 1)]
+    fitting = torch.cat((fitting, fitting[: -len(fitting) % 15])).reshape(-1, 15)
+    fitting[:, ::2] *= -1
+    return torch.cat((amax.bfloat16().expand(len(fitting), 1), fitting), dim=1)
+
+
+def check_scales(check, kind, rounding, exponents):
+    for exponent in exponents:
+        x = blocks_of_scale(exponent).to(DEVICE)
+        check(x, QuantSpec(kind, block=16, rounding=rounding))
+
+
+# From the smallest scale, 2^-127, to that of the largest amax. The interpreter takes 25 s for all
+# of a kind, so that the short run takes the ends, those next to the fast way's ends, and a few.
+@runs_kernels
+@every_mx
+@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
+def test_every_pattern_under_some_scales(assert_equals_reference, kind, rounding):
+    smallest = MX_ELEMENTS[kind].emax - 127
+    exponents = (smallest, smallest + 1, -81, -80, 0, 99, 100, 127)
+    check_scales(assert_equals_reference, kind, rounding, exponents)
+
+
+@runs_kernels
+@pytest.mark.heavy
+@every_mx
+@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
+def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding):
+    exponents = range(MX_ELEMENTS[kind].emax - 127, 128)
+    check_scales(assert_equals_reference, kind, rounding, exponents)
+
+
+@runs_kernels
+@quietly
+@pytest.mark.heavy
+@every_mx
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_every_pattern_alone_in_its_block(assert_equals_reference, kind, rule):
+    x = torch.arange(2**16, device=DEVICE).to(torch.int16).view(torch.bfloat16)
+    assert_equals_reference(x.reshape(1, -1), QuantSpec(kind, scale_rule=rule, block=16), 0)
+
+
+@runs_kernels
+@pytest.mark.skipif(ON_CUDA, reason="a setting of the CPU")
+@quietly
+@every_kind
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_flushing_subnormals_changes_nothing(assert_same_bits, kind, rounding):
+    # With a scale of the tensor it would: torch's own amax of the tensor is flushed.
+    spec = QuantSpec(kind, rounding=rounding)
+    for source in SOURCES:
+        for dtype in DTYPES:
+            x = source((24, 160), dtype, 6)
+            expected = reference.qdq(x, spec, seed=1)
+            flushed = torch.set_flush_denormal(True)
+            try:
+                actual = gpu.qdq(x, spec, seed=1)
+            finally:
+                torch.set_flush_denormal(False)
+            assert flushed
+            assert_same_bits(actual, expected)
+
+
+# -- shapes and strides ------------------------------------------------------------------------
+
+
+@runs_kernels
+@every_kind
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 4), (0, 32)])
+def test_an_empty_tensor(kind, shape):
+    for axis in range(len(shape)):
+        assert gpu.qdq(torch.empty(shape, device=DEVICE), QuantSpec(kind), axis).shape == shape
+
+
+@runs_kernels
+def test_a_scalar():
+    for scaled in (False, True):
+        spec = QuantSpec("hifp8", tensor_scale=scaled)
+        assert gpu.qdq(torch.tensor(1.06, device=DEVICE), spec).equal(torch.tensor(1.0).to(DEVICE))
+
+
+@runs_kernels
+@pytest.mark.parametrize("kind", ["mxfp8", "hifp8"])
+@pytest.mark.parametrize("axis", [0, 2, 4])
+def test_more_strides_than_the_kernel_has(assert_equals_reference, kind, axis):
+    x = random(4, 6, 8, 10, 6).to(DEVICE)[::2, ::2, ::2, ::2, ::2].permute(3, 1, 4, 0, 2)
+    spec = QuantSpec(kind, rounding="stochastic", block=16)
+    result = assert_equals_reference(x, spec, axis, seed=8)
+    out = torch.empty_like(x.permute(4, 3, 2, 1, 0)).permute(4, 3, 2, 1, 0)
+    assert gpu.qdq(x, spec, axis, out, 8) is out
+    assert out.equal(result)
+
+
+@runs_kernels
+@pytest.mark.parametrize("kind", ["mxfp8", "hifp8"])
+def test_an_expanded_tensor(assert_equals_reference, kind):
+    x = random(70).to(DEVICE).expand(5, 70)
+    for axis in (0, 1):
+        assert_equals_reference(x, QuantSpec(kind), axis)
+
+
+@runs_kernels
+@every_kind
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_out_of_any_strides_and_the_tensor_itself(assert_same_bits, kind, axis):
+    x, spec = random(5, 40, 36).to(DEVICE).bfloat16(), QuantSpec(kind)
+    expected = reference.qdq(x.cpu(), spec, axis)
+    out = torch.zeros(72, 5, 80, device=DEVICE).bfloat16()[::2, :, ::2].permute(1, 2, 0)
+    for target in (out, x):
+        assert gpu.qdq(x, spec, axis, target) is target
+        assert_same_bits(target.cpu(), expected)
+
+
+@runs_kernels
+def test_offsets_beyond_31_bits(assert_same_bits):
+    # Only the pages of its 36 elements are ever touched.
+    sparse = torch.empty(35 * 2**26 + 1, dtype=torch.bfloat16, device=DEVICE)[:: 2**26]
+    sparse.copy_(random(36).to(DEVICE))
+    for kind in ("mxfp8", "hifp8"):
+        spec = QuantSpec(kind)
+        expected = reference.qdq(sparse.cpu(), spec)
+        assert_same_bits(gpu.qdq(sparse, spec).cpu(), expected)
+        gpu.qdq(sparse, spec, out=sparse)
+        assert_same_bits(sparse.cpu(), expected)
+
+
+# -- both axes ---------------------------------------------------------------------------------
+
+
+@runs_kernels
+@quietly
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(tensors(ranks=(2, 4)), specs, seeds)
+def test_both_axes_are_what_each_is_alone(assert_same_bits, tensor_and_axis, spec, seed):
+    x = tensor_and_axis[0]
+    for axis, actual in zip((-1, -2), gpu.qdq_both(x, spec, seed), strict=True):
+        assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), spec, axis, seed=seed))
+
+
+# -- operators ---------------------------------------------------------------------------------
+
+
+def fields(kind, **choices):
+    return gpu._fields(QuantSpec(kind, **choices))
+
+
+def transposed():
+    return random(70, 36).to(DEVICE).t()
+
+
+@runs_kernels
+@pytest.mark.parametrize("kind", ["mxfp4", "hifp8"])
+def test_the_operators_keep_torchs_rules(kind):
+    x = transposed()
+    torch.library.opcheck(gpu._qdq, (x, 0, 0, *fields(kind)))
+    torch.library.opcheck(gpu._qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind)))
+    torch.library.opcheck(gpu._qdq_both, (x, 0, *fields("mxfp4")))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_the_fake_kernels_tell_shape_dtype_and_strides(device):
+    x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
+    results = [
+        torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8")),
+        *torch.ops.megatron_quant.qdq_both(x, 0, *fields("mxfp8")),
+    ]
+    for result in results:
+        assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
+        assert result.device == x.device
+    assert torch.ops.megatron_quant.qdq_out(x, x.clone(), 0, 0, *fields("mxfp8")) is None
+
+
+@runs_kernels
+def test_a_compiled_function_has_the_operator_in_its_graph(assert_same_bits):
+    graphs = []
+
+    def inspect(module, _):
+        graphs.append(module)
+        return module
+
+    def function(x):
+        return torch.ops.megatron_quant.qdq(x * 2, 0, 0, *fields("mxfp8")) + 1
+
+    x = transposed()
+    actual = torch.compile(function, backend=inspect, fullgraph=True)(x)
+    assert_same_bits(actual.cpu(), reference.qdq(x.cpu() * 2, QuantSpec("mxfp8"), 0) + 1)
+    assert "megatron_quant.qdq" in graphs[0].code
+
+
+# -- as a backend ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    monkeypatch.setenv(backend.ENVIRONMENT_VARIABLE, "triton")
+    backend._load.cache_clear()
+    yield
+    backend._load.cache_clear()
+
+
+@runs_kernels
+def test_the_backend_calls_it(asked_for, monkeypatch, assert_same_bits):
+    x, spec = random(36, 70).to(DEVICE), QuantSpec("mxfp8", rounding="stochastic")
+    expected = reference.qdq(x.cpu(), spec, seed=2**64 - 1)
+    monkeypatch.setattr(reference, "qdq", None)
+    assert_same_bits(quantise_dequantise(x, spec, seed=2**64 - 1).cpu(), expected)
+
+
+@pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter takes CPU tensors")
+def test_a_cpu_tensor_is_left_to_the_reference(asked_for):
+    x = random(4, 64)
+    assert gpu.qdq(x, QuantSpec("mxfp8")) is None
+    assert gpu.qdq_both(x, QuantSpec("mxfp8")) is None
+    result = quantise_dequantise(x, QuantSpec("mxfp8"))
+    assert result.equal(reference.qdq(x, QuantSpec("mxfp8")))
+
+
+def test_without_triton_there_is_no_such_module():
+    code = "import sys; sys.modules['triton'] = None; import megatron.quant.gpu"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "Megatron-LM")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ModuleNotFoundError" in done.stderr or "ImportError" in done.stderr
+
+
+# -- as compiled for a device, which need not be there -----------------------------------------
+
+
+class Recorder:
+    """Stands in for the kernel, and keeps what it is launched with."""
+
+    def __getitem__(self, grid):
+        self.grid = grid
+        return self
+
+    def __call__(self, *arguments, num_warps, **named):
+        self.warps = num_warps
+        self.arguments = dict(zip(self.names, arguments, strict=False)) | named
+
+    def __init__(self, names):
+        self.names = names
+
+
+def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
+    """What Triton makes of the kernel for an H100 and a tensor of 8192 x 8192."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, recorder = gpu._kernel, Recorder(gpu._kernel.arg_names)
+    x = torch.empty(8192, 8192, dtype=dtype, device="meta")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "_kernel", recorder)
+        gpu._launch(x, x, x if both else None, spec, axis, 0)
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value, name = recorder.arguments[parameter.name], parameter.name
+        specialised = not parameter.do_not_specialize
+        if isinstance(value, torch.Tensor):
+            kinds = {torch.int16: "*i16", torch.int32: "*i32", torch.float16: "*fp16"}
+            signature[name] = kinds[value.dtype]
+        elif parameter.is_constexpr or value is None or (specialised and value == 1):
+            signature[name], constants[(i,)] = "constexpr", value
+        else:
+            signature[name] = "i64" if name == "seed" else "i32"
+        if signature[name] != "constexpr" and specialised:
+            divisible = isinstance(value, torch.Tensor) or value % 16 == 0
+            attributes[(i,)] = [["tt.divisibility", 16]] if divisible else []
+    return triton.compile(
+        ASTSource(kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": recorder.warps},
+    )
+
+
+COMPILED = [
+    (QuantSpec("mxfp8"), -1, False),
+    (QuantSpec("mxfp4", rounding="nearest-away"), 0, False),
+    (QuantSpec("mxfp8_e5m2"), -1, True),
+    (QuantSpec("mxfp8", rounding="stochastic"), -1, False),
+    (QuantSpec("hifp8"), -1, False),
+    (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1, False),
+]
+
+
+@in_the_parent
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
+    reason="older versions take their source in another way",
+)
+@pytest.mark.parametrize(("spec", "axis", "both"), COMPILED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_compiles_to_wide_accesses_and_no_flushing(monkeypatch, spec, axis, both, dtype):
+    ptx = compiled(monkeypatch, spec, dtype, axis, both).asm["ptx"]
+    assert ".ftz" not in ptx
+    wide, stores = "global.v4.b32", 2 if both else 1
+    assert set(re.findall(r"\bld\.(global\S*)", ptx)) <= {wide, "global.b32"}
+    assert set(re.findall(r"\bst\.(global\S*)", ptx)) == {wide}
+    # 16 bytes a thread, each once.
+    assert len(re.findall(r"\bst\.global", ptx)) == stores * len(re.findall(rf"ld\.{wide}", ptx))
+
+
+# -- on a device -------------------------------------------------------------------------------
+
+
+@needs_cuda
+@every_kind
+def test_a_graph_replays_it_on_other_contents(assert_same_bits, kind):
+    x = random(128, 512).cuda().bfloat16()
+    specs = [QuantSpec(kind), QuantSpec(kind, tensor_scale=True)]
+    for spec in specs:
+        gpu.qdq(x, spec), gpu.qdq_both(x, spec)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [(gpu.qdq(x, spec), *gpu.qdq_both(x, spec)) for spec in specs]
+    x.copy_(random(128, 512, seed=1) * 100)
+    graph.replay()
+    for spec, (alone, rows, columns) in zip(specs, results, strict=True):
+        for axis, actual in ((-1, alone), (-1, rows), (-2, columns)):
+            assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), spec, axis))
+
+
+@needs_cuda
+def test_nothing_waits_for_the_device():
+    x = random(128, 512).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for kind in KINDS:
+            gpu.qdq(x, QuantSpec(kind, tensor_scale=True))
+            gpu.qdq_both(x, QuantSpec(kind))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_a_tensor_of_another_than_the_current_device(assert_same_bits):
+    x = random(64, 64).to("cuda:1")
+    actual = gpu.qdq(x, QuantSpec("mxfp8"))
+    assert actual.device == x.device
+    assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), QuantSpec("mxfp8")))
