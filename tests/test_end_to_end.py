@@ -148,6 +148,23 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
+    run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"))
+    rows = json.loads(run.quant_stats.read_text())
+    excluded = {(row["site"], row["layer"]) for row in rows if row["quant_type"] == "excluded"}
+    assert excluded == {
+        ("fprop", "output_layer"),
+        ("qk", "decoder.layers.0.self_attention.core_attention"),
+    }
+    assert {row["calls"] for row in rows} == {4}
+    assert losses(run) != losses(start("FA_linear_mxfp8"))
+
+
+def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):
+    with pytest.raises(RunError, match=r"before the first step.*'output' matches no.*output_layer"):
+        start("linear_mxfp8", exclude=("output",))
+
+
 def test_types_cannot_be_asked_of_a_source_without_sites(start):
     with pytest.raises(OverlayError, match=r"says fprop = nothing.*Expected: mxfp8"):
         start("linear_mxfp8", without=("quant_sites",))

@@ -3,6 +3,7 @@
 from . import config
 from .backend import quantise_dequantise
 from .config import QuantConfig
+from .excludes import unmatched
 from .formats import (
     BLOCK_SIZES,
     DEFAULT_ROUNDING,
@@ -21,10 +22,10 @@ from .formats import (
     code_values,
 )
 from .guard import missing
-from .layers import label_layers
+from .layers import Layer, find_layers, label_layers
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
-from .record import RECORDER, QuantRecord, Recorder, merge
+from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .sites import SITES, GemmSite
 from .spec import QuantSpec
 from .stochastic import set_step
@@ -35,6 +36,7 @@ __all__ = [
     "E2M1",
     "E4M3",
     "E5M2",
+    "EXCLUDED",
     "HIF8",
     "MX_ELEMENTS",
     "OVERFLOWS",
@@ -46,6 +48,7 @@ __all__ = [
     "SITES",
     "GemmOperands",
     "GemmSite",
+    "Layer",
     "MxElement",
     "PackedTensor",
     "QuantConfig",
@@ -55,6 +58,7 @@ __all__ = [
     "check_type",
     "code_values",
     "config",
+    "find_layers",
     "gemm_operands",
     "label_layers",
     "merge",
@@ -62,4 +66,5 @@ __all__ = [
     "pack",
     "quantise_dequantise",
     "set_step",
+    "unmatched",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from .formats import check_choice, check_type
-from .record import QuantRecord
+from .record import EXCLUDED, QuantRecord
 from .sites import SITES
 
 
@@ -15,7 +15,7 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
         records: of all ranks, for a pipeline stage may hold no site of a kind.
 
     Faults are a site that never ran, ran as another type, ran with one operand only, or ran
-    though nobody asked. An empty list means that the run did as asked.
+    though nobody asked. Excluded layers did not run. An empty list means that the run did as asked.
 
     Raises:
         ValueError: `asked` holds an unknown site or type; the text names the valid ones.
@@ -32,8 +32,11 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
 
 
 def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str]:
+    excluded = bool(records)
+    records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != "none" and not records:
-        return [f"{name}: asked for {wanted}, but its quantiser never ran"]
+        why = "every layer is excluded" if excluded else "its quantiser never ran"
+        return [f"{name}: asked for {wanted}, but {why}"]
     faults = []
     for ran in sorted({record.quant_type for record in records}):
         here = [record for record in records if record.quant_type == ran]

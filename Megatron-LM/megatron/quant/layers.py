@@ -1,10 +1,31 @@
 """Names the layers of a model, so that the quantiser's records can say which GEMM they are of."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.nn import Module, Parameter
 
+from .sites import ATTENTION, LINEAR
+
 LABEL = "mqo_layer"
+
+# Kinds of layers without a site: a lookup is no GEMM, and a router is never to be quantised.
+EMBEDDING, ROUTER = "embedding", "router"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A labelled layer, as far as it can be told to other ranks.
+
+    kind: LINEAR, ATTENTION, EMBEDDING or ROUTER. module: the name of its class. frozen: whether
+    its weight takes no gradient; False for attention.
+    """
+
+    name: str
+    kind: str
+    module: str
+    frozen: bool
 
 
 def label_layers(model: Module, prefix: str = "") -> int:
@@ -16,30 +37,62 @@ def label_layers(model: Module, prefix: str = "") -> int:
 
     A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM.
     """
-    labels: dict[int, tuple[Parameter | Module, str]] = {}
+    return len(find_layers(model, prefix))
+
+
+def find_layers(model: Module, prefix: str = "") -> list[tuple[Layer, Module]]:
+    """Label the layers of `model` as `label_layers` says; return them, each with its module."""
+    labels: dict[int, _Claim] = {}
     # Weakest claim first, so that the strongest stays.
-    for _, owner, name in sorted(_claims(model), key=lambda claim: claim[0]):
-        labels[id(owner)] = (owner, ".".join(part for part in (prefix, name) if part))
-    for owner, name in labels.values():
-        setattr(owner, LABEL, name)
-    return len(labels)
+    for claim in sorted(_claims(model), key=lambda claim: claim.strength):
+        labels[id(claim.owner)] = claim
+    found = []
+    for claim in labels.values():
+        name = ".".join(part for part in (prefix, claim.name) if part)
+        setattr(claim.owner, LABEL, name)
+        frozen = isinstance(claim.owner, Parameter) and not claim.owner.requires_grad
+        layer = Layer(name, _kind(claim), type(claim.module).__name__, frozen)
+        found.append((layer, claim.module))
+    return found
 
 
 _EMBEDDING, _LAYER, _OUTPUT = range(3)
 
 
-def _claims(model: Module) -> Iterator[tuple[int, Parameter | Module, str]]:
-    """Yield (strength, what to label, name) for every place that would name a weight."""
+class _Claim(NamedTuple):
+    """A place that would name a weight or an attention module, the `owner` of the label."""
+
+    strength: int
+    owner: Parameter | Module
+    name: str
+    module: Module
+
+
+def _kind(claim: _Claim) -> str:
+    if isinstance(claim.owner, Module):
+        return ATTENTION
+    if claim.strength == _EMBEDDING:
+        return EMBEDDING
+    return ROUTER if _is_a(claim.module, "Router") else LINEAR
+
+
+def _is_a(module: Module, name: str) -> bool:
+    """Whether a class that `module` is of is called `name`."""
+    return any(cls.__name__ == name for cls in type(module).__mro__)
+
+
+def _claims(model: Module) -> Iterator[_Claim]:
     for path, module in model.named_modules():
         name = _global_name(model, path)
         weight = getattr(module, "weight", None)
         if isinstance(weight, Parameter) and weight.dim() == 2:
-            yield _strength(module, name), weight, name
-        if any(cls.__name__ == "DotProductAttention" for cls in type(module).__mro__):
-            yield _LAYER, module, name
+            yield _Claim(_strength(module, name), weight, name, module)
+        if _is_a(module, "DotProductAttention"):
+            yield _Claim(_LAYER, module, name, module)
         tied = _tied_weight(module)
         if tied is not None:
-            yield _OUTPUT, tied, f"{name}.output_layer".removeprefix(".")
+            head = f"{name}.output_layer".removeprefix(".")
+            yield _Claim(_OUTPUT, tied, head, module.output_layer)
 
 
 def _strength(module: Module, name: str) -> int:

@@ -1,7 +1,7 @@
 """Layer names on small models shaped like Megatron's: tied, untied, wrapped, a pipeline stage."""
 
 import torch
-from megatron.quant import label_layers
+from megatron.quant import Layer, find_layers, label_layers
 from torch import nn
 
 
@@ -154,3 +154,41 @@ def test_labelling_twice_gives_the_same_names():
     model = Model(tied=True)
     first = label_layers(model), labels(model)
     assert (label_layers(model), labels(model)) == first
+
+
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 4))
+
+
+class TopKRouter(Router):
+    pass
+
+
+def test_layers_are_found_with_kind_class_and_whether_they_are_frozen():
+    model = Model(tied=True)
+    model.decoder.layers[1].mlp["router"] = TopKRouter()
+    model.decoder.layers[0].mlp.linear_fc1.weight.requires_grad_(False)
+    found = {layer.name: (layer, module) for layer, module in find_layers(model)}
+    assert set(found) == labels(model)
+    fc1, core = "decoder.layers.0.mlp.linear_fc1", "decoder.layers.1.self_attention.core"
+    assert found[fc1] == (
+        Layer(fc1, "linear", "Linear", frozen=True),
+        model.decoder.layers[0].mlp.linear_fc1,
+    )
+    assert found[core] == (
+        Layer(core, "attention", "DotProductAttention", frozen=False),
+        model.decoder.layers[1].self_attention.core,
+    )
+    # The weight is the embedding's, the layer that uses it in a GEMM the head.
+    assert found["output_layer"] == (
+        Layer("output_layer", "linear", "Head", frozen=False),
+        model.output_layer,
+    )
+    assert found["decoder.layers.1.mlp.router"][0].kind == "router"
+
+
+def test_an_embedding_is_no_linear_layer():
+    kinds = {layer.name: layer.kind for layer, _ in find_layers(Model(tied=False))}
+    assert kinds["embedding.word_embeddings"] == "embedding"

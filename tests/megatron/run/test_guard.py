@@ -1,6 +1,11 @@
+from argparse import Namespace
+
 import pytest
-from megatron.quant import RECORDER, merge, set_step, stochastic
-from megatron.run import GuardError, after_step, guard
+from megatron.quant import RECORDER, Layer, merge, set_step, stochastic
+from megatron.run import GuardError, after_step, before_step, guard
+from torch import nn
+
+ARGS = Namespace(curr_iteration=0)
 
 
 def test_a_site_that_was_asked_for_and_never_ran_ends_the_run(run):
@@ -75,3 +80,46 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
     monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
     assert guard.gather() == merge([theirs, ours])
     after_step(1)
+
+
+# -- before the first step ---------------------------------------------------------------------
+
+
+def test_the_quantisers_learn_the_step_that_a_checkpoint_was_at(run):
+    before_step([], Namespace(curr_iteration=7))
+    assert stochastic.step() == 7
+    set_step(0)
+
+
+def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run):
+    run(exclude=("proj",))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+    run(exclude=("pro",))
+    guard._inspected = False
+    with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
+        before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_the_model_is_inspected_once(run, monkeypatch):
+    run(exclude=("proj",))
+    model = [nn.ModuleDict({"proj": nn.Linear(4, 4)})]
+    before_step(model, ARGS)
+    monkeypatch.setattr(guard, "inspect", lambda layers: pytest.fail("inspected again"))
+    before_step(model, ARGS)
+
+
+def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
+    run(exclude=("output_layer",))
+    real = guard.torch.distributed.all_gather_object
+
+    def two_ranks(ranks, layers):
+        real(ranks, layers)
+        ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
+
+    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_without_a_run_folder_no_model_is_inspected(run, monkeypatch):
+    monkeypatch.setattr(guard, "inspect", lambda layers: pytest.fail("inspected"))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
