@@ -186,6 +186,7 @@ def main() -> None:
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
     args = parse_and_validate_args()
     with megatron.run.recorded(get_tensorboard_writer()):
+        megatron.run.before_model(args)
         datasets_provider.is_distributed = True
         pretrain(
             pretrain_cfg_container_from_args(args, model_config()),

@@ -21,14 +21,15 @@ from .formats import (
     check_type,
     code_values,
 )
-from .guard import missing
-from .layers import Layer, find_layers, label_layers
+from .guard import Reach, idle_layers, missing, reach, reach_faults
+from .layers import FoundLayer, Layer, find_layers, label_layers, other_weights
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .sites import SITES, GemmSite
 from .spec import QuantSpec
 from .stochastic import set_step
+from .traps import Setup, find_traps, notes, setup_traps
 
 __all__ = [
     "BLOCK_SIZES",
@@ -46,6 +47,7 @@ __all__ = [
     "ROUNDINGS",
     "SCALE_RULES",
     "SITES",
+    "FoundLayer",
     "GemmOperands",
     "GemmSite",
     "Layer",
@@ -54,17 +56,26 @@ __all__ = [
     "QuantConfig",
     "QuantRecord",
     "QuantSpec",
+    "Reach",
     "Recorder",
+    "Setup",
     "check_type",
     "code_values",
     "config",
     "find_layers",
+    "find_traps",
     "gemm_operands",
+    "idle_layers",
     "label_layers",
     "merge",
     "missing",
+    "notes",
+    "other_weights",
     "pack",
     "quantise_dequantise",
+    "reach",
+    "reach_faults",
     "set_step",
+    "setup_traps",
     "unmatched",
 ]

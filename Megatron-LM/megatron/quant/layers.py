@@ -10,22 +10,36 @@ from .sites import ATTENTION, LINEAR
 
 LABEL = "mqo_layer"
 
-# Kinds of layers without a site: a lookup is no GEMM, and a router is never to be quantised.
-EMBEDDING, ROUTER = "embedding", "router"
+# Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantised, and what
+# else has a matrix multiplies it in a way of its own.
+EMBEDDING, ROUTER, OTHER = "embedding", "router", "other"
+
+# The modules of a linear layer that call the linear sites, subclasses included.
+_SITED = ("ColumnParallelLinear", "RowParallelLinear")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A labelled layer, as far as it can be told to other ranks.
+    """A layer, as far as it can be told to other ranks.
 
-    kind: LINEAR, ATTENTION, EMBEDDING or ROUTER. module: the name of its class. frozen: whether
-    its weight takes no gradient; False for attention.
+    kind: LINEAR, ATTENTION, EMBEDDING, ROUTER or OTHER. module: the name of its class. frozen:
+    whether its weight takes no gradient; False for attention. sited: whether it is made to call
+    its sites, as far as its class tells.
     """
 
     name: str
     kind: str
     module: str
-    frozen: bool
+    frozen: bool = False
+    sited: bool = True
+
+
+class FoundLayer(NamedTuple):
+    """A layer of this rank, its module, and what bears its label: the module or its weight."""
+
+    layer: Layer
+    module: Module
+    owner: Parameter | Module
 
 
 def label_layers(model: Module, prefix: str = "") -> int:
@@ -40,8 +54,8 @@ def label_layers(model: Module, prefix: str = "") -> int:
     return len(find_layers(model, prefix))
 
 
-def find_layers(model: Module, prefix: str = "") -> list[tuple[Layer, Module]]:
-    """Label the layers of `model` as `label_layers` says; return them, each with its module."""
+def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
+    """Label the layers of `model` as `label_layers` says, and return them."""
     labels: dict[int, _Claim] = {}
     # Weakest claim first, so that the strongest stays.
     for claim in sorted(_claims(model), key=lambda claim: claim.strength):
@@ -51,8 +65,25 @@ def find_layers(model: Module, prefix: str = "") -> list[tuple[Layer, Module]]:
         name = ".".join(part for part in (prefix, claim.name) if part)
         setattr(claim.owner, LABEL, name)
         frozen = isinstance(claim.owner, Parameter) and not claim.owner.requires_grad
-        layer = Layer(name, _kind(claim), type(claim.module).__name__, frozen)
-        found.append((layer, claim.module))
+        kind = _kind(claim)
+        sited = kind == ATTENTION or (kind == LINEAR and _is_a(claim.module, *_SITED))
+        layer = Layer(name, kind, type(claim.module).__name__, frozen, sited)
+        found.append(FoundLayer(layer, claim.module, claim.owner))
+    return found
+
+
+def other_weights(model: Module) -> list[Layer]:
+    """Return the matrices that are no layer's `weight` and bear no label, each as a layer OTHER.
+
+    Grouped experts are such, the gate of shared experts, and convolutions.
+    """
+    found = []
+    for path, module in model.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() >= 2 and not hasattr(weight, LABEL):
+                where = f"{_global_name(model, path)}.{name}".removeprefix(".")
+                frozen = not weight.requires_grad
+                found.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
     return found
 
 
@@ -76,9 +107,9 @@ def _kind(claim: _Claim) -> str:
     return ROUTER if _is_a(claim.module, "Router") else LINEAR
 
 
-def _is_a(module: Module, name: str) -> bool:
-    """Whether a class that `module` is of is called `name`."""
-    return any(cls.__name__ == name for cls in type(module).__mro__)
+def _is_a(module: Module, *names: str) -> bool:
+    """Whether a class that `module` is of is called one of `names`."""
+    return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
 def _claims(model: Module) -> Iterator[_Claim]:

@@ -21,6 +21,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(guard, "_checked", False)
     monkeypatch.setattr(guard, "_inspected", False)
+    monkeypatch.setattr(guard, "_usage", None)
     config.reset()
     RECORDER.reset()
     yield start
