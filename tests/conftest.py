@@ -1,8 +1,13 @@
 """What tests of several folders share: the vendored tree, for reading only."""
 
 import pytest
+from hypothesis import settings
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+
+# A machine may be busy: no test is to fail for its time.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,11 @@ def start(tmp_path_factory):
             cell = resolve(
                 "llama32-1b", "wikipedia", quantization, "smoke", extra_flags=flags, **rest
             )
-            result = launch.run(project, cell, report=lambda text: None)
+            with pytest.MonkeyPatch.context() as patch:
+                # It takes a process of its own; one run's serves the tests.
+                if key != ("FA_linear_mxfp8",):
+                    patch.setattr(launch.coverage, "record", lambda *args: None)
+                result = launch.run(project, cell, report=lambda text: None)
             done[key] = RunFolder(runs / result.run)
         return done[key]
 
@@ -95,6 +99,19 @@ def test_the_run_folder_records_what_ran_by_site_and_layer(start):
     assert {row["calls"] for row in rows} == {4}
     # The measured SQNR of an E4M3 block format with the floor rule: about 30 dB on bell shapes.
     assert all(25 < row["sqnr_db"] < 35 for row in rows)
+
+
+def test_what_was_said_before_the_run_is_what_ran(start):
+    run = start("FA_linear_mxfp8")
+    said = json.loads(run.coverage.read_text())
+    quantised = [p for p in said["products"] if not p["reason"]]
+    ran = json.loads(run.quant_stats.read_text())
+    assert {(p["gemm"], p["layer"], p["quant_type"]) for p in quantised} == {
+        (row["site"], row["layer"], row["quant_type"]) for row in ran
+    }
+    flops = sum(p["flops"] for p in quantised)
+    assert said["quantised_share"] == pytest.approx(flops / said["flops"])
+    assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
 def test_an_unquantised_run_records_nothing(start):

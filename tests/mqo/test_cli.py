@@ -3,7 +3,9 @@ import subprocess
 import sys
 
 import pytest
+from mqo.launch import coverage
 from mqo.project import Project
+from mqo.report.coverage import Coverage, Product
 
 from .conftest import FILES, materialise, refused
 
@@ -81,6 +83,39 @@ def test_names_that_there_are_not(mqo, patched, tmp_path, words, parts):
     words = [word.format(new=tmp_path / "shot", old=tmp_path) for word in words]
     refused(mqo(*words), *parts)
     assert not (tmp_path / "shot").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["gpt", "bf16"], ["no model called 'gpt'", "llama31-8b, llama32-1b"]),
+        (["llama32-1b", "fp8"], ["no quantization mode called 'fp8'", "FA_linear_mxfp8"]),
+        (["llama32-1b", "bf16", "--gemms", "wgrad"], ["no choice of GEMMs called", "all, fprop"]),
+        (["llama32-1b", "bf16", "--training-config", "x"], ["called 'x'", "fast, smoke, standard"]),
+    ],
+)
+def test_a_coverage_of_names_that_there_are_not(mqo, words, parts):
+    model, mode, *rest = words
+    refused(mqo("coverage", "--model", model, "--mode", mode, *rest), *parts)
+
+
+def test_an_unpatched_tree_has_no_coverage(mqo):
+    refused(mqo("coverage", "--model", "llama32-1b", "--mode", "bf16"), "Run `mqo apply`.")
+
+
+def test_a_coverage_as_text_and_as_json(mqo, monkeypatch):
+    made = Coverage(1, 8, 9, (Product("up", "fprop", "mxfp8", 1, 2, 3, 4, 1, 48),), ("words",))
+    monkeypatch.setattr(coverage, "of_cell", lambda project, tree, series, cell: made)
+    words = ("coverage", "--model", "llama32-1b", "--mode", "linear_mxfp8", "--gemms", "all")
+    code, out, _ = mqo(*words)
+    assert code == 0
+    assert out.startswith("llama32-1b, linear_mxfp8, all GEMMs, standard\n")
+    assert "100.0% of the FLOPs are quantised" in out
+    code, out, _ = mqo(*words, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["command"], facts["gemms"], facts["quantised_share"]) == ("coverage", "all", 1)
+    assert facts["products"][0]["reason"] == ""
 
 
 def test_an_unpatched_tree_has_no_snapshot(mqo, tmp_path):

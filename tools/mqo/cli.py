@@ -90,6 +90,33 @@ def plot(
     print(out)
 
 
+@app.command()
+def coverage(
+    model: Annotated[str, typer.Option(help="A model of the matrix.")],
+    mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")],
+    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    training_config: Annotated[str, typer.Option(help="Gives the sizes.")] = "standard",
+    as_json: cli.JsonOption = False,
+    tree: cli.TreeOption = None,
+) -> None:
+    """Show every matrix product of a training step, its type, and the share that is quantised."""
+    from mqo.launch import coverage as program
+    from mqo.launch.cell import resolve
+    from mqo.matrix import tables
+    from mqo.overlay.series import Series
+    from mqo.overlay.tree import Tree
+
+    project = Project.here()
+    tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
+    # The sizes do not depend on the dataset: any will do.
+    cell = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
+    place = Tree((tree or project.tree).resolve())
+    place.settle()
+    found = program.of_cell(project, place, Series.of(project), cell)
+    facts = program.names(cell) | found.as_table()
+    cli.emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
+
+
 @matrix.command()
 def generate() -> None:
     """Write the pretrain scripts from the template and the tables."""

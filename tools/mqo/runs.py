@@ -17,9 +17,10 @@ Series = list[tuple[int, float]]
 class RunFolder:
     """The folder of one run.
 
-    `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/ before
-    the run, log.txt during it and result.json after it; the training program writes metrics.jsonl,
-    quant_stats.json, failure.txt, tensorboard/ and checkpoints/.
+    `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
+    coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
+    training program writes metrics.jsonl, quant_stats.json, failure.txt, tensorboard/ and
+    checkpoints/.
     """
 
     root: Path
@@ -35,6 +36,8 @@ class RunFolder:
     quant_stats = property(lambda self: self.root / "quant_stats.json")
     failure = property(lambda self: self.root / "failure.txt")
     result = property(lambda self: self.root / "result.json")
+    coverage = property(lambda self: self.root / "coverage.json")
+    coverage_table = property(lambda self: self.root / "coverage.txt")
     checkpoints = property(lambda self: self.root / "checkpoints")
     tensorboard = property(lambda self: self.root / "tensorboard")
 

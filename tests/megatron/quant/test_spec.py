@@ -51,7 +51,7 @@ def test_what_a_format_has_no_use_for_is_allowed(kind):
         ({"block": 24}, "block size 24; valid: 16, 32, 64, 128"),
         ({"block": 32.0}, "block size 32.0; valid: 16, 32, 64, 128"),
         ({"scale_rule": "round"}, "'round'; valid: floor, rceil, ceil, even"),
-        ({"rounding": "rne"}, "'rne'; valid: nearest-even, nearest-away, stochastic"),
+        ({"rounding": "rne"}, "rounding 'rne'; valid: nearest-even, nearest-away, stochastic"),
         ({"overflow": "wrap"}, "'wrap'; valid: saturate, inf"),
         ({"tensor_scale": 1}, "tensor scale 1; valid: False, True"),
     ],

@@ -138,6 +138,28 @@ def test_values_of_the_format_stay(assert_same_bits, kind):
     assert_same_bits(qdq(x, spec, seed=2), x)
 
 
+@every_kind
+def test_a_draw_equal_to_the_share_stays_and_one_below_it_goes_up(kind):
+    # Shares of float32 between 1 and 1 + step are multiples of these, of 2^24.
+    bits = {"mxfp8": 3, "mxfp8_e5m2": 2, "mxfp4": 1, "hifp8": 3}[kind]
+    unit = 2 ** (bits + 1)
+    draw, seed = next(
+        (draw, seed)
+        for seed in range(1000)
+        if (draw := next(splitmix64(seed, 1)) >> 40) % unit == 0
+    )
+    spec = QuantSpec(kind, rounding="stochastic")
+    for share, expected in ((draw, 1.0), (draw + unit, 1 + 2.0**-bits)):
+        x = torch.tensor([1 + share * 2.0 ** -(24 + bits), 1.0])
+        assert qdq(x, spec, seed=seed)[0] == expected
+
+
+def test_a_value_of_the_format_stays_even_if_it_draws_zero():
+    seed = 2**64 - 0x9E3779B97F4A7C15  # whose first output is 0
+    assert stochastic.draws(torch.Size([1]), seed) == 0
+    assert qdq(torch.tensor([1.0]), QuantSpec("hifp8", rounding="stochastic"), seed=seed) == 1.0
+
+
 # Each stands in a block whose amax is 4, so that its step is the same in every format.
 @every_kind
 @pytest.mark.parametrize("sign", [1, -1])

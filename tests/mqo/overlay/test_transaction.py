@@ -156,28 +156,39 @@ def test_killed_before_any_system_call_a_commit_is_undone_or_finished(root, ends
     assert finished == sorted(finished)  # from one instant on it is made, and never undone again
 
 
-def test_a_file_of_which_half_is_written_is_no_harm(root, ends):
-    write, number = Path.write_bytes, 0
+def torn_at(number, action):
+    """Kill an action when half of its file `number` (from 1) is written; whether it got there."""
+    write, left = Path.write_bytes, number
 
     def torn(path, content):
-        nonlocal number
-        number -= 1
-        if number == 0:
+        nonlocal left
+        left -= 1
+        if left == 0:
             write(path, content[: len(content) // 2])
             kill_me()
         return write(path, content)
 
     def run():
         Path.write_bytes = torn
-        change(root)
+        action()
 
-    for last in range(1, 8):
-        number = last
-        if not in_child(run):
-            break
+    return in_child(run)
+
+
+def test_a_file_of_which_half_is_written_is_no_harm(root, ends):
+    number = 1
+    while torn_at(number, lambda: change(root)):
         recover(root)
-        assert contents(root) == ends[0], last
-    assert last == 7
+        assert contents(root) == ends[0], number
+        number += 1
+    assert number == 7  # three files, two records, the journal, and none more
+
+
+def test_a_note_of_which_half_is_written_is_no_harm(root, ends):
+    assert torn_at(1, lambda: build(root))
+    assert recover(root).command == "snapshot"
+    assert contents(root) == ends[0]
+    assert not (root.parent / "runs").exists()
 
 
 def test_what_was_done_behind_a_killed_commit_that_was_complete_stays(root):

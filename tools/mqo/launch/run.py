@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mqo.errors import RunError
+from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.folder import create, quant_config, take_source, write_facts
@@ -68,6 +69,7 @@ def run(
     folder.quant_config.write_text(asked, encoding="utf-8")
     command, env = build_command(project, cell, machine, folder, data)
     write_facts(folder, cell, command, env)
+    coverage.record(project, folder, cell, data, report)
     report(f"run      : {folder.root}")
     started = time.monotonic()
     _train(folder, command, env, cell, report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -51,10 +50,9 @@ class Entry:
         return self._module().SWEEP
 
     def _module(self) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"mqo_patch_{self.name}", self.source)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        """Run the source as it is now: no bytecode is read, which may be older, or left behind."""
+        module = ModuleType(f"mqo_patch_{self.name}")
+        exec(compile(self.source.read_bytes(), str(self.source), "exec"), module.__dict__)
         return module
 
 

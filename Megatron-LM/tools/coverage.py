@@ -1,0 +1,270 @@
+"""Every matrix product of a training step, with its shape and quant type: no data, no memory.
+
+    python Megatron-LM/tools/coverage.py coverage.json MEGATRON_FLAGS...
+
+builds upstream's model as pretrain_gpt.py does, on the meta device, and runs one micro-batch
+forward and backward through this tree's source. A recorder stands in for the quantisers: a type is
+reported only where a site of the source wrapped the operands of the very product that followed.
+Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
+prints and judges.
+
+The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
+product is quantised to, the whole product is. Elementwise work is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+ROOT = Path(__file__).resolve().parents[1]
+# The last of several is what argparse takes.
+ONE_RANK = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
+ONE_RANK += ["--context-parallel-size=1"]
+aten = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+BACKWARD = " backward"
+
+
+class CoverageError(Exception):
+    """Products that cannot be told apart, or that do not add up to what torch counts."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """`batch` products of [m, k] by [k, n].
+
+    `gemm` is the site's name, for a product that no site saw the operation's; "qk backward" is what
+    autograd computes for one of qk. `quant_type` is what the site's literal says, None without one.
+    """
+
+    layer: str
+    gemm: str
+    quant_type: str | None
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each element of the contraction."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+class Operands:
+    """Stands in for a quantiser: hands both operands on as they are, and knows their sizes."""
+
+    def __init__(self, site: str, quant_type: str, layer: str) -> None:
+        self.site, self.quant_type, self.layer = site, quant_type, layer
+        self.taken: dict[str, int] = {}
+
+    def lhs(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The left operand, unchanged."""
+        self.taken["lhs"] = tensor.numel()
+        return tensor
+
+    def rhs(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The right operand, unchanged."""
+        self.taken["rhs"] = tensor.numel()
+        return tensor
+
+    def fit(self, product: Product) -> bool:
+        """Whether the product has the sizes of these two operands."""
+        lhs, rhs = product.m * product.k, product.k * product.n
+        return self.taken == {"lhs": product.batch * lhs, "rhs": product.batch * rhs}
+
+
+class Products(TorchDispatchMode):
+    """Counts the products that run under it, by layer and GEMM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[Product] = Counter()
+        self.flops = 0  # by torch's own formulas, of every operation that it has one for
+        self.running: list[str] = []
+        self.multiplied: set[str] = set()
+        self.waiting: Operands | None = None
+        # {autograd node: layer and GEMM of the forward product that it will differentiate}
+        self.nodes: dict[int, tuple[str, str]] = {}
+
+    def operands(self, site: str, quant_type: str, owner: object) -> Operands:
+        """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
+        self.refuse_waiting()
+        self.waiting = Operands(site, quant_type, getattr(owner, "mqo_layer", self.module))
+        return self.waiting
+
+    @property
+    def module(self) -> str:
+        """The innermost module whose forward runs."""
+        return self.running[-1] if self.running else "outside of all modules"
+
+    def refuse_waiting(self) -> None:
+        """CoverageError when a site took operands, and no product of them followed."""
+        if self.waiting:
+            site, layer = self.waiting.site, self.waiting.layer
+            raise CoverageError(f"no product followed when {site} of {layer} took its operands")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and count it if it is a product."""
+        if func.overloadpacket in PRODUCTS:
+            self._count(func.overloadpacket.__name__, *args[-2:])
+        made = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=made)
+        return made
+
+    def _count(self, operation: str, left: torch.Tensor, right: torch.Tensor) -> None:
+        batch = left.shape[0] if left.dim() == 3 else 1
+        shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
+        # Also while recomputing, which modules do within the backward pass.
+        forward = bool(self.running) or torch._C._current_autograd_node() is None
+        if self.waiting:
+            site, self.waiting = self.waiting, None
+            product = Product(site.layer, site.site, site.quant_type, *shape)
+            if not site.fit(product):
+                raise CoverageError(f"{product} is not of the operands that its site took")
+        else:
+            what = (self.module, operation) if forward else self._differentiated(operation)
+            product = Product(*what, None, *shape)
+        if forward:
+            # The node is made just before its product runs; what runs without one comes later.
+            node = torch.autograd._get_sequence_nr() - 1
+            self.nodes.setdefault(node, (product.layer, product.gemm))
+            self.multiplied.add(self.module)
+        self.found[product] += 1
+
+    def _differentiated(self, operation: str) -> tuple[str, str]:
+        """The layer and GEMM of a product that autograd runs."""
+        node = torch._C._current_autograd_node()._sequence_nr()
+        layer, gemm = self.nodes.get(node, ("unknown", operation))
+        return layer, gemm + BACKWARD
+
+    @contextmanager
+    def following(self, model: torch.nn.Module) -> Iterator[None]:
+        """Know which of the model's modules runs."""
+        names = {id(module): name for name, module in named_modules(model)}
+
+        def enter(module: torch.nn.Module, args: object) -> None:
+            self.running.append(names.get(id(module), self.module))
+
+        def leave(module: torch.nn.Module, args: object, output: object) -> None:
+            self.running.pop()
+
+        hooks = (
+            torch_module.register_module_forward_pre_hook(enter),
+            torch_module.register_module_forward_hook(leave),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """All modules by their path from the unwrapped model, as `label_layers` has it."""
+    for name, module in model.named_modules():
+        while name.split(".")[0] == "module":
+            name = name.partition(".")[2]
+        yield name or "the model", module
+
+
+def main(target: Path, flags: list[str]) -> None:
+    """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
+    products = Products()
+    take_over(products)
+    args, model = build([*flags, *ONE_RANK])
+    with products, products.following(model):
+        step(args, model)
+    facts = {
+        "micro_batch": args.micro_batch_size,
+        "sequence": args.seq_length,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops": products.flops,
+        "products": rows(products),
+        "lookups": lookups(model, products.multiplied),
+    }
+    target.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def rows(products: Products) -> list[dict[str, Any]]:
+    """A row a product; CoverageError unless they make the FLOPs that torch's formulas count."""
+    products.refuse_waiting()
+    made = [asdict(p) | {"calls": n, "flops": p.flops * n} for p, n in products.found.items()]
+    total = sum(row["flops"] for row in made)
+    if total != products.flops:
+        raise CoverageError(f"the products make {total} FLOPs, where torch counts {products.flops}")
+    return made
+
+
+def take_over(products: Products) -> None:
+    """Before megatron.core is imported: the recorder for the quantisers, meta for the device."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
+    sys.path.insert(0, str(ROOT))
+    import own_tree  # noqa: F401  (checks where megatron comes from)
+    from megatron import device, quant
+
+    quant.gemm_operands = products.operands
+    meta = torch.device("meta")
+    device.accelerator.current_device = lambda: meta
+    device.accelerator_type = lambda: "meta"
+    device.accelerator_device = lambda *address: meta
+    # One rank has nobody to talk to, and no backend takes tensors without content.
+    torch.distributed.all_reduce = lambda *args, **kwargs: None
+
+
+def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
+    """Upstream's arguments, and the model they describe: on meta, its layers labelled."""
+    from megatron.core import mpu, tensor_parallel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.training import arguments, global_vars
+    from pretrain_gpt import model_config
+
+    sys.argv[1:] = flags
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    global_vars.set_args(args)
+    if args.vocab_size is None:
+        global_vars.build_tokenizer(args)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    mpu.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = model_config()
+    config.finalize()
+    builder = config.get_builder_cls()(config)
+    with torch.device("meta"):
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    return args, model
+
+
+def step(args: Any, model: torch.nn.Module) -> None:
+    """One micro-batch, forward and backward."""
+    tokens = torch.empty(args.micro_batch_size, args.seq_length, dtype=torch.long, device="meta")
+    model(tokens, tokens, None, labels=tokens).sum().backward()
+
+
+def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
+    """Modules that hold a 2-D weight and multiply nothing by it: embeddings look rows up."""
+    weights = ((name, getattr(module, "weight", None)) for name, module in named_modules(model))
+    return [n for n, w in weights if w is not None and w.dim() == 2 and n not in multiplied]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

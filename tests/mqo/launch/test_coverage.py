@@ -1,0 +1,247 @@
+"""What a tree's source says it quantises: the patched Megatron at toy and at real size.
+
+One process a source, on the CPU; two at a time.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mqo.errors import RunError
+from mqo.launch import coverage
+from mqo.launch.cell import resolve
+from mqo.launch.folder import create
+from mqo.launch.ready import RunData
+from mqo.overlay.series import Series
+from mqo.project import Project
+from mqo.report.coverage import AT_NONE, AUTOGRAD, NO_SITE
+
+# Two layers of width 64: 4 heads of 16, 2 groups, so qkv gives 64 + 2 x 32; SwiGLU doubles 96.
+TOY = (
+    *("--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "96"),
+    *("--num-attention-heads", "4", "--num-query-groups", "2"),
+    *("--seq-length", "32", "--max-position-embeddings", "32", "--vocab-size", "256"),
+    *("--micro-batch-size", "2", "--global-batch-size", "2"),
+)
+TOKENS, HEADS, SEQUENCE, HEAD = 2 * 32, 4, 32, 16
+WEIGHTS = {
+    "self_attention.linear_qkv": (128, 64),
+    "self_attention.linear_proj": (64, 64),
+    "mlp.linear_fc1": (192, 64),
+    "mlp.linear_fc2": (64, 96),
+}
+SHAPES = {f"decoder.layers.{i}.{name}": shape for i in (0, 1) for name, shape in WEIGHTS.items()}
+SHAPES["output_layer"] = (256, 64)
+LINEAR = sum(2 * TOKENS * n * k for n, k in SHAPES.values())
+SCORES = 2 * 2 * 2 * HEADS * SEQUENCE * SEQUENCE * HEAD  # a product of both layers, batch 2
+LAYERS = LINEAR - 2 * TOKENS * 256 * 64  # without the head, which is not recomputed
+TOTAL = 3 * LINEAR + 6 * SCORES
+
+
+def toy(mode, **rest):
+    flags = TOY + rest.pop("flags", ())
+    return resolve("llama32-1b", "wikipedia", mode, "smoke", extra_flags=flags, **rest)
+
+
+CELLS = {
+    "bf16": toy("bf16"),
+    "FA": toy("FA_mxfp8"),
+    "linear": toy("linear_mxfp8", gemms="all"),
+    "bare": toy("bf16", without=("quant_sites",)),
+    "recomputed, split": toy(
+        "hifp8",
+        flags=(
+            *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+            *("--recompute-num-layers", "1", "--tensor-model-parallel-size", "2"),
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def measured(vendored, tmp_path_factory):
+    """{name: coverage} of the toy cells; nothing is taken from the checkout's cache."""
+    pytest.importorskip("torch")
+    project = _ProjectWithCache(Project.here().root, tmp_path_factory.mktemp("cache"))
+    series = Series.of(project)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda c: coverage.of_cell(project, vendored, series, c), CELLS.values())
+        return dict(zip(CELLS, found, strict=True))
+
+
+class _ProjectWithCache(Project):
+    """The checkout, with its cache elsewhere."""
+
+    def __init__(self, root, cache):
+        super().__init__(root)
+        object.__setattr__(self, "_cache", cache)
+
+    @property
+    def cache(self):
+        return self._cache
+
+
+def quantised(found):
+    """{(GEMM, type): FLOPs} of what is."""
+    return {key: round(share * found.flops) for key, share in found.shares.items()}
+
+
+def test_the_flops_are_those_computed_by_hand(measured):
+    for name in ("bf16", "FA", "linear", "bare"):
+        assert measured[name].flops == TOTAL
+    assert measured["recomputed, split"].flops == TOTAL + LAYERS + 2 * SCORES
+
+
+def test_a_mode_quantises_what_its_types_say(measured):
+    assert quantised(measured["bf16"]) == {}
+    assert quantised(measured["FA"]) == {("qk", "mxfp8"): SCORES}
+    three = ("fprop", "dgrad", "wgrad")
+    assert quantised(measured["linear"]) == {(site, "mxfp8"): LINEAR for site in three}
+    assert quantised(measured["recomputed, split"]) == {
+        ("fprop", "hifp8"): LINEAR + LAYERS,
+        ("qk", "hifp8"): 2 * SCORES,
+        ("pv", "hifp8"): 2 * SCORES,
+    }
+
+
+def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):
+    found = {(p.layer, p.gemm): (p.m, p.n, p.k) for p in measured["linear"].products}
+    for layer, (n, k) in SHAPES.items():
+        assert found[layer, "fprop"] == (TOKENS, n, k)
+        assert found[layer, "dgrad"] == (TOKENS, k, n)
+        assert found[layer, "wgrad"] == (n, k, TOKENS)
+    assert len(measured["linear"].products) == 3 * len(SHAPES) + 2 * (2 + 4)
+
+
+def test_attentions_products_are_batched_over_heads(measured):
+    layer = "decoder.layers.1.self_attention.core_attention"
+    rows = [p for p in measured["FA"].products if p.layer == layer]
+    shapes = [(p.gemm, p.quant_type, p.batch, p.m, p.n, p.k) for p in rows]
+    assert shapes[:2] == [
+        ("qk", "mxfp8", 2 * HEADS, SEQUENCE, SEQUENCE, HEAD),
+        ("pv", "none", 2 * HEADS, SEQUENCE, HEAD, SEQUENCE),
+    ]
+    assert [s[0] for s in shapes[2:]] == ["pv backward"] * 2 + ["qk backward"] * 2
+    assert {p.reason for p in rows[2:]} == {AUTOGRAD}
+
+
+def test_reasons(measured):
+    assert {p.reason for p in measured["linear"].products} == {"", AT_NONE, AUTOGRAD}
+    assert {p.reason for p in measured["bf16"].products} == {AT_NONE, AUTOGRAD}
+    bare = measured["bare"].products
+    assert {p.reason for p in bare} == {NO_SITE, AUTOGRAD}
+    # Without a site the module says which layer it is.
+    assert set(SHAPES) < {p.layer for p in bare}
+
+
+def test_the_tied_head_multiplies_and_the_embedding_looks_up(measured):
+    assert {found.lookups for found in measured.values()} == {("embedding.word_embeddings",)}
+    assert {found.parameters for found in measured.values()} == {measured["bf16"].parameters}
+
+
+def test_recomputation_quantises_twice(measured):
+    found = measured["recomputed, split"].products
+    calls = {(p.layer, p.gemm): p.calls for p in found if not p.reason}
+    assert {key for key, n in calls.items() if n == 1} == {("output_layer", "fprop")}
+    assert set(calls.values()) == {1, 2}
+    assert {p.reason for p in found} == {"", AT_NONE, AUTOGRAD}
+
+
+def test_a_real_model_is_measured_at_its_real_size(vendored):
+    pytest.importorskip("torch")
+    project = Project.here()
+    cell = resolve("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard")
+    found = coverage.of_cell(project, vendored, Series.of(project), cell)
+    assert found.parameters == cell.model.parameters
+    # Every weight of a product once a token, in each of three products; scores of 32 heads of 64.
+    norms = (2 * 16 + 1) * 2048
+    scores = 2 * 16 * 32 * 8192 * 8192 * 64
+    linear = 2 * 8192 * (cell.model.parameters - norms)
+    assert found.flops == 3 * linear + 6 * scores
+    assert quantised(found) == {("fprop", "mxfp8"): linear, ("qk", "mxfp8"): scores}
+
+
+# -- the program's process, with one of our own in its place --------------------------------------
+
+SAYS = """
+import json, sys
+from pathlib import Path
+
+count = Path(__file__).with_name("count")
+count.write_text(str(int(count.read_text()) + 1 if count.exists() else 1))
+row = dict(layer="up", gemm="fprop", quant_type="mxfp8", batch=1, m=1, n=1, k=1, calls=1, flops=2)
+facts = dict(micro_batch=1, sequence=8, parameters=9, flops=2, products=[row], lookups=[])
+Path(sys.argv[1]).write_text(json.dumps(facts))
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A project without content, and a run folder whose source holds the small program."""
+    folder = create(tmp_path / "runs", "title")
+    (folder.source / "tools").mkdir(parents=True)
+    (folder.source / "tools/coverage.py").write_text(SAYS)
+    return Project(tmp_path), folder
+
+
+def count(folder):
+    return int((folder.source / "tools/count").read_text())
+
+
+def test_what_the_program_said_is_kept_by_source_and_flags(place):
+    project, folder = place
+    first = coverage.measure(project, folder.source, ["--a"])
+    assert coverage.measure(project, folder.source, ["--a"]) == first
+    assert count(folder) == 1
+    coverage.measure(project, folder.source, ["--b"])
+    assert count(folder) == 2
+    (folder.source / "layers.py").write_text("custom_quant_type = 'mxfp4'\n")
+    coverage.measure(project, folder.source, ["--a"])
+    assert count(folder) == 3
+
+
+def test_a_kept_answer_that_was_cut_short_is_asked_for_again(place):
+    project, folder = place
+    first = coverage.measure(project, folder.source, [])
+    (kept,) = (project.cache / "coverage").iterdir()
+    kept.write_text(kept.read_text()[:40])
+    assert coverage.measure(project, folder.source, []) == first
+    assert count(folder) == 2
+
+
+def test_a_program_that_fails_is_told_in_its_words_and_nothing_is_kept(place):
+    project, folder = place
+    (folder.source / "tools/coverage.py").write_text("raise ValueError('no such head size')")
+    with pytest.raises(RunError, match=r"exit code 1: ValueError: no such head size"):
+        coverage.measure(project, folder.source, [])
+    assert list((project.cache / "coverage").iterdir()) == []
+
+
+CELL = resolve("llama32-1b", "wikipedia", "linear_mxfp8", "smoke")
+
+
+def test_a_run_records_it(place):
+    project, folder = place
+    said = []
+    coverage.record(project, folder, CELL, RunData(folder.root, folder.root, 4096), said.append)
+    facts = json.loads(folder.coverage.read_text())
+    assert (facts["model"], facts["mode"], facts["quantised_share"]) == (
+        "llama32-1b",
+        "linear_mxfp8",
+        1.0,
+    )
+    assert "up\n  fprop" in folder.coverage_table.read_text()
+    assert said == [
+        "coverage : 100.0% of a step's matrix-product FLOPs quantised (fprop mxfp8 100.0%)"
+    ]
+
+
+def test_a_run_goes_on_without_it(place):
+    project, folder = place
+    (folder.source / "tools/coverage.py").write_text("raise ValueError('too new')")
+    said = []
+    coverage.record(project, folder, CELL, RunData(folder.root, folder.root, 4096), said.append)
+    assert len(said) == 1
+    assert "not known" in said[0]
+    assert "too new" in said[0]
+    assert not folder.coverage.exists()

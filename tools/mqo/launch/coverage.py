@@ -1,0 +1,154 @@
+"""Has a tree's own source say which products of a cell's training step it quantises.
+
+The program (Megatron-LM/tools/coverage.py) needs torch and some ten seconds, most of them imports,
+so what it said is kept below .cache, by everything that it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
+from mqo.errors import MqoError, RunError
+from mqo.launch.cell import Cell
+from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.machine import Machine
+from mqo.launch.ready import RunData
+from mqo.overlay.series import Series
+from mqo.overlay.snapshot import snapshot
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+from mqo.report.coverage import Coverage, lines
+from mqo.runs import RunFolder
+
+PROGRAM = "tools/coverage.py"
+# What the program runs beside Megatron: a tree from elsewhere has none, or its own.
+OURS = (PROGRAM, "own_tree.py", "pretrain_gpt.py")
+TIME_LIMIT_S = 300
+
+
+def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverage:
+    """What a run of the cell on `tree` would quantise, at the vocabulary it would have.
+
+    That is the sample's for a smoke run, and the published one otherwise.
+    """
+    vocabulary = DEFAULT_VOCAB_SIZE if cell.training.is_smoke else cell.model.vocab_size
+    with tempfile.TemporaryDirectory(prefix="mqo-coverage-") as folder:
+        source = Path(folder) / "source"
+        snapshot(tree, source, types=cell.types, without=cell.without, series=series)
+        for name in OURS:
+            (source / name).unlink(missing_ok=True)
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(project.tree / name, source / name)
+        return measure(project, source, ["--vocab-size", str(vocabulary), *model_flags(cell)])
+
+
+def record(
+    project: Project,
+    folder: RunFolder,
+    cell: Cell,
+    data: RunData,
+    report: Callable[[str], None],
+) -> None:
+    """coverage.json and coverage.txt of a run; one that cannot be had is said, and no error."""
+    if data.vocab_size:
+        words = ["--vocab-size", str(data.vocab_size)]
+    else:
+        words = ["--tokenizer-type", "HuggingFaceTokenizer"]
+        words += ["--tokenizer-model", str(data.tokenizer)]
+    try:
+        # The words first: what the user gave behind `--` comes later and counts.
+        found = measure(project, folder.source, [*words, *model_flags(cell)])
+    except MqoError as error:
+        report(f"coverage : not known. {error}")
+        return
+    folder.coverage.write_text(as_json(cell, found), encoding="utf-8")
+    folder.coverage_table.write_text(as_text(cell, found), encoding="utf-8")
+    report(f"coverage : {found.summary()}")
+
+
+def as_text(cell: Cell, coverage: Coverage) -> str:
+    """The table under the cell's name."""
+    names = (cell.model.name, cell.mode, f"{cell.gemms} GEMMs", cell.training.name)
+    return "\n".join([", ".join(names), *lines(coverage), ""])
+
+
+def as_json(cell: Cell, coverage: Coverage) -> str:
+    """The names of the cell, and every product."""
+    return json.dumps(names(cell) | coverage.as_table(), indent=1)
+
+
+def names(cell: Cell) -> dict[str, Any]:
+    """What the coverage is of."""
+    where = {"model": cell.model.name, "training": cell.training.name, "dtype": cell.dtype}
+    return where | {"mode": cell.mode, "gemms": cell.gemms}
+
+
+def model_flags(cell: Cell) -> list[str]:
+    """A run's own flags, as on a machine without CUDA; without data and output, which cost."""
+    nowhere = Path("none")
+    paths = RunPaths(nowhere, nowhere, nowhere, nowhere, nowhere, load=False)
+    flags = megatron_flags(cell, Machine(1, 0), paths)
+    groups = ("model", "training", "precision", "platform", "given after --")
+    return [word for group in groups for word in flags[group]]
+
+
+def measure(project: Project, source: Path, flags: list[str]) -> Coverage:
+    """What the program in `source` says, or said before; RunError when it fails."""
+    kept = project.cache / "coverage" / f"{_key(source, flags)}.json"
+    try:
+        return Coverage.from_table(json.loads(kept.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, MqoError):
+        pass  # not there, or cut short: a cache may be
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mqo-coverage-", dir=kept.parent) as folder:
+        target = Path(folder) / kept.name
+        _run(source, target, flags)
+        found = Coverage.from_table(json.loads(target.read_text(encoding="utf-8")))
+        target.replace(kept)
+    return found
+
+
+def _key(source: Path, flags: list[str]) -> str:
+    """A hash of all that decides: every Python file of the source, the flags, torch."""
+    digest = hashlib.sha256(json.dumps([flags, importlib.metadata.version("torch")]).encode())
+    for path in sorted(source.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(source)} {content}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _run(source: Path, target: Path, flags: list[str]) -> None:
+    """Run the program on the CPU, alone, with nothing of this environment's Megatron."""
+    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
+    command = [sys.executable, "-I", "-W", "ignore", str(source / PROGRAM), str(target), *flags]
+    try:
+        done = subprocess.run(
+            command,
+            env=kept | chosen,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIME_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{PROGRAM} did not end within {TIME_LIMIT_S} s") from None
+    if done.returncode != 0 or not target.exists():
+        words = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise RunError(
+            f"{PROGRAM} ended with exit code {done.returncode}: {words[-1]}",
+            help="What it cannot do without data and memory, it cannot count",
+            detail=done.stderr[-4000:],
+        )

@@ -1,0 +1,166 @@
+"""Which matrix products of a training step are quantised: groups of layers, a table, the share.
+
+The facts come from Megatron-LM/tools/coverage.py (`mqo.launch.coverage` runs it): a tree's own
+source, run once on tensors without content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mqo.errors import RunError
+from mqo.matrix.tables import NONE
+
+BACKWARD = " backward"
+AT_NONE = "its site's type is 'none'"
+AUTOGRAD = "autograd computes it: there is no site in this backward pass"
+NO_SITE = "no site wraps it"
+FULL_SCORES = "qk and pv: all s x s scores, masked ones too, as local attention computes them"
+
+
+@dataclass(frozen=True)
+class Product:
+    """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in all.
+
+    `gemm` is a site, else an operation; with " backward" behind it, what autograd makes of it.
+    `quant_type` is what the site's literal says, and None where no site is.
+    """
+
+    layer: str
+    gemm: str
+    quant_type: str | None
+    batch: int
+    m: int
+    n: int
+    k: int
+    calls: int
+    flops: int
+
+    @property
+    def reason(self) -> str:
+        """Why it is not quantised; empty where it is."""
+        if self.quant_type == NONE:
+            return AT_NONE
+        if self.quant_type is not None:
+            return ""
+        return AUTOGRAD if self.gemm.endswith(BACKWARD) else NO_SITE
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The products of one micro-batch [sequences, tokens]; `lookups` are weights only read."""
+
+    micro_batch: int
+    sequence: int
+    parameters: int
+    products: tuple[Product, ...]
+    lookups: tuple[str, ...]
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Coverage:
+        """From the program's JSON; RunError where the products are not the FLOPs it counted."""
+        made = cls(
+            micro_batch=table["micro_batch"],
+            sequence=table["sequence"],
+            parameters=table["parameters"],
+            products=tuple(Product(**row) for row in table["products"]),
+            lookups=tuple(table["lookups"]),
+        )
+        if made.flops != table["flops"]:
+            raise RunError(
+                f"The products make {made.flops} FLOPs", expected=f"{table['flops']}, as counted"
+            )
+        return made
+
+    @property
+    def flops(self) -> int:
+        """Of all products of the micro-batch."""
+        return sum(product.flops for product in self.products)
+
+    @property
+    def shares(self) -> dict[tuple[str, str], float]:
+        """{(GEMM, type): its part of all FLOPs}, of what is quantised."""
+        found: dict[tuple[str, str], int] = {}
+        for product in self.products:
+            if not product.reason:
+                key = (product.gemm, str(product.quant_type))
+                found[key] = found.get(key, 0) + product.flops
+        return {key: flops / self.flops for key, flops in found.items()}
+
+    @property
+    def share(self) -> float:
+        """The quantised part of all FLOPs."""
+        return sum(self.shares.values())
+
+    def summary(self) -> str:
+        """The share, and what it consists of."""
+        parts = [f"{gemm} {t} {part:.1%}" for (gemm, t), part in self.shares.items()]
+        of = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.share:.1%} of a step's matrix-product FLOPs quantised{of}"
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON: every product, with the reason where it is not quantised."""
+        rows = [asdict(product) | {"reason": product.reason} for product in self.products]
+        totals = {"flops": self.flops, "quantised_share": self.share}
+        return asdict(self) | totals | {"products": rows}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that differ in their numbers alone: `products` are the first one's."""
+
+    pattern: str
+    layers: int
+    products: tuple[Product, ...]
+
+
+def groups(products: Iterable[Product]) -> list[Group]:
+    """The products by layer, layers of the same name, shapes and types together, as they ran."""
+    layers: dict[str, list[Product]] = {}
+    for product in products:
+        layers.setdefault(product.layer, []).append(product)
+    alike: dict[object, list[tuple[Product, ...]]] = {}
+    for layer, rows in layers.items():
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", layer)
+        # Another layer's backward pass may have come in another order.
+        kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
+        alike.setdefault((pattern, kind), []).append(tuple(rows))
+    return [Group(key[0], len(rows), rows[0]) for key, rows in alike.items()]  # type: ignore[index]
+
+
+def lines(coverage: Coverage) -> list[str]:
+    """The table: a block a group of layers, 80 columns wide or less."""
+    marks: dict[str, str] = {}
+    text = [
+        f"{coverage.parameters:,} parameters; {coverage.flops / 1e12:,.2f} TFLOPs in the matrix "
+        f"products of a",
+        f"micro-batch of {coverage.micro_batch} x {coverage.sequence:,} tokens; "
+        "[m, k] by [k, n], batch times:",
+        "",
+        f"  {'':14}{'batch':>6}{'m':>8}{'n':>8}{'k':>8}  {'type':12}{'share':>7}",
+    ]
+    for group in groups(coverage.products):
+        count = f" x{group.layers}" if group.layers > 1 else ""
+        text.append(group.pattern + count)
+        for product in group.products:
+            share = group.layers * product.flops / coverage.flops
+            text.append(_row(product, share, marks))
+    for name in coverage.lookups:
+        text += [name, "  looks rows up: no matrix product"]
+    text += ["", f"{coverage.share:.1%} of the FLOPs are quantised"]
+    text += [f"  {gemm:14}{t:12}{part:>7.1%}" for (gemm, t), part in coverage.shares.items()]
+    text += [f"({mark}) {reason}" for reason, mark in marks.items()]
+    return [*text, FULL_SCORES]
+
+
+def _row(product: Product, share: float, marks: dict[str, str]) -> str:
+    """A product's line; a new reason gets the next mark."""
+    gemm = product.gemm + (f" x{product.calls}" if product.calls > 1 else "")
+    kind = product.quant_type or "-"
+    if product.reason:
+        kind += f" ({marks.setdefault(product.reason, 'abc'[len(marks)])})"
+    sizes = f"{product.batch:6}{product.m:8}{product.n:8}{product.k:8}"
+    return f"  {gemm:14}{sizes}  {kind:12}{share:7.1%}"
