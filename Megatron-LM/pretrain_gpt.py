@@ -31,7 +31,7 @@ from megatron.core.utils import (
     get_batch_on_this_tp_rank,
 )
 from megatron.device import accelerator_type
-from megatron.quant import label_layers, set_step
+from megatron.quant import label_layers
 from megatron.training import (
     get_args,
     get_tensorboard_writer,
@@ -118,8 +118,6 @@ def forward_step(
     data_iterator: Iterator[Batch] | None, model: torch.nn.Module
 ) -> tuple[Tensor, partial]:
     """One micro-batch through the model; the schedule calls the returned loss function."""
-    # after_step does it between steps; the first one after a checkpoint has none before it.
-    set_step(getattr(get_args(), "curr_iteration", 0))
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     batch = get_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
@@ -188,6 +186,7 @@ def main() -> None:
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
     args = parse_and_validate_args()
     with megatron.run.recorded(get_tensorboard_writer()):
+        megatron.run.before_model(args)
         datasets_provider.is_distributed = True
         pretrain(
             pretrain_cfg_container_from_args(args, model_config()),

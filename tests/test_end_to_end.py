@@ -165,6 +165,39 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
+    run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"))
+    rows = json.loads(run.quant_stats.read_text())
+    excluded = {(row["site"], row["layer"]) for row in rows if row["quant_type"] == "excluded"}
+    assert excluded == {
+        ("fprop", "output_layer"),
+        ("qk", "decoder.layers.0.self_attention.core_attention"),
+    }
+    assert {row["calls"] for row in rows} == {4}
+    assert losses(run) != losses(start("FA_linear_mxfp8"))
+
+
+def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):
+    with pytest.raises(RunError, match=r"before the first step.*'output' matches no.*output_layer"):
+        start("linear_mxfp8", exclude=("output",))
+
+
+def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
+    with pytest.raises(RunError, match=r"before the model.*pass --transformer-impl local"):
+        start("linear_mxfp8", flags=("--transformer-impl", "transformer_engine"))
+
+
+def test_a_mixture_of_experts_quantises_every_expert_and_never_its_router(start):
+    experts = ("--num-experts", "2", "--moe-router-topk", "1", "--moe-router-pre-softmax")
+    run = start("linear_mxfp8", flags=experts)
+    layers = {row["layer"] for row in json.loads(run.quant_stats.read_text())}
+    for expert in range(2):
+        assert f"decoder.layers.3.mlp.experts.local_experts.{expert}.linear_fc1" in layers
+    assert not [layer for layer in layers if "router" in layer]
+    said = "mqo: never quantised, as it has no site: decoder.layers.3.mlp.router (TopKRouter)"
+    assert said in run.log.read_text().splitlines()
+
+
 def test_types_cannot_be_asked_of_a_source_without_sites(start):
     with pytest.raises(OverlayError, match=r"says fprop = nothing.*Expected: mxfp8"):
         start("linear_mxfp8", without=("quant_sites",))

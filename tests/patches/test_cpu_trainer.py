@@ -109,19 +109,27 @@ def test_a_trainer_that_demands_cuda_twice_stops_the_patch():
         sites("cpu_trainer", "megatron/training/initialize.py", source)
 
 
-def test_the_hook_runs_before_anything_else_of_a_step(module):
+def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
     steps = []
-    module("megatron.run", after_step=lambda iteration: steps.append(iteration))
+    module(
+        "megatron.run",
+        before_step=lambda model, args: steps.append((model, args)),
+        after_step=lambda iteration: steps.append(iteration),
+    )
     source = """\
         import time
+
+        def train_step(forward_step_func, data_iterator, model):
+            steps.append("step")
 
         def post_training_step_callbacks(model, iteration):
             steps.append("rest")
         """
-    scope = {"steps": steps}
+    scope = {"steps": steps, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/training.py", source), scope)
+    scope["train_step"](None, None, "model")
     scope["post_training_step_callbacks"](None, 7)
-    assert steps == [7, "rest"]
+    assert steps == [("model", "args"), "step", 7, "rest"]
 
 
 @pytest.mark.parametrize("name", ["cpu_trainer", "run_hooks"])

@@ -3,6 +3,7 @@
 from . import config
 from .backend import quantise_dequantise
 from .config import QuantConfig
+from .excludes import unmatched
 from .formats import (
     BLOCK_SIZES,
     DEFAULT_ROUNDING,
@@ -20,14 +21,15 @@ from .formats import (
     check_type,
     code_values,
 )
-from .guard import missing
-from .layers import label_layers
+from .guard import Reach, idle_layers, missing, reach, reach_faults
+from .layers import FoundLayer, Layer, find_layers, label_layers, other_weights
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
-from .record import RECORDER, QuantRecord, Recorder, merge
+from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .sites import SITES, GemmSite
 from .spec import QuantSpec
 from .stochastic import set_step
+from .traps import Setup, find_traps, notes, setup_traps
 
 __all__ = [
     "BLOCK_SIZES",
@@ -35,6 +37,7 @@ __all__ = [
     "E2M1",
     "E4M3",
     "E5M2",
+    "EXCLUDED",
     "HIF8",
     "MX_ELEMENTS",
     "OVERFLOWS",
@@ -44,22 +47,35 @@ __all__ = [
     "ROUNDINGS",
     "SCALE_RULES",
     "SITES",
+    "FoundLayer",
     "GemmOperands",
     "GemmSite",
+    "Layer",
     "MxElement",
     "PackedTensor",
     "QuantConfig",
     "QuantRecord",
     "QuantSpec",
+    "Reach",
     "Recorder",
+    "Setup",
     "check_type",
     "code_values",
     "config",
+    "find_layers",
+    "find_traps",
     "gemm_operands",
+    "idle_layers",
     "label_layers",
     "merge",
     "missing",
+    "notes",
+    "other_weights",
     "pack",
     "quantise_dequantise",
+    "reach",
+    "reach_faults",
     "set_step",
+    "setup_traps",
+    "unmatched",
 ]

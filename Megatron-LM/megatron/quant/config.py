@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import excludes
 from .formats import (
     BLOCK_SIZES,
     OVERFLOWS,
@@ -27,8 +28,9 @@ class QuantConfig:
     """What a run may choose beyond the types that stand in its source.
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
-    it. `rounding` None is each format's own. `seed` is the base that the seeds of stochastic
-    rounding are derived from. `sqnr_every` is in calls; 0 measures nothing and only counts.
+    it. `exclude` are patterns of layers that stay unquantised (excludes.py). `rounding` None is
+    each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
+    `sqnr_every` is in calls; 0 measures nothing and only counts.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class QuantConfig:
     tensor_scale: bool = False
     seed: int = 0
     sqnr_every: int = 50
+    exclude: tuple[str, ...] = ()
 
 
 def _check_sqnr_every(value: object) -> None:
@@ -57,6 +60,7 @@ _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
         "tensor_scale": lambda value: check_choice("tensor scale", value, (False, True)),
         "seed": check_seed,
     },
+    "layers": {"exclude": excludes.check},
     "record": {"sqnr_every": _check_sqnr_every},
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
@@ -89,10 +93,17 @@ def spec_of(quant_type: str) -> QuantSpec:
     )
 
 
+@functools.cache
+def is_excluded(site: str, layer: str) -> bool:
+    """Whether this process leaves `layer` unquantised at `site`; raises what `current` raises."""
+    return any(excludes.matches(pattern, site, layer) for pattern in current().exclude)
+
+
 def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
     current.cache_clear()
     spec_of.cache_clear()
+    is_excluded.cache_clear()
 
 
 def load(path: Path) -> QuantConfig:
@@ -104,7 +115,8 @@ def load(path: Path) -> QuantConfig:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     options = {**tables.get("quantiser", {}), **tables.get("record", {})}
-    return QuantConfig(asked=tables.get("asked", {}), **options)
+    exclude = tuple(tables.get("layers", {}).get("exclude", ()))
+    return QuantConfig(asked=tables.get("asked", {}), exclude=exclude, **options)
 
 
 def _check_table(name: str, table: object) -> None:

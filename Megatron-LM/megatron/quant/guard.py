@@ -1,10 +1,14 @@
 """Holds what a run asked for against what its quantisers did: no mode may fail silently."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from .formats import check_choice, check_type
-from .record import QuantRecord
+from .layers import Layer
+from .operands import UNLABELLED
+from .record import EXCLUDED, QuantRecord
 from .sites import SITES
+from .traps import IsExcluded
 
 
 def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[str]:
@@ -15,7 +19,7 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
         records: of all ranks, for a pipeline stage may hold no site of a kind.
 
     Faults are a site that never ran, ran as another type, ran with one operand only, or ran
-    though nobody asked. An empty list means that the run did as asked.
+    though nobody asked. Excluded layers did not run. An empty list means that the run did as asked.
 
     Raises:
         ValueError: `asked` holds an unknown site or type; the text names the valid ones.
@@ -31,9 +35,73 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
     return faults
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What one rank's first step reached.
+
+    missed: (site, layer) of each layer that ran but not through the site. idle: layers that never
+    ran. unlabelled: sites that quantised for a layer whose name was lost.
+    """
+
+    missed: frozenset[tuple[str, str]] = frozenset()
+    idle: frozenset[str] = frozenset()
+    unlabelled: frozenset[str] = frozenset()
+
+
+def reach(
+    asked: Mapping[str, str],
+    layers: Iterable[Layer],
+    used: Collection[str],
+    records: Iterable[QuantRecord],
+    is_excluded: IsExcluded,
+) -> Reach:
+    """Hold the layers of one rank against its own records, after a forward and backward pass.
+
+    `used` names the layers that ran. Frozen layers are find_traps's to name. A layer that ran on
+    no token counts as run, on both sides.
+    """
+    ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
+    wanted = [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+    missed, idle = set(), set()
+    for site in wanted:
+        for layer in layers:
+            if layer.kind != site.layer or layer.frozen or is_excluded(site.name, layer.name):
+                continue
+            if layer.name not in used:
+                idle.add(layer.name)
+            elif not {(site.name, layer.name, op) for op in (site.lhs, site.rhs)} <= ran:
+                missed.add((site.name, layer.name))
+    lost = {site for site, layer, _ in ran if layer == UNLABELLED}
+    return Reach(frozenset(missed), frozenset(idle), frozenset(lost))
+
+
+def reach_faults(ranks: Iterable[Reach]) -> list[str]:
+    """Say, one text a site, which layers of any rank ran beside their quantisers."""
+    ranks = list(ranks)
+    faults = []
+    for site in SITES:
+        names = sorted({layer for rank in ranks for s, layer in rank.missed if s == site})
+        if names:
+            faults.append(f"{site}: {_some(names)} ran, but not through this site: exclude it")
+        if any(site in rank.unlabelled for rank in ranks):
+            faults.append(
+                f"{site}: a layer lost its name on the way, so no exclude can be held to it "
+                "(a weight that is gathered, or activations that are offloaded)"
+            )
+    return faults
+
+
+def idle_layers(ranks: Iterable[Reach]) -> list[str]:
+    """Return the names of the layers that ran on no rank, which are not held to a type."""
+    return sorted({name for rank in ranks for name in rank.idle})
+
+
 def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str]:
+    excluded = bool(records)
+    records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != "none" and not records:
-        return [f"{name}: asked for {wanted}, but its quantiser never ran"]
+        why = "every layer is excluded" if excluded else "its quantiser never ran"
+        return [f"{name}: asked for {wanted}, but {why}"]
     faults = []
     for ran in sorted({record.quant_type for record in records}):
         here = [record for record in records if record.quant_type == ran]
@@ -47,6 +115,9 @@ def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str
 
 
 def _layers(records: list[QuantRecord]) -> str:
-    layers = sorted({record.layer for record in records})
-    others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-    return f"{layers[0]}{others}"
+    return _some(sorted({record.layer for record in records}))
+
+
+def _some(names: list[str]) -> str:
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{others}"

@@ -1,10 +1,45 @@
 """Names the layers of a model, so that the quantiser's records can say which GEMM they are of."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.nn import Module, Parameter
 
+from .sites import ATTENTION, LINEAR
+
 LABEL = "mqo_layer"
+
+# Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantised, and what
+# else has a matrix multiplies it in a way of its own.
+EMBEDDING, ROUTER, OTHER = "embedding", "router", "other"
+
+# The modules of a linear layer that call the linear sites, subclasses included.
+_SITED = ("ColumnParallelLinear", "RowParallelLinear")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer, as far as it can be told to other ranks.
+
+    kind: LINEAR, ATTENTION, EMBEDDING, ROUTER or OTHER. module: the name of its class. frozen:
+    whether its weight takes no gradient; False for attention. sited: whether it is made to call
+    its sites, as far as its class tells.
+    """
+
+    name: str
+    kind: str
+    module: str
+    frozen: bool = False
+    sited: bool = True
+
+
+class FoundLayer(NamedTuple):
+    """A layer of this rank, its module, and what bears its label: the module or its weight."""
+
+    layer: Layer
+    module: Module
+    owner: Parameter | Module
 
 
 def label_layers(model: Module, prefix: str = "") -> int:
@@ -16,30 +51,79 @@ def label_layers(model: Module, prefix: str = "") -> int:
 
     A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM.
     """
-    labels: dict[int, tuple[Parameter | Module, str]] = {}
+    return len(find_layers(model, prefix))
+
+
+def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
+    """Label the layers of `model` as `label_layers` says, and return them."""
+    labels: dict[int, _Claim] = {}
     # Weakest claim first, so that the strongest stays.
-    for _, owner, name in sorted(_claims(model), key=lambda claim: claim[0]):
-        labels[id(owner)] = (owner, ".".join(part for part in (prefix, name) if part))
-    for owner, name in labels.values():
-        setattr(owner, LABEL, name)
-    return len(labels)
+    for claim in sorted(_claims(model), key=lambda claim: claim.strength):
+        labels[id(claim.owner)] = claim
+    found = []
+    for claim in labels.values():
+        name = ".".join(part for part in (prefix, claim.name) if part)
+        setattr(claim.owner, LABEL, name)
+        frozen = isinstance(claim.owner, Parameter) and not claim.owner.requires_grad
+        kind = _kind(claim)
+        sited = kind == ATTENTION or (kind == LINEAR and _is_a(claim.module, *_SITED))
+        layer = Layer(name, kind, type(claim.module).__name__, frozen, sited)
+        found.append(FoundLayer(layer, claim.module, claim.owner))
+    return found
+
+
+def other_weights(model: Module) -> list[Layer]:
+    """Return the matrices that are no layer's `weight` and bear no label, each as a layer OTHER.
+
+    Grouped experts are such, the gate of shared experts, and convolutions.
+    """
+    found = []
+    for path, module in model.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() >= 2 and not hasattr(weight, LABEL):
+                where = f"{_global_name(model, path)}.{name}".removeprefix(".")
+                frozen = not weight.requires_grad
+                found.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
+    return found
 
 
 _EMBEDDING, _LAYER, _OUTPUT = range(3)
 
 
-def _claims(model: Module) -> Iterator[tuple[int, Parameter | Module, str]]:
-    """Yield (strength, what to label, name) for every place that would name a weight."""
+class _Claim(NamedTuple):
+    """A place that would name a weight or an attention module, the `owner` of the label."""
+
+    strength: int
+    owner: Parameter | Module
+    name: str
+    module: Module
+
+
+def _kind(claim: _Claim) -> str:
+    if isinstance(claim.owner, Module):
+        return ATTENTION
+    if claim.strength == _EMBEDDING:
+        return EMBEDDING
+    return ROUTER if _is_a(claim.module, "Router") else LINEAR
+
+
+def _is_a(module: Module, *names: str) -> bool:
+    """Whether a class that `module` is of is called one of `names`."""
+    return any(cls.__name__ in names for cls in type(module).__mro__)
+
+
+def _claims(model: Module) -> Iterator[_Claim]:
     for path, module in model.named_modules():
         name = _global_name(model, path)
         weight = getattr(module, "weight", None)
         if isinstance(weight, Parameter) and weight.dim() == 2:
-            yield _strength(module, name), weight, name
-        if any(cls.__name__ == "DotProductAttention" for cls in type(module).__mro__):
-            yield _LAYER, module, name
+            yield _Claim(_strength(module, name), weight, name, module)
+        if _is_a(module, "DotProductAttention"):
+            yield _Claim(_LAYER, module, name, module)
         tied = _tied_weight(module)
         if tied is not None:
-            yield _OUTPUT, tied, f"{name}.output_layer".removeprefix(".")
+            head = f"{name}.output_layer".removeprefix(".")
+            yield _Claim(_OUTPUT, tied, head, module.output_layer)
 
 
 def _strength(module: Module, name: str) -> int:

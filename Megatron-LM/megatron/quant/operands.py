@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .backend import quantise_dequantise
-from .config import current, spec_of
+from .config import current, is_excluded, spec_of
 from .formats import check_choice, check_type
 from .record import RECORDER
 from .sites import SITES, GemmSite
@@ -84,7 +84,8 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
         site: a name in SITES, which says along which axes the operands are quantised.
         quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
-            `mqo_layer`, set by `label_layers`, is read here, since a view of it has none.
+            `mqo_layer`, set by `label_layers`, is read here, since a view of it has none. Both
+            operands of a layer that the run excludes pass through as they are.
 
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
@@ -94,4 +95,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     if quant_type == "none":
         return _UNQUANTISED
     layer = getattr(owner, "mqo_layer", UNLABELLED)
+    if is_excluded(site, layer):
+        RECORDER.pass_over(site, layer)
+        return _UNQUANTISED
     return QuantisedOperands(SITES[site], spec_of(quant_type), layer)

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from .config import current
+from .sites import SITES
+
+# Stands where a quant type would, in the records of a layer that the run leaves unquantised.
+EXCLUDED = "excluded"
 
 
 @dataclass(frozen=True)
 class QuantRecord:
     """One operand of one layer's GEMM: how often it was quantised, and how well.
 
+    `quant_type` EXCLUDED stands for a layer that the run leaves out; its calls were not quantised.
     `signal` and `noise` are sums of x² and (x - q)² over the `measured` of the `calls`. A forward
     pass that is recomputed for backward counts again.
     """
@@ -77,6 +82,11 @@ class Recorder:
             tally.energies = energies if tally.energies is None else tally.energies + energies
             tally.measured += 1
         tally.calls += 1
+
+    def pass_over(self, site: str, layer: str) -> None:
+        """Count one call of both operands of an excluded layer."""
+        for operand in (SITES[site].lhs, SITES[site].rhs):
+            self._tallies.setdefault((site, layer, operand, EXCLUDED), _Tally()).calls += 1
 
     def entries(self) -> list[QuantRecord]:
         """Return all records, sorted by key. Waits for the device."""

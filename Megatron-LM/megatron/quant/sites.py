@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 
+LINEAR, ATTENTION = "linear", "attention"
+
 
 @dataclass(frozen=True)
 class GemmSite:
     """One GEMM of the model: the names of its two operands and their contraction axes.
 
-    MX blocks must run along the contraction axis, or the shared scales could not be taken out
-    of a dot product.
+    `layer` is the kind of layer that it belongs to, LINEAR or ATTENTION. MX blocks must run along
+    the contraction axis, or the shared scales could not be taken out of a dot product.
     """
 
     name: str
+    layer: str
     lhs: str
     lhs_axis: int
     rhs: str
@@ -22,14 +25,14 @@ SITES = {
     site.name: site
     for site in (
         # x [..., K] times weight [N, K]
-        GemmSite("fprop", "x", -1, "weight", -1),
+        GemmSite("fprop", LINEAR, "x", -1, "weight", -1),
         # grad [..., N] times weight [N, K]
-        GemmSite("dgrad", "grad", -1, "weight", 0),
+        GemmSite("dgrad", LINEAR, "grad", -1, "weight", 0),
         # grad [tokens, N] times x [tokens, K]
-        GemmSite("wgrad", "grad", 0, "x", 0),
+        GemmSite("wgrad", LINEAR, "grad", 0, "x", 0),
         # query [s, b*h, d] times key [s, b*h, d]
-        GemmSite("qk", "query", -1, "key", -1),
+        GemmSite("qk", ATTENTION, "query", -1, "key", -1),
         # probs [b*h, sq, sk] times value [sk, b*h, d]
-        GemmSite("pv", "probs", -1, "value", 0),
+        GemmSite("pv", ATTENTION, "probs", -1, "value", 0),
     )
 }

@@ -3,7 +3,7 @@
 The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing here does anything.
 """
 
-from .guard import GuardError, after_step
+from .guard import GuardError, after_step, before_model, before_step
 from .record import recorded, run_folder
 
-__all__ = ["GuardError", "after_step", "recorded", "run_folder"]
+__all__ = ["GuardError", "after_step", "before_model", "before_step", "recorded", "run_folder"]

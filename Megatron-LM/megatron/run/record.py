@@ -46,11 +46,11 @@ def recorded(writer: Any) -> Iterator[None]:
                 raise
             early = leaving  # as upstream's trainer ends at --exit-interval and --exit-duration
         records = guard.gather()
-        if _rank() == 0:
+        if rank() == 0:
             write_stats(folder / QUANT_STATS, records)
         guard.check(records, "at the end")
     except (Exception, SystemExit) as error:
-        if _rank() == 0:
+        if rank() == 0:
             (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
         raise
     if early:
@@ -86,5 +86,6 @@ def _number(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rank() -> int:
+def rank() -> int:
+    """This process's rank among all."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -18,6 +18,9 @@ overflow = "inf"
 tensor_scale = true
 seed = 1234
 
+[layers]
+exclude = ["output_layer", "qk:decoder.layers.0.*"]
+
 [record]
 sqnr_every = 0
 """
@@ -47,6 +50,7 @@ def test_every_key_of_the_file_is_read(options):
         tensor_scale=True,
         seed=1234,
         sqnr_every=0,
+        exclude=("output_layer", "qk:decoder.layers.0.*"),
     )
 
 
@@ -82,7 +86,10 @@ def test_a_spec_is_made_once_until_reset(options):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[quantizer]\nblock = 32", "unknown table 'quantizer'; valid: quantiser, record, asked"),
+        (
+            "[quantizer]\nblock = 32",
+            "unknown table 'quantizer'; valid: quantiser, layers, record, asked",
+        ),
         ("quantiser = 3", "quantiser = 3 should be a table, [quantiser]"),
         ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, rounding, "),
         ("[quantiser]\nblock = 33", "[quantiser] block: unknown block size 33; valid: 16, 32, 64"),
@@ -98,6 +105,11 @@ def test_a_spec_is_made_once_until_reset(options):
         ("[record]\nsqnr_every = 1.5", "[record] sqnr_every: 1.5 is no interval"),
         ("[asked]\nlinear = 'mxfp8'", "'linear'; valid: fprop, dgrad, wgrad, qk, pv"),
         ("[asked]\nqk = 'fp8'", "[asked] qk: unknown quant type 'fp8'; valid: none, mxfp8"),
+        ("[layers]\nexclude = 'output_layer'", "[layers] exclude: 'output_layer' is no list of"),
+        ("[layers]\nexclude = ['']", "[layers] exclude: [''] is no list of patterns"),
+        ("[layers]\nexclude = ['qk:']", "[layers] exclude: 'qk:' names no layer"),
+        ("[layers]\nexclude = ['mlp:*']", "unknown GEMM site 'mlp'; valid: fprop, dgrad"),
+        ("[layers]\nexcludes = []", "[layers] 'excludes'; valid: exclude"),
         ("[asked\n", "Expected"),
     ],
 )

@@ -1,7 +1,8 @@
 """Layer names on small models shaped like Megatron's: tied, untied, wrapped, a pipeline stage."""
 
+import pytest
 import torch
-from megatron.quant import label_layers
+from megatron.quant import Layer, find_layers, label_layers, other_weights
 from torch import nn
 
 
@@ -154,3 +155,65 @@ def test_labelling_twice_gives_the_same_names():
     model = Model(tied=True)
     first = label_layers(model), labels(model)
     assert (label_layers(model), labels(model)) == first
+
+
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 4))
+
+
+class TopKRouter(Router):
+    pass
+
+
+def test_layers_are_found_with_kind_class_and_whether_they_are_frozen():
+    model = Model(tied=True)
+    model.decoder.layers[1].mlp["router"] = TopKRouter()
+    model.decoder.layers[0].mlp.linear_fc1.weight.requires_grad_(False)
+    found = {one.layer.name: one for one in find_layers(model)}
+    assert set(found) == labels(model)
+    fc1, core = "decoder.layers.0.mlp.linear_fc1", "decoder.layers.1.self_attention.core"
+    linear, attention = (model.decoder.layers[0].mlp.linear_fc1, model.decoder.layers[1])
+    attention = attention.self_attention.core
+    assert found[fc1] == (Layer(fc1, "linear", "Linear", True, False), linear, linear.weight)
+    assert found[core] == (Layer(core, "attention", "DotProductAttention"), attention, attention)
+    # The weight is the embedding's, the layer that uses it in a GEMM the head.
+    head, weight = model.output_layer, model.embedding.word_embeddings.weight
+    expected = Layer("output_layer", "linear", "Head", sited=False)
+    assert found["output_layer"] == (expected, head, weight)
+    assert found["decoder.layers.1.mlp.router"].layer.kind == "router"
+
+
+def test_an_embedding_is_no_linear_layer():
+    kinds = {one.layer.name: one.layer.kind for one in find_layers(Model(tied=False))}
+    assert kinds["embedding.word_embeddings"] == "embedding"
+
+
+class ColumnParallelLinear(Head):
+    pass
+
+
+class Adapted(ColumnParallelLinear):
+    pass
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, Adapted])
+def test_a_parallel_linear_layer_calls_the_sites(kind):
+    (one,) = find_layers(nn.ModuleDict({"proj": kind(nn.Parameter(torch.zeros(8, 4)))}))
+    assert one.layer == Layer("proj", "linear", kind.__name__)
+
+
+class GroupedMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight1 = nn.Parameter(torch.zeros(8, 4))
+        self.scale = nn.Parameter(torch.zeros(8))
+
+
+def test_matrices_without_a_label_are_told_apart():
+    model = Wrapper(nn.ModuleDict({"experts": GroupedMLP(), "proj": nn.Linear(4, 4)}))
+    label_layers(model)
+    assert other_weights(model) == [
+        Layer("experts.weight1", "other", "GroupedMLP", frozen=False, sited=False)
+    ]

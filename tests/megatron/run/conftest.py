@@ -10,15 +10,18 @@ from megatron.run import guard
 def run(tmp_path, monkeypatch):
     """A function that starts a run that asks for the given types; its folder."""
 
-    def start(**asked):
+    def start(exclude=(), **asked):
         rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
-        (tmp_path / "quant.toml").write_text(f"[asked]\n{rows}[record]\nsqnr_every = 1\n")
+        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n[record]\nsqnr_every = 1\n"
+        (tmp_path / "quant.toml").write_text(text)
         monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
         config.reset()
         return tmp_path
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(guard, "_checked", False)
+    monkeypatch.setattr(guard, "_inspected", False)
+    monkeypatch.setattr(guard, "_usage", None)
     config.reset()
     RECORDER.reset()
     yield start

@@ -1,6 +1,13 @@
+from argparse import Namespace
+
 import pytest
-from megatron.quant import RECORDER, merge, set_step, stochastic
-from megatron.run import GuardError, after_step, guard
+import torch
+from megatron.quant import RECORDER, Layer, Setup, gemm_operands, merge, set_step, stochastic
+from megatron.run import GuardError, after_step, before_model, before_step, guard
+from megatron.run.setup import read_setup
+from torch import nn
+
+ARGS = Namespace(curr_iteration=0)
 
 
 def test_a_site_that_was_asked_for_and_never_ran_ends_the_run(run):
@@ -75,3 +82,208 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
     monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
     assert guard.gather() == merge([theirs, ours])
     after_step(1)
+
+
+# -- before the first step ---------------------------------------------------------------------
+
+
+def test_the_quantisers_learn_the_step_that_a_checkpoint_was_at(run):
+    before_step([], Namespace(curr_iteration=7))
+    assert stochastic.step() == 7
+    set_step(0)
+
+
+def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run):
+    run(exclude=("proj",))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+    run(exclude=("pro",))
+    guard._inspected = False
+    with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
+        before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_the_model_is_inspected_once(run, monkeypatch):
+    run(exclude=("proj",))
+    model = [nn.ModuleDict({"proj": nn.Linear(4, 4)})]
+    before_step(model, ARGS)
+    monkeypatch.setattr(guard, "inspect", lambda *facts: pytest.fail("inspected again"))
+    before_step(model, ARGS)
+
+
+def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
+    run(exclude=("output_layer",))
+    real = guard.torch.distributed.all_gather_object
+
+    def two_ranks(ranks, layers):
+        real(ranks, layers)
+        ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
+
+    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_without_a_run_folder_no_model_is_inspected(run, monkeypatch):
+    monkeypatch.setattr(guard, "inspect", lambda *facts: pytest.fail("inspected"))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+# -- one step of a small model -----------------------------------------------------------------
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer that calls the fprop site, or passes it by."""
+
+    bypass = False
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32))
+
+    def forward(self, x):
+        q = gemm_operands("fprop", "none" if self.bypass else "mxfp8", self.weight)
+        return q.lhs(x) @ q.rhs(self.weight).t()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = ColumnParallelLinear(), ColumnParallelLinear()
+        self.spare = None
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def one_step(net, step=None):
+    before_step([net], ARGS)
+    (step or net)(torch.ones(4, 32)).sum().backward()
+    after_step(1)
+
+
+def test_a_step_in_which_every_layer_quantises_goes_on(run, capsys):
+    run(fprop="mxfp8")
+    one_step(Net())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_layer_that_bypasses_its_site_ends_the_run(run):
+    run(fprop="mxfp8")
+    net = Net()
+    net.second.bypass = True
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second ran, but not through this"):
+        one_step(net)
+
+
+def test_a_weight_that_is_multiplied_beside_its_module_ends_the_run(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with pytest.raises(GuardError, match="fprop: second ran, but not through this site"):
+        one_step(net, lambda x: net.first(x) @ net.second.weight)
+
+
+def test_a_bypass_that_is_excluded_goes_on(run):
+    run(fprop="mxfp8", exclude=("second",))
+    net = Net()
+    net.second.bypass = True
+    one_step(net)
+
+
+def test_a_layer_that_is_never_used_is_said(run, capsys):
+    run(fprop="mxfp8")
+    net = Net()
+    net.spare = ColumnParallelLinear()
+    one_step(net)
+    assert capsys.readouterr().out == (
+        "mqo: not used in the first step, so not held to a type: spare\n"
+    )
+
+
+def test_the_hooks_are_gone_after_the_first_step_and_none_without_a_type(run):
+    def hooks(net):
+        return [*net.first._forward_hooks, *(net.first.weight._backward_hooks or ())]
+
+    run()
+    net = Net()
+    before_step([net], ARGS)
+    assert hooks(net) == []
+    run(fprop="mxfp8")
+    guard._inspected = False
+    before_step([net], ARGS)
+    assert len(hooks(net)) == 2
+    net(torch.ones(4, 32)).sum().backward()
+    after_step(1)
+    assert hooks(net) == []
+
+
+def test_a_frozen_layer_ends_the_run_before_its_first_step(run):
+    run(fprop="mxfp8")
+    net = Net()
+    net.first.weight.requires_grad_(False)
+    with pytest.raises(GuardError, match=r"before the first step.*first .* is frozen"):
+        before_step([net], ARGS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "flag"),
+    [
+        ("transformer_impl", "transformer_engine", "--transformer-impl local"),
+        ("defer_embedding_wgrad_compute", True, "--defer-embedding-wgrad-compute"),
+        ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
+        ("expert_gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
+    ],
+)
+def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argument, value, flag):
+    run(wgrad="mxfp8")
+    args = Namespace(curr_iteration=0, **{argument: value})
+    with pytest.raises(GuardError, match=rf"before the model.*{flag}"):
+        before_model(args)
+    # A training program that is not ours builds its model first.
+    with pytest.raises(GuardError, match=rf"before the first step.*{flag}"):
+        before_step([Net()], args)
+
+
+def test_arguments_are_no_matter_without_a_run_folder_or_a_type(run):
+    args = Namespace(transformer_impl="transformer_engine")
+    before_model(args)
+    run(qk="none")
+    before_model(args)
+
+
+def test_another_attention_ends_the_run_before_its_first_step(run):
+    run(qk="mxfp8")
+    args = Namespace(curr_iteration=0, experimental_attention_variant="dsa")
+    with pytest.raises(GuardError, match="--experimental-attention-variant dsa"):
+        before_step([Net()], args)
+
+
+def test_grouped_experts_end_the_run_before_its_first_step(run):
+    run(fprop="mxfp8")
+
+    class GroupedMLP(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight1 = nn.Parameter(torch.zeros(4, 8))
+
+    net = Net()
+    net.experts = GroupedMLP()
+    with pytest.raises(GuardError, match=r"experts\.weight1 .*--moe-grouped-gemm"):
+        before_step([net], ARGS)
+
+
+def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
+    run(fprop="mxfp8")
+    real = guard.torch.distributed.all_gather_object
+
+    def two_ranks(ranks, here):
+        real(ranks, here)
+        if isinstance(here, guard.Reach):
+            ranks.append(guard.Reach(missed=frozenset({("fprop", "decoder.layers.9.proj")})))
+
+    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
+        one_step(Net())
+
+
+def test_upstreams_arguments_without_a_trap_are_the_defaults():
+    assert read_setup(Namespace(transformer_impl="local", gtp_weight_remat_size=1)) == Setup()
+    assert read_setup(Namespace()) == Setup()

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from mqo.errors import MqoError, UnknownNameError
 from mqo.launch import cli
+from mqo.launch.folder import quant_config
 from mqo.project import Project
 
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
@@ -41,6 +43,8 @@ def test_the_dtype_is_the_configurations_unless_given():
         (["--quantization", "int8"], "no quantization mode called 'int8'.*FA_hifp8.*mxfp8"),
         (["--training-config", "big"], "no training configuration called 'big'.*fast, smoke, sta"),
         (["--gemms", "none"], "no choice of GEMMs called 'none'.*all, fprop"),
+        (["--exclude", "mlp:*"], "no GEMM site called 'mlp'.*dgrad, fprop, pv, qk, wgrad"),
+        (["--exclude", ":*"], "no GEMM site called ''"),
         (["a", "b", "c", "d", "int8"], "no dtype called 'int8'.*bf16, fp16, fp32"),
     ],
 )
@@ -68,6 +72,16 @@ def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     assert "--hidden-size 256" in text
     assert "--seed 7" in text
     assert not list(tmp_path.iterdir())
+
+
+def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
+    made = cell("--exclude", "output_layer", "--exclude", "qk:decoder.layers.[01].*")
+    assert made.exclude == ("output_layer", "qk:decoder.layers.[01].*")
+    text = cli.describe(Project(tmp_path), made)
+    assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
+    written = tomllib.loads(quant_config({"qk": "mxfp8"}, made))
+    assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": list(made.exclude)}}
+    assert "quant.toml" not in cli.describe(Project(tmp_path), cell())
 
 
 def test_an_error_is_one_paragraph_and_exit_code_2():

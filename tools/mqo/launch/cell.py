@@ -26,7 +26,8 @@ class Cell(BaseModel):
 
     `types` are the quant types per site that are written into the run's source; None leaves the
     literals of the shared tree as they are (`--quantization source`). `model` is as it is trained:
-    shrunk where the configuration shrinks.
+    shrunk where the configuration shrinks. `exclude` are the layers that stay unquantised,
+    `GLOB` or `SITE:GLOB` each; the run itself checks that each one matches.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,6 +45,7 @@ class Cell(BaseModel):
     data_prefix: Path | None = None
     extra_flags: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

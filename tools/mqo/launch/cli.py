@@ -13,7 +13,7 @@ from pathlib import Path
 from mqo.cli import guarded
 from mqo.errors import MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
-from mqo.launch.folder import as_shell
+from mqo.launch.folder import as_shell, quant_config
 from mqo.launch.run import dry_run, run
 from mqo.matrix import tables
 from mqo.project import Project
@@ -70,6 +70,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--training-config", default="standard")
     made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
     made.add_argument("--without", action="append", default=[], help="a patch to leave out")
+    made.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="[SITE:]GLOB",
+        help="layers to leave unquantised, by name: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
+    )
     made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
     made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
     cluster = made.add_argument_group("processes (torchrun's terms)")
@@ -88,6 +95,9 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
             raise MqoError(f"--{option} is missing", help="--list shows all valid names")
     tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
     tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
+    for pattern in args.exclude:
+        site, colon, _ = pattern.rpartition(":")
+        tables.check_choice("GEMM site", site, (*tables.SITES, *(() if colon else ("",))))
     fields = ("nnodes", "node_rank", "master_addr", "master_port", "nproc_per_node")
     return resolve(
         args.model,
@@ -103,6 +113,7 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         data_prefix=args.data_prefix,
         extra_flags=tuple(extra),
         without=tuple(args.without),
+        exclude=tuple(args.exclude),
     )
 
 
@@ -120,9 +131,11 @@ def listing() -> str:
 
 
 def describe(project: Project, cell: Cell) -> str:
-    """The command that a run of the cell would start, and the types it would write."""
+    """The command that a run of the cell would start, and the types and options it would write."""
     types = cell.types or {}
     lines = [f"# source: {site} = {value}" for site, value in types.items()]
+    options = quant_config({}, cell).splitlines()[2:]
+    lines += [f"# quant.toml: {line}" for line in options]
     return "\n".join([*lines, as_shell(dry_run(project, cell), {})])
 
 

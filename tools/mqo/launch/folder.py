@@ -41,11 +41,16 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Sn
     return shot
 
 
-def write_quant_config(folder: RunFolder, types: Mapping[str, str]) -> None:
-    """quant.toml: what the source of this run says, for the guard to hold the quantisers to."""
+def quant_config(types: Mapping[str, str], cell: Cell) -> str:
+    """quant.toml: what the source of this run says, for the guard to hold the quantisers to, and
+    the cell's own options.
+    """
     lines = ["# What this run quantises; its guard ends it when a site does not run so.", "[asked]"]
     lines += [f'{site} = "{quant_type}"' for site, quant_type in types.items()]
-    folder.quant_config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if cell.exclude:
+        # A JSON list of strings is one in TOML, too.
+        lines += ["[layers]", f"exclude = {json.dumps(cell.exclude, ensure_ascii=False)}"]
+    return "\n".join(lines) + "\n"
 
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.flags import RunPaths, megatron_flags
-from mqo.launch.folder import create, take_source, write_facts, write_quant_config
+from mqo.launch.folder import create, quant_config, take_source, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.ready import RunData, check_cell, ready_data, ready_tree
 from mqo.overlay.series import Series
@@ -65,7 +65,8 @@ def run(
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : the shared tree says {_types(shot.shared_types)}; this run does not")
     report(f"source   : {_types(shot.types)}")
-    write_quant_config(folder, cell.types or shot.types)
+    asked = quant_config(cell.types or shot.types, cell)
+    folder.quant_config.write_text(asked, encoding="utf-8")
     command, env = build_command(project, cell, machine, folder, data)
     write_facts(folder, cell, command, env)
     coverage.record(project, folder, cell, data, report)

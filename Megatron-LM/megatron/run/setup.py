@@ -1,0 +1,51 @@
+"""Reads from upstream's arguments and from a running model what the guard has to know."""
+
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+
+from megatron.quant import FoundLayer, Setup
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def read_setup(args: Namespace) -> Setup:
+    """The facts that upstream's arguments hold; a release that lacks one has its default."""
+    shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
+    return Setup(
+        transformer_impl=getattr(args, "transformer_impl", None) or "local",
+        attention_variant=getattr(args, "experimental_attention_variant", None),
+        deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
+        weight_shards=max(getattr(args, name, None) or 1 for name in shards),
+    )
+
+
+class Usage:
+    """Notes which layers run, until it is closed.
+
+    A layer ran when its module was called, or when its weight got a gradient: a weight that is
+    multiplied beside its module counts, too.
+    """
+
+    def __init__(self, found: Iterable[FoundLayer], kinds: Collection[str]) -> None:
+        self.names: set[str] = set()
+        self._hooks = []
+        for layer, module, owner in found:
+            if layer.kind not in kinds:
+                continue
+            self._hooks.append(module.register_forward_hook(self._note(layer.name)))
+            if isinstance(owner, Parameter) and owner.requires_grad:
+                self._hooks.append(owner.register_hook(self._note(layer.name)))
+
+    def _note(self, name: str) -> object:
+        def note(*args: object) -> Tensor | None:
+            del args
+            self.names.add(name)
+            return None  # the output, or the gradient, stays as it is
+
+        return note
+
+    def close(self) -> set[str]:
+        """Stop noting; the names of the layers that ran."""
+        for hook in self._hooks:
+            hook.remove()
+        return self.names
