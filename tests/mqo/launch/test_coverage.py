@@ -236,6 +236,15 @@ def test_a_run_records_it(place):
     ]
 
 
+def test_another_tokenizer_at_the_same_place_is_asked_for_again(place, tmp_path):
+    project, folder = place
+    data = RunData(tmp_path, tmp_path, None)
+    for content in ("{}", "{}", "[]"):
+        (tmp_path / "tokenizer.json").write_text(content)
+        coverage.record(project, folder, CELL, data, lambda text: None)
+    assert count(folder) == 2
+
+
 def test_a_run_goes_on_without_it(place):
     project, folder = place
     (folder.source / "tools/coverage.py").write_text("raise ValueError('too new')")

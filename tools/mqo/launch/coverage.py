@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,16 @@ def record(
     report: Callable[[str], None],
 ) -> None:
     """coverage.json and coverage.txt of a run; one that cannot be had is said, and no error."""
+    reads: list[Path] = []
     if data.vocab_size:
         words = ["--vocab-size", str(data.vocab_size)]
     else:
         words = ["--tokenizer-type", "HuggingFaceTokenizer"]
         words += ["--tokenizer-model", str(data.tokenizer)]
+        reads = sorted(data.tokenizer.glob("*.json"))
     try:
         # The words first: what the user gave behind `--` comes later and counts.
-        found = measure(project, folder.source, [*words, *model_flags(cell)])
+        found = measure(project, folder.source, [*words, *model_flags(cell)], reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
@@ -103,9 +105,14 @@ def model_flags(cell: Cell) -> list[str]:
     return [word for group in groups for word in flags[group]]
 
 
-def measure(project: Project, source: Path, flags: list[str]) -> Coverage:
-    """What the program in `source` says, or said before; RunError when it fails."""
-    kept = project.cache / "coverage" / f"{_key(source, flags)}.json"
+def measure(
+    project: Project, source: Path, flags: list[str], reads: Sequence[Path] = ()
+) -> Coverage:
+    """What the program in `source` says, or said before; RunError when it fails.
+
+    `reads` are files outside of the source that the flags name.
+    """
+    kept = project.cache / "coverage" / f"{_key(source, flags, reads)}.json"
     try:
         return Coverage.from_table(json.loads(kept.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, MqoError):
@@ -119,12 +126,12 @@ def measure(project: Project, source: Path, flags: list[str]) -> Coverage:
     return found
 
 
-def _key(source: Path, flags: list[str]) -> str:
-    """A hash of all that decides: every Python file of the source, the flags, torch."""
+def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
+    """A hash of all that decides: every Python file of the source, the flags, `reads`, torch."""
     digest = hashlib.sha256(json.dumps([flags, importlib.metadata.version("torch")]).encode())
-    for path in sorted(source.rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(source)} {content}\n".encode())
+    for path in (*sorted(source.rglob("*.py")), *reads):
+        name = path.relative_to(source) if path.is_relative_to(source) else path
+        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:32]
 
 
