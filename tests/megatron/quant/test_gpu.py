@@ -376,8 +376,7 @@ def test_the_operators_keep_torchs_rules(kind):
     torch.library.opcheck(gpu._qdq_both, (x, 0, *fields("mxfp4")))
 
 
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_the_fake_kernels_tell_shape_dtype_and_strides(device):
+def test_the_fake_kernels_tell_shape_dtype_and_strides():
     x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
     results = [
         torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8")),
@@ -434,6 +433,7 @@ def test_a_cpu_tensor_is_left_to_the_reference(asked_for):
     assert result.equal(reference.qdq(x, QuantSpec("mxfp8")))
 
 
+@in_the_parent
 def test_without_triton_there_is_no_such_module():
     code = "import sys; sys.modules['triton'] = None; import megatron.quant.gpu"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "Megatron-LM")}
@@ -449,16 +449,15 @@ def test_without_triton_there_is_no_such_module():
 class Recorder:
     """Stands in for the kernel, and keeps what it is launched with."""
 
+    def __init__(self, names):
+        self.names = names
+
     def __getitem__(self, grid):
-        self.grid = grid
         return self
 
     def __call__(self, *arguments, num_warps, **named):
         self.warps = num_warps
         self.arguments = dict(zip(self.names, arguments, strict=False)) | named
-
-    def __init__(self, names):
-        self.names = names
 
 
 def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
