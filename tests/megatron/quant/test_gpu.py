@@ -385,9 +385,11 @@ def transposed():
 @pytest.mark.parametrize("kind", ["mxfp4", "hifp8"])
 def test_the_operators_keep_torchs_rules(kind):
     x = transposed()
-    torch.library.opcheck(gpu._qdq, (x, 0, 0, *fields(kind)))
-    torch.library.opcheck(gpu._qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind)))
-    torch.library.opcheck(gpu._qdq_both, (x, 0, *fields("mxfp4")))
+    torch.library.opcheck(torch.ops.megatron_quant.qdq, (x, 0, 0, *fields(kind)))
+    torch.library.opcheck(
+        torch.ops.megatron_quant.qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind))
+    )
+    torch.library.opcheck(torch.ops.megatron_quant.qdq_both, (x, 0, *fields("mxfp4")))
 
 
 def test_the_fake_kernels_tell_shape_dtype_and_strides():
