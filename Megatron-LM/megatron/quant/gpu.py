@@ -553,73 +553,52 @@ def _tensor_exponent(x: Tensor) -> Tensor:
 
 # -- operators ---------------------------------------------------------------------------------
 
-# A spec's fields one by one, since an operator takes no objects; the seed as a signed number.
+# A spec goes in as its fields, since an operator takes no objects, and a seed as a signed number.
+# They are defined one level below torch.library.custom_op, whose checks of every call cost more
+# than the launch.
+_SPEC = "str quant_type, int block, str scale_rule, str rounding, str overflow, bool tensor_scale"
+_SCHEMAS = {
+    "qdq": f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor",
+    "qdq_out": f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()",
+    "qdq_both": f"(Tensor x, int seed, {_SPEC}) -> (Tensor, Tensor)",
+}
+for _name, _schema in _SCHEMAS.items():
+    torch.library.define(f"megatron_quant::{_name}", _schema)
+
+_spec = functools.cache(QuantSpec)
 
 
-@torch.library.custom_op("megatron_quant::qdq", mutates_args=())
-def _qdq(
-    x: Tensor,
-    axis: int,
-    seed: int,
-    quant_type: str,
-    block: int,
-    scale_rule: str,
-    rounding: str,
-    overflow: str,
-    tensor_scale: bool,
-) -> Tensor:
-    spec = QuantSpec(quant_type, block, scale_rule, rounding, overflow, tensor_scale)
+@torch.library.impl("megatron_quant::qdq", "CompositeExplicitAutograd")
+def _qdq(x: Tensor, axis: int, seed: int, *fields: Any) -> Tensor:
     out = torch.empty_like(x)
-    _launch(x, out, None, spec, axis, seed)
+    _launch(x, out, None, _spec(*fields), axis, seed)
     return out
 
 
-@_qdq.register_fake
-def _(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x)
+@torch.library.impl("megatron_quant::qdq_out", "CompositeExplicitAutograd")
+def _qdq_out(x: Tensor, out: Tensor, axis: int, seed: int, *fields: Any) -> None:
+    _launch(x, out, None, _spec(*fields), axis, seed)
 
 
-@torch.library.custom_op("megatron_quant::qdq_out", mutates_args=("out",))
-def _qdq_out(
-    x: Tensor,
-    out: Tensor,
-    axis: int,
-    seed: int,
-    quant_type: str,
-    block: int,
-    scale_rule: str,
-    rounding: str,
-    overflow: str,
-    tensor_scale: bool,
-) -> None:
-    spec = QuantSpec(quant_type, block, scale_rule, rounding, overflow, tensor_scale)
-    _launch(x, out, None, spec, axis, seed)
-
-
-@_qdq_out.register_fake
-def _(x: Tensor, out: Tensor, *_: object) -> None:
-    return None
-
-
-@torch.library.custom_op("megatron_quant::qdq_both", mutates_args=())
-def _qdq_both(
-    x: Tensor,
-    seed: int,
-    quant_type: str,
-    block: int,
-    scale_rule: str,
-    rounding: str,
-    overflow: str,
-    tensor_scale: bool,
-) -> tuple[Tensor, Tensor]:
-    spec = QuantSpec(quant_type, block, scale_rule, rounding, overflow, tensor_scale)
+@torch.library.impl("megatron_quant::qdq_both", "CompositeExplicitAutograd")
+def _qdq_both(x: Tensor, seed: int, *fields: Any) -> tuple[Tensor, Tensor]:
     rows, columns = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, rows, columns, spec, -1, seed)
+    _launch(x, rows, columns, _spec(*fields), -1, seed)
     return rows, columns
 
 
-@_qdq_both.register_fake
-def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+@torch.library.register_fake("megatron_quant::qdq")
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("megatron_quant::qdq_out")
+def _(x: Tensor, out: Tensor, *_: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("megatron_quant::qdq_both")
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
@@ -647,9 +626,10 @@ def qdq(
     """
     if not (x.is_cuda or INTERPRETED):
         return None
+    arguments = (axis, _signed(seed), *_fields(spec))
     if out is None:
-        return _qdq(x, axis, _signed(seed), *_fields(spec))
-    _qdq_out(x, out, axis, _signed(seed), *_fields(spec))
+        return torch.ops.megatron_quant.qdq(x, *arguments)
+    torch.ops.megatron_quant.qdq_out(x, out, *arguments)
     return out
 
 
@@ -659,9 +639,9 @@ def qdq_both(x: Tensor, spec: QuantSpec, seed: int | None = None) -> tuple[Tenso
     x: [..., rows, columns], of a dtype in backend.DTYPES. hifp8, which has no blocks, gives the
     same tensor twice. The arguments are not checked; None where `qdq` returns that.
     """
+    if spec.quant_type == "hifp8":
+        result = qdq(x, spec, seed=seed)
+        return None if result is None else (result, result)
     if not (x.is_cuda or INTERPRETED):
         return None
-    if spec.quant_type == "hifp8":
-        result = _qdq(x, -1, _signed(seed), *_fields(spec))
-        return result, result
-    return _qdq_both(x, _signed(seed), *_fields(spec))
+    return torch.ops.megatron_quant.qdq_both(x, _signed(seed), *_fields(spec))

@@ -216,42 +216,56 @@ def test_the_tensor_scale(assert_equals_reference, rounding, scale):
 def blocks_of_scale(exponent):
     """Blocks of 16, [blocks, 16]: 2^exponent, and every bfloat16 that leaves it the floor scale."""
     positive = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)
-    amax = torch.tensor(2.0**exponent)
     fitting = positive[positive < 2.0 ** (exponent + 1)]
     fitting = torch.cat((fitting, fitting[: -len(fitting) % 15])).reshape(-1, 15)
     fitting[:, ::2] *= -1
-    return torch.cat((amax.bfloat16().expand(len(fitting), 1), fitting), dim=1)
+    return torch.nn.functional.pad(fitting, (1, 0), value=2.0**exponent)
 
 
-def check_scales(check, kind, rounding, exponents):
-    for exponent in exponents:
-        x = blocks_of_scale(exponent).to(DEVICE)
-        check(x, QuantSpec(kind, block=16, rounding=rounding))
+@pytest.fixture
+def large_tiles(monkeypatch):
+    """Spares the interpreter most of its tiles, each of which costs it 10 ms and more."""
+    if IN_INTERPRETER:
+        gpu._plan.cache_clear()
+        monkeypatch.setattr(gpu, "_tile", lambda *_: ((2**13, 1, 16), 4))
+    yield
+    gpu._plan.cache_clear()
 
 
-# From the smallest scale, 2^-127, to that of the largest amax. The interpreter takes 25 s for all
-# of a kind, so that the short run takes the ends, those next to the fast way's ends, and a few.
+# From the smallest scale, 2^-127, to that of the largest amax.
 @runs_kernels
+@pytest.mark.heavy
+@pytest.mark.usefixtures("large_tiles")
+@every_mx
+@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
+def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding):
+    spec, pairs = QuantSpec(kind, block=16, rounding=rounding), 0
+    for exponent in range(MX_ELEMENTS[kind].emax - 127, 128):
+        x = blocks_of_scale(exponent).to(DEVICE)
+        assert_equals_reference(x, spec)
+        pairs += x[:, 1:].numel()
+    assert pairs > 4_000_000
+
+
+# The smallest scale, those next to where the fast way begins and ends, and the largest amax.
+@runs_kernels
+@quietly
+@pytest.mark.usefixtures("large_tiles")
 @every_mx
 @pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
 def test_every_pattern_under_some_scales(assert_equals_reference, kind, rounding):
     smallest = MX_ELEMENTS[kind].emax - 127
-    exponents = (smallest, smallest + 1, -81, -80, 0, 99, 100, 127)
-    check_scales(assert_equals_reference, kind, rounding, exponents)
-
-
-@runs_kernels
-@pytest.mark.heavy
-@every_mx
-@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
-def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding):
-    exponents = range(MX_ELEMENTS[kind].emax - 127, 128)
-    check_scales(assert_equals_reference, kind, rounding, exponents)
+    spec = QuantSpec(kind, block=16, rounding=rounding)
+    for exponent in (smallest, smallest + 1, -81, -80, 0, 99, 100, 127):
+        x = blocks_of_scale(exponent).to(DEVICE)
+        assert_equals_reference(x, spec)
+        # A block that only the exact way can round takes its whole tile there.
+        assert_equals_reference(torch.cat((x, torch.full_like(x[:1], torch.inf))), spec)
 
 
 @runs_kernels
 @quietly
-@pytest.mark.heavy
+@pytest.mark.usefixtures("large_tiles")
 @every_mx
 @pytest.mark.parametrize("rule", SCALE_RULES)
 def test_every_pattern_alone_in_its_block(assert_equals_reference, kind, rule):
@@ -371,13 +385,14 @@ def transposed():
 @pytest.mark.parametrize("kind", ["mxfp4", "hifp8"])
 def test_the_operators_keep_torchs_rules(kind):
     x = transposed()
-    torch.library.opcheck(gpu._qdq, (x, 0, 0, *fields(kind)))
-    torch.library.opcheck(gpu._qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind)))
-    torch.library.opcheck(gpu._qdq_both, (x, 0, *fields("mxfp4")))
+    torch.library.opcheck(torch.ops.megatron_quant.qdq, (x, 0, 0, *fields(kind)))
+    torch.library.opcheck(
+        torch.ops.megatron_quant.qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind))
+    )
+    torch.library.opcheck(torch.ops.megatron_quant.qdq_both, (x, 0, *fields("mxfp4")))
 
 
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_the_fake_kernels_tell_shape_dtype_and_strides(device):
+def test_the_fake_kernels_tell_shape_dtype_and_strides():
     x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
     results = [
         torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8")),
@@ -434,6 +449,7 @@ def test_a_cpu_tensor_is_left_to_the_reference(asked_for):
     assert result.equal(reference.qdq(x, QuantSpec("mxfp8")))
 
 
+@in_the_parent
 def test_without_triton_there_is_no_such_module():
     code = "import sys; sys.modules['triton'] = None; import megatron.quant.gpu"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "Megatron-LM")}
@@ -449,16 +465,15 @@ def test_without_triton_there_is_no_such_module():
 class Recorder:
     """Stands in for the kernel, and keeps what it is launched with."""
 
+    def __init__(self, names):
+        self.names = names
+
     def __getitem__(self, grid):
-        self.grid = grid
         return self
 
     def __call__(self, *arguments, num_warps, **named):
         self.warps = num_warps
         self.arguments = dict(zip(self.names, arguments, strict=False)) | named
-
-    def __init__(self, names):
-        self.names = names
 
 
 def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
