@@ -49,8 +49,8 @@ class RunFolder:
         found: dict[str, Series] = {}
         text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
         for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):
-                row = json.loads(line)
+            # Histograms are no series; a last line may be torn.
+            if line.endswith("\n") and "value" in (row := json.loads(line)):
                 found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
         return found
 
