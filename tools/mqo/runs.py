@@ -19,8 +19,8 @@ class RunFolder:
 
     `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
     coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, failure.txt, tensorboard/ and
-    checkpoints/.
+    training program writes metrics.jsonl, quant_stats.json, failure.txt, dumps/,
+    tensorboard/ and checkpoints/.
     """
 
     root: Path
@@ -39,6 +39,7 @@ class RunFolder:
     coverage = property(lambda self: self.root / "coverage.json")
     coverage_table = property(lambda self: self.root / "coverage.txt")
     checkpoints = property(lambda self: self.root / "checkpoints")
+    dumps = property(lambda self: self.root / "dumps")
     tensorboard = property(lambda self: self.root / "tensorboard")
 
     def read_metrics(self) -> Mapping[str, Series]:

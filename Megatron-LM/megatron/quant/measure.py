@@ -47,7 +47,7 @@ def measure(original: Tensor, quantised: Tensor, spec: QuantSpec, axis: int) -> 
         (nonzero & (quantised == 0)).sum(),
         _saturated(original, spec, axis, exponents),
     )
-    elements = torch.tensor(original.numel(), dtype=torch.float64, device=original.device)
+    elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantised), elements, *(c.double() for c in counts)]
     amax = original.abs().amax().double() if original.numel() else torch.zeros_like(elements)
     return Sums(torch.stack(numbers), amax, _histogram(exponents))

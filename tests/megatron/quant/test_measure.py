@@ -136,3 +136,13 @@ def test_a_nan_on_one_rank_stays_one():
     ranks = [[measured(torch.tensor([value]), spec)] for value in (torch.nan, 1.0)]
     for order in (ranks, ranks[::-1]):
         assert math.isnan(merge_measurements(order)[0].amax)
+
+
+@pytest.mark.parametrize(
+    "spec", [QuantSpec("mxfp4"), QuantSpec("hifp8"), QuantSpec("hifp8", tensor_scale=True)], ids=str
+)
+def test_measuring_asks_no_device_for_a_number(spec):
+    """A tensor without data has none to give: whatever waited for one would fail."""
+    x = torch.empty(40, 50, device="meta")
+    sums = measure(x, x, spec, 0)
+    assert {part.device.type for part in sums.add(sums)} == {"meta"}
