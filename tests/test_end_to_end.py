@@ -13,6 +13,7 @@ from mqo.errors import OverlayError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import resolve
 from mqo.project import Project
+from mqo.report import stats
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 pytest.importorskip("torch")
@@ -166,7 +167,7 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
 
 
 def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
-    run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"))
+    run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"), dump=(2,))
     rows = json.loads(run.quant_stats.read_text())
     excluded = {(row["site"], row["layer"]) for row in rows if row["quant_type"] == "excluded"}
     assert excluded == {
@@ -175,6 +176,19 @@ def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
     }
     assert {row["calls"] for row in rows} == {4}
     assert losses(run) != losses(start("FA_linear_mxfp8"))
+    dumped = stats.measure(PROJECT.tree, next(run.dumps.iterdir()), ["*fc1/x"], None)
+    assert [table["name"] for table in dumped.tables] == [
+        f"fprop/decoder.layers.{i}.mlp.linear_fc1/x" for i in range(4)
+    ]
+
+
+def test_the_quantisers_measure_the_first_iteration_and_an_unquantised_run_nothing(start):
+    found = start("FA_linear_mxfp8").read_metrics()
+    tag = "quant/qk/decoder.layers.0.self_attention.core_attention/query"
+    assert [iteration for iteration, _ in found[f"{tag}/sqnr_db"]] == [1]
+    assert 25 < found[f"{tag}/sqnr_db"][0][1] < 35
+    assert 0 < found[f"{tag}/saturation"][0][1] < 0.05
+    assert not [name for name in start("bf16").read_metrics() if name.startswith("quant/")]
 
 
 def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):

@@ -8,6 +8,8 @@ reported only where a site of the source wrapped the operands of the very produc
 Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
 prints and judges.
 
+The run's excludes come as its other options do, from the file that MQO_QUANT_CONFIG names.
+
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
 product is quantised to, the whole product is. Elementwise work is not counted.
 """
@@ -18,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,8 +92,9 @@ class Operands:
 class Products(TorchDispatchMode):
     """Counts the products that run under it, by layer and GEMM."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_excluded: Callable[[str, str], bool] = lambda site, layer: False) -> None:
         super().__init__()
+        self.is_excluded = is_excluded
         self.found: Counter[Product] = Counter()
         self.flops = 0  # by torch's own formulas, of every operation that it has one for
         self.running: list[str] = []
@@ -103,7 +106,9 @@ class Products(TorchDispatchMode):
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
         """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
         self.refuse_waiting()
-        self.waiting = Operands(site, quant_type, getattr(owner, "mqo_layer", self.module))
+        layer = getattr(owner, "mqo_layer", self.module)
+        quant_type = "none" if self.is_excluded(site, layer) else quant_type
+        self.waiting = Operands(site, quant_type, layer)
         return self.waiting
 
     @property
@@ -220,6 +225,7 @@ def take_over(products: Products) -> None:
     from megatron import device, quant
 
     quant.gemm_operands = products.operands
+    products.is_excluded = quant.config.is_excluded
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"

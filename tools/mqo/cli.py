@@ -77,6 +77,24 @@ def doctor(as_json: cli.JsonOption = False, tree: cli.TreeOption = None) -> None
 
 
 @app.command()
+def stats(
+    file: Annotated[Path, typer.Argument(help="A file of safetensors: a run's dumps/, or any.")],
+    tensor: Annotated[
+        list[str] | None, typer.Option(help="Which tensors, by name or pattern; repeatable.")
+    ] = None,
+    axis: Annotated[
+        int | None, typer.Option(help="Of mx blocks; a dumped operand's own, else the last one.")
+    ] = None,
+    as_json: cli.JsonOption = False,
+) -> None:
+    """Table how well every format, block and scale rule holds a saved tensor."""
+    from mqo.report.stats import lines, measure
+
+    found = measure(Project.here().tree, file, tensor or (), axis)
+    cli.emit("stats", found, "\n".join(lines(found)), as_json)
+
+
+@app.command()
 def plot(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; the newest one.")] = None,
     out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("loss.png"),

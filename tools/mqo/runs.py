@@ -19,8 +19,8 @@ class RunFolder:
 
     `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
     coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, failure.txt, tensorboard/ and
-    checkpoints/.
+    training program writes metrics.jsonl, quant_stats.json, failure.txt, dumps/,
+    tensorboard/ and checkpoints/.
     """
 
     root: Path
@@ -39,6 +39,7 @@ class RunFolder:
     coverage = property(lambda self: self.root / "coverage.json")
     coverage_table = property(lambda self: self.root / "coverage.txt")
     checkpoints = property(lambda self: self.root / "checkpoints")
+    dumps = property(lambda self: self.root / "dumps")
     tensorboard = property(lambda self: self.root / "tensorboard")
 
     def read_metrics(self) -> Mapping[str, Series]:
@@ -49,8 +50,8 @@ class RunFolder:
         found: dict[str, Series] = {}
         text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
         for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):
-                row = json.loads(line)
+            # Histograms are no series; a last line may be torn.
+            if line.endswith("\n") and "value" in (row := json.loads(line)):
                 found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
         return found
 

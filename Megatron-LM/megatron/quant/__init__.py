@@ -23,6 +23,7 @@ from .formats import (
 )
 from .guard import Reach, idle_layers, missing, reach, reach_faults
 from .layers import FoundLayer, Layer, find_layers, label_layers, other_weights
+from .measure import Measurement, measure, merge_measurements
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
@@ -51,6 +52,7 @@ __all__ = [
     "GemmOperands",
     "GemmSite",
     "Layer",
+    "Measurement",
     "MxElement",
     "PackedTensor",
     "QuantConfig",
@@ -67,7 +69,9 @@ __all__ = [
     "gemm_operands",
     "idle_layers",
     "label_layers",
+    "measure",
     "merge",
+    "merge_measurements",
     "missing",
     "notes",
     "other_weights",

@@ -30,7 +30,8 @@ class QuantConfig:
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
     it. `exclude` are patterns of layers that stay unquantised (excludes.py). `rounding` None is
     each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
-    `sqnr_every` is in calls; 0 measures nothing and only counts.
+    `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing and
+    only counts. `dump` are the iterations whose operands are kept.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -40,14 +41,20 @@ class QuantConfig:
     overflow: str = "saturate"
     tensor_scale: bool = False
     seed: int = 0
-    sqnr_every: int = 50
+    every: int = 50
+    dump: tuple[int, ...] = ()
     exclude: tuple[str, ...] = ()
 
 
-def _check_sqnr_every(value: object) -> None:
-    # bool is an int in Python, and `true` is no interval.
+# bool is an int in Python, and `true` is no number of iterations.
+def _check_every(value: object) -> None:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no interval; valid: a whole number of calls, or 0 for none")
+        raise ValueError(f"{value!r} is no interval; valid: a number of iterations, or 0 for none")
+
+
+def _check_dump(value: object) -> None:
+    if not isinstance(value, list) or not all(type(i) is int and i > 0 for i in value):
+        raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
 
 
 # Every table of the file but `asked`, with a check for each of its keys.
@@ -61,7 +68,7 @@ _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
         "seed": check_seed,
     },
     "layers": {"exclude": excludes.check},
-    "record": {"sqnr_every": _check_sqnr_every},
+    "record": {"every": _check_every, "dump": _check_dump},
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
 
@@ -114,9 +121,10 @@ def load(path: Path) -> QuantConfig:
             _check_table(name, table)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    options = {**tables.get("quantiser", {}), **tables.get("record", {})}
-    exclude = tuple(tables.get("layers", {}).get("exclude", ()))
-    return QuantConfig(asked=tables.get("asked", {}), exclude=exclude, **options)
+    asked = tables.pop("asked", {})
+    options = {key: value for table in tables.values() for key, value in table.items()}
+    lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
+    return QuantConfig(asked=asked, **(options | lists))
 
 
 def _check_table(name: str, table: object) -> None:

@@ -61,7 +61,7 @@ class QuantisedOperands(GemmOperands):
 
         def quantise(original: Tensor) -> Tensor:
             quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
-            RECORDER.observe(site, layer, operand, spec.quant_type, original, quantised)
+            RECORDER.observe(site, layer, operand, spec, axis, original, quantised)
             return quantised
 
         return _StraightThrough.apply(tensor, quantise)

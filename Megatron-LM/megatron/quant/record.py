@@ -1,6 +1,5 @@
 """What the quantiser counts and measures of its own work, by site, layer, operand and type."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,10 +7,14 @@ import torch
 from torch import Tensor
 
 from .config import current
+from .measure import Measurement, Sums, decibels, measure
 from .sites import SITES
+from .spec import QuantSpec
 
 # Stands where a quant type would, in the records of a layer that the run leaves unquantised.
 EXCLUDED = "excluded"
+
+Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -33,55 +36,100 @@ class QuantRecord:
     noise: float
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Key:
         """What the record is about: site, layer, operand, type."""
         return (self.site, self.layer, self.operand, self.quant_type)
 
     @property
     def sqnr_db(self) -> float | None:
         """10 log10(signal / noise) in dB: inf without noise, None without a signal to measure."""
-        if math.isnan(self.signal) or math.isnan(self.noise):
-            return math.nan
-        if self.signal == 0:
-            return None
-        if self.noise == 0:
-            return math.inf
-        return 10 * (math.log10(self.signal) - math.log10(self.noise))
+        return decibels(self.signal, self.noise)
 
 
 @dataclass
 class _Tally:
     calls: int = 0
     measured: int = 0
-    energies: Tensor | None = None  # [signal, noise], float64, on the operand's device
+    signal: float = 0.0
+    noise: float = 0.0
+    # Of the step that is being measured.
+    step: Sums | None = None
+    step_calls: int = 0
 
 
 class Recorder:
-    """Counts every quantised operand, and measures the SQNR of every `sqnr_every`-th call.
+    """Counts every quantised operand; measures, and keeps, those of the steps that are asked for.
 
-    The first call of a key is measured, then one in `sqnr_every` (an option of the run).
+    The run's options say which: `every` and `dump`.
     """
 
     def __init__(self) -> None:
-        self._tallies: dict[tuple[str, str, str, str], _Tally] = {}
+        self._tallies: dict[Key, _Tally] = {}
+        self._dump: dict[str, Tensor] = {}
+        self._measuring = self._dumping = False
+
+    def begin_step(self, iteration: int) -> None:
+        """Say which iteration, from 1, the coming calls are of: it may be one to be measured."""
+        options = current()
+        every = options.every
+        self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
+        self._dumping = iteration in options.dump
+
+    @property
+    def measuring(self) -> bool:
+        """Whether calls are being measured: the same on all ranks."""
+        return self._measuring
 
     def observe(
         self,
         site: str,
         layer: str,
         operand: str,
-        quant_type: str,
+        spec: QuantSpec,
+        axis: int,
         original: Tensor,
         quantised: Tensor,
     ) -> None:
-        """Count one call, and measure it when its turn has come; never waits for the device."""
-        tally = self._tallies.setdefault((site, layer, operand, quant_type), _Tally())
-        every = current().sqnr_every
-        if every and tally.calls % every == 0:
-            energies = _energies(original, quantised)
-            tally.energies = energies if tally.energies is None else tally.energies + energies
-            tally.measured += 1
+        """Count one call, measure it if its step is measured; that never waits for the device."""
+        tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
         tally.calls += 1
+        if self._measuring:
+            sums = measure(original, quantised, spec, axis)
+            tally.step = sums if tally.step is None else tally.step.add(sums)
+            tally.step_calls += 1
+        if self._dumping:
+            self._keep(f"{site}/{layer}/{operand}", original)
+
+    def _keep(self, name: str, original: Tensor) -> None:
+        """Keep what the first call of a step was given; later micro-batches are as good."""
+        if name not in self._dump:
+            self._dump[name] = original.detach().to("cpu", copy=True).contiguous()
+
+    def end_step(self) -> list[Measurement]:
+        """Return what was measured since `begin_step`, and measure no more. Waits for the device.
+
+        What is measured goes into the totals, too.
+        """
+        self._measuring = False
+        measured = [(key, tally) for key, tally in self._sorted() if tally.step]
+        if not measured:
+            return []
+        # One transfer for all.
+        rows = torch.stack([tally.step.flat() for _, tally in measured]).tolist()
+        found = []
+        for (key, tally), row in zip(measured, rows, strict=True):
+            found.append(Measurement.of(key, row))
+            tally.signal += found[-1].signal
+            tally.noise += found[-1].noise
+            tally.measured += tally.step_calls
+            tally.step, tally.step_calls = None, 0
+        return found
+
+    def take_dump(self) -> dict[str, Tensor]:
+        """Return {site/layer/operand: operand as it was before} of a step to be dumped; once."""
+        self._dumping = False
+        kept, self._dump = self._dump, {}
+        return kept
 
     def pass_over(self, site: str, layer: str) -> None:
         """Count one call of both operands of an excluded layer."""
@@ -89,16 +137,18 @@ class Recorder:
             self._tallies.setdefault((site, layer, operand, EXCLUDED), _Tally()).calls += 1
 
     def entries(self) -> list[QuantRecord]:
-        """Return all records, sorted by key. Waits for the device."""
-        records = []
-        for key, tally in sorted(self._tallies.items(), key=lambda item: item[0]):
-            signal, noise = (0.0, 0.0) if tally.energies is None else tally.energies.tolist()
-            records.append(QuantRecord(*key, tally.calls, tally.measured, signal, noise))
-        return records
+        """Return all records, sorted by key; what `end_step` has not seen is not measured."""
+        return [
+            QuantRecord(*key, tally.calls, tally.measured, tally.signal, tally.noise)
+            for key, tally in self._sorted()
+        ]
+
+    def _sorted(self) -> list[tuple[Key, _Tally]]:
+        return sorted(self._tallies.items(), key=lambda item: item[0])
 
     def reset(self) -> None:
         """Forget everything."""
-        self._tallies.clear()
+        self.__init__()
 
 
 RECORDER = Recorder()
@@ -109,7 +159,7 @@ def merge(rank_entries: Iterable[Iterable[QuantRecord]]) -> list[QuantRecord]:
 
     Energies add, so the SQNR is that of all ranks' data together, not a mean of decibels.
     """
-    merged: dict[tuple[str, str, str, str], QuantRecord] = {}
+    merged: dict[Key, QuantRecord] = {}
     for record in (record for entries in rank_entries for record in entries):
         other = merged.get(record.key)
         merged[record.key] = record if other is None else _add(other, record)
@@ -124,12 +174,3 @@ def _add(one: QuantRecord, two: QuantRecord) -> QuantRecord:
         signal=one.signal + two.signal,
         noise=one.noise + two.noise,
     )
-
-
-@torch.no_grad()
-def _energies(original: Tensor, quantised: Tensor) -> Tensor:
-    """Return [sum x², sum (x - q)²] in float64, on the tensors' device."""
-    # The norm widens element by element: no float64 copy of an s x s score matrix is made.
-    error = original.float() - quantised.float()
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (original, error)]
-    return torch.stack(norms).square()

@@ -56,6 +56,16 @@ def encode(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> Encoded:
     return _encode_mx(x, MX_ELEMENTS[spec.quant_type], spec, random)
 
 
+def scale_exponents(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+    """Return the `Encoded.exponents` of `x`, without rounding anything."""
+    x = x.movedim(_axis(spec, axis), -1)
+    if spec.quant_type != "hifp8":
+        return _block_exponents(x, MX_ELEMENTS[spec.quant_type], spec)
+    if spec.tensor_scale:
+        return _tensor_exponent(x, HIF8).reshape(1)
+    return torch.empty(0, dtype=torch.int64, device=x.device)
+
+
 def decode(encoded: Encoded, spec: QuantSpec) -> Tensor:
     """Return values times scales in float64, [..., size]."""
     values, exponents = encoded
@@ -71,16 +81,25 @@ def _axis(spec: QuantSpec, axis: int) -> int:
 
 
 def _encode_mx(x: Tensor, element: MxElement, spec: QuantSpec, random: Tensor | None) -> Encoded:
-    # Zeros change neither a block's amax nor whether it is finite, so they may fill the last one.
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % spec.block))
-    blocks = padded.unflatten(-1, (padded.shape[-1] // spec.block, spec.block))
-    amax = blocks.abs().amax(dim=-1).double()
-    exponents = _scale_exponent(amax, element, spec.scale_rule)
+    exponents = _block_exponents(x, element, spec)
     scaled = x.double() / _spread(_power_of_two(exponents), x, spec.block)
     values = _round_element(scaled, element, spec.rounding, random)
-    finite = amax.isfinite()
-    values = torch.where(_spread(finite, x, spec.block), values, 0.0)
-    return Encoded(values, torch.where(finite, exponents, SCALE_EXPONENT_NAN))
+    lost = _spread(exponents == SCALE_EXPONENT_NAN, x, spec.block)
+    return Encoded(torch.where(lost, 0.0, values), exponents)
+
+
+def _block_exponents(x: Tensor, element: MxElement, spec: QuantSpec) -> Tensor:
+    """Return the exponent of each block's scale [..., blocks]; SCALE_EXPONENT_NAN: not finite."""
+    amax = blocks_of(x, spec.block).abs().amax(dim=-1).double()
+    exponents = _scale_exponent(amax, element, spec.scale_rule)
+    return torch.where(amax.isfinite(), exponents, SCALE_EXPONENT_NAN)
+
+
+def blocks_of(x: Tensor, block: int) -> Tensor:
+    """Return `x` [..., size] as [..., blocks, block], the last one filled up with zeros."""
+    # Zeros change neither a block's amax nor whether it is finite.
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % block))
+    return padded.unflatten(-1, (padded.shape[-1] // block, block))
 
 
 def _spread(per_block: Tensor, x: Tensor, block: int) -> Tensor:

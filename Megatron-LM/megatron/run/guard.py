@@ -2,9 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterable
-from typing import TypeVar
 
-import torch
 from megatron.quant import (
     RECORDER,
     SITES,
@@ -28,14 +26,15 @@ from megatron.quant import (
 from megatron.quant.config import current, is_excluded
 from torch.nn import Module
 
-from .record import rank, run_folder
+from .observe import end_step
+from .ranks import all_ranks, rank
+from .record import run_folder
 from .setup import Usage, read_setup
 
 _inspected = False
 _checked = False
 _layers: list[Layer] = []
 _usage: Usage | None = None
-T = TypeVar("T")
 
 
 class GuardError(RuntimeError):
@@ -59,8 +58,12 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     is, so that their random numbers change.
     """
     global _inspected, _layers, _usage
-    set_step(getattr(args, "curr_iteration", 0))
-    if _inspected or run_folder() is None:
+    done = getattr(args, "curr_iteration", 0)
+    set_step(done)
+    if run_folder() is None:
+        return
+    RECORDER.begin_step(done + 1)
+    if _inspected:
         return
     _inspected = True
     model = list(model)
@@ -73,13 +76,14 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
 
 
 def after_step(iteration: int) -> None:
-    """After the process's first training step: end a run that did not quantise as asked.
+    """Write what was measured; after the first step, end a run that did not quantise as asked.
 
     By then every site has had a forward and a backward pass. Called on every rank, since a pipeline
     stage may hold no site of a kind; the patched trainer does so, after every step.
     """
     global _checked
     set_step(iteration)
+    end_step(iteration)
     if _checked or run_folder() is None:
         return
     _checked = True
@@ -120,15 +124,6 @@ def check_layers(layers: list[Layer], used: set[str], when: str) -> None:
 def gather() -> list[QuantRecord]:
     """The records of all ranks together; a collective."""
     return merge(all_ranks(RECORDER.entries()))
-
-
-def all_ranks(here: T) -> list[T]:
-    """What every rank has, by rank; a collective. It must be picklable."""
-    if not torch.distributed.is_initialized():
-        return [here]
-    ranks = [here] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, here)
-    return ranks
 
 
 def _say(texts: list[str]) -> None:

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.quant import QuantRecord
 from megatron.quant.config import ENVIRONMENT_VARIABLE
+
+from .ranks import rank
 
 METRICS, QUANT_STATS, FAILURE = "metrics.jsonl", "quant_stats.json", "failure.txt"
 
@@ -29,7 +30,7 @@ def recorded(writer: Any) -> Iterator[None]:
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
     given is written to metrics.jsonl, too. A failure's text is left in failure.txt.
     """
-    from . import guard  # guard needs run_folder
+    from . import guard, observe  # both need run_folder
 
     folder = run_folder()
     if folder is None:
@@ -37,6 +38,7 @@ def recorded(writer: Any) -> Iterator[None]:
         return
     if writer is not None:
         _copy_scalars(writer, folder / METRICS)
+    observe.use_writer(writer)
     early: SystemExit | None = None
     try:
         try:
@@ -60,7 +62,7 @@ def recorded(writer: Any) -> Iterator[None]:
 def write_stats(path: Path, records: list[QuantRecord]) -> None:
     """Per site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
     rows = [asdict(record) | {"sqnr_db": record.sqnr_db} for record in records]
-    plain = [{name: _number(value) for name, value in row.items()} for row in rows]
+    plain = [{name: number(value) for name, value in row.items()} for row in rows]
     path.write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
 
 
@@ -74,18 +76,13 @@ def _copy_scalars(writer: Any, path: Path) -> None:
     def add(tag: str, value: Any, iteration: int, *args: Any, **kwargs: Any) -> None:
         add_scalar(tag, value, iteration, *args, **kwargs)
         if not tag.endswith(" vs samples"):
-            row = {"iteration": int(iteration), "name": tag, "value": _number(float(value))}
+            row = {"iteration": int(iteration), "name": tag, "value": number(float(value))}
             with path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
 
     writer.add_scalar = add
 
 
-def _number(value: object) -> object:
+def number(value: object) -> object:
     """JSON has no NaN and no infinity: those are written as text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def rank() -> int:
-    """This process's rank among all."""
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -22,7 +22,8 @@ seed = 1234
 exclude = ["output_layer", "qk:decoder.layers.0.*"]
 
 [record]
-sqnr_every = 0
+every = 0
+dump = [1, 100]
 """
 
 
@@ -35,7 +36,8 @@ def test_without_a_file_the_defaults_hold():
         overflow="saturate",
         tensor_scale=False,
         seed=0,
-        sqnr_every=50,
+        every=50,
+        dump=(),
     )
 
 
@@ -49,7 +51,8 @@ def test_every_key_of_the_file_is_read(options):
         overflow="inf",
         tensor_scale=True,
         seed=1234,
-        sqnr_every=0,
+        every=0,
+        dump=(1, 100),
         exclude=("output_layer", "qk:decoder.layers.0.*"),
     )
 
@@ -100,11 +103,13 @@ def test_a_spec_is_made_once_until_reset(options):
         ("[quantiser]\nseed = -1", "[quantiser] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
         ("[quantiser]\nseed = true", "[quantiser] seed: True is no seed"),
         ("[quantiser]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
-        ("[record]\nsqnr_every = -1", "[record] sqnr_every: -1 is no interval"),
-        ("[record]\nsqnr_every = true", "[record] sqnr_every: True is no interval"),
-        ("[record]\nsqnr_every = 1.5", "[record] sqnr_every: 1.5 is no interval"),
+        ("[record]\nevery = -1", "[record] every: -1 is no interval"),
+        ("[record]\nevery = true", "[record] every: True is no interval"),
+        ("[record]\nevery = 1.5", "[record] every: 1.5 is no interval"),
         ("[asked]\nlinear = 'mxfp8'", "'linear'; valid: fprop, dgrad, wgrad, qk, pv"),
         ("[asked]\nqk = 'fp8'", "[asked] qk: unknown quant type 'fp8'; valid: none, mxfp8"),
+        ("[record]\ndump = 3", "[record] dump: 3 is no list of iterations, such as [1, 100]"),
+        ("[record]\ndump = [0]", "[record] dump: [0] is no list of iterations"),
         ("[layers]\nexclude = 'output_layer'", "[layers] exclude: 'output_layer' is no list of"),
         ("[layers]\nexclude = ['']", "[layers] exclude: [''] is no list of patterns"),
         ("[layers]\nexclude = ['qk:']", "[layers] exclude: 'qk:' names no layer"),

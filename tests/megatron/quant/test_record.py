@@ -5,7 +5,16 @@ import pickle
 
 import pytest
 import torch
-from megatron.quant import RECORDER, QuantRecord, Recorder, gemm_operands, merge
+from megatron.quant import (
+    RECORDER,
+    QuantRecord,
+    QuantSpec,
+    Recorder,
+    gemm_operands,
+    merge,
+    merge_measurements,
+    quantise_dequantise,
+)
 
 
 def normal(*shape, seed=0):
@@ -18,7 +27,7 @@ def record(site="fprop", layer="a", operand="x", kind="mxfp8", **numbers):
 
 
 def observe(recorder, original, quantised, layer="a"):
-    recorder.observe("fprop", layer, "x", "mxfp8", original, quantised)
+    recorder.observe("fprop", layer, "x", QuantSpec("mxfp8"), -1, original, quantised)
 
 
 def test_every_quantised_operand_is_counted_by_site_layer_operand_and_type():
@@ -36,38 +45,77 @@ def test_every_quantised_operand_is_counted_by_site_layer_operand_and_type():
 
 
 @pytest.mark.parametrize(
-    ("every", "calls", "measured"),
-    [(1, 4, 4), (3, 1, 1), (3, 3, 1), (3, 4, 2), (3, 7, 3), (0, 5, 0)],
+    ("every", "expected"),
+    [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 3, 6]), (50, [1]), (0, [])],
 )
-def test_the_first_call_is_measured_and_then_one_in_so_many(options, every, calls, measured):
-    options(f"[record]\nsqnr_every = {every}\n")
-    recorder = Recorder()
-    for _ in range(calls):
-        observe(recorder, torch.ones(4), torch.zeros(4))
+def test_the_first_iteration_is_measured_and_each_multiple(options, every, expected):
+    options(f"[record]\nevery = {every}\n")
+    recorder, measured = Recorder(), []
+    for iteration in range(1, 8):
+        recorder.begin_step(iteration)
+        for _ in range(2):
+            observe(recorder, torch.ones(4), torch.zeros(4))
+        measured += [iteration] if recorder.end_step() else []
     (entry,) = recorder.entries()
-    assert (entry.calls, entry.measured) == (calls, measured)
-    assert (entry.signal, entry.noise) == (4.0 * measured, 4.0 * measured)
+    assert measured == expected
+    assert (entry.calls, entry.measured) == (14, 2 * len(expected))
+    assert (entry.signal, entry.noise) == (8.0 * len(expected), 8.0 * len(expected))
 
 
-def test_by_default_one_call_in_fifty_is_measured():
+def test_by_default_one_iteration_in_fifty_is_measured():
     recorder = Recorder()
-    for _ in range(51):
-        observe(recorder, torch.ones(1), torch.ones(1))
-    assert recorder.entries()[0].measured == 2
+    found = [i for i in range(1, 101) if recorder.begin_step(i) or recorder.measuring]
+    assert found == [1, 50, 100]
 
 
-def test_keys_are_measured_independently(options):
-    options("[record]\nsqnr_every = 2\n")
+def test_between_steps_nothing_is_measured():
     recorder = Recorder()
-    for layer in ("a", "b", "a", "a"):
-        observe(recorder, torch.ones(1), torch.ones(1), layer)
-    assert [(entry.layer, entry.measured) for entry in recorder.entries()] == [("a", 2), ("b", 1)]
+    observe(recorder, torch.ones(1), torch.ones(1))
+    recorder.begin_step(1)
+    recorder.end_step()
+    observe(recorder, torch.ones(1), torch.ones(1))
+    assert recorder.end_step() == []
+    assert [(entry.calls, entry.measured) for entry in recorder.entries()] == [(2, 0)]
+
+
+def test_a_step_is_measured_by_key_over_all_its_micro_batches():
+    recorder = Recorder()
+    recorder.begin_step(1)
+    spec, operands = QuantSpec("mxfp4", block=16), []
+    for seed in range(3):
+        operands.append(normal(4, 32, seed=seed))
+        quantised = quantise_dequantise(operands[-1], spec)
+        recorder.observe("qk", "a", "query", spec, -1, operands[-1], quantised)
+        observe(recorder, torch.ones(1), torch.ones(1), "b")
+    linear, attention = recorder.end_step()
+    assert (linear.key, attention.key[0]) == (("fprop", "b", "x", "mxfp8"), "qk")
+    assert attention.amax == max(x.abs().max().item() for x in operands)
+    assert (attention.elements, sum(attention.scales.values())) == (3 * 128, 3 * 8)
+    assert recorder.end_step() == []
+
+
+def test_operands_are_kept_at_the_iterations_that_are_asked_for(options):
+    options("[record]\nevery = 0\ndump = [2]\n")
+    for iteration in (1, 2, 3):
+        RECORDER.begin_step(iteration)
+        x = normal(4, 2, 32, seed=iteration).transpose(0, 1).requires_grad_()
+        for operand in (x, x + 1):
+            gemm_operands("qk", "mxfp8", None).lhs(operand)
+        kept = RECORDER.take_dump()
+        assert list(kept) == (["qk/unlabelled/query"] if iteration == 2 else [])
+        if kept:
+            # As it was before, of the first micro-batch, and a copy.
+            (tensor,) = kept.values()
+            assert tensor.equal(x.detach())
+            assert tensor.is_contiguous()
+            assert tensor.data_ptr() != x.data_ptr()
+            assert not tensor.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(options, dtype):
-    options("[record]\nsqnr_every = 1\n")
+def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(dtype):
     recorder = Recorder()
+    recorder.begin_step(1)
     pairs = []
     for size, seed in ((3.0, 1), (0.01, 2)):
         x = (size * normal(64, 64, seed=seed)).to(dtype)
@@ -75,7 +123,9 @@ def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(options, dtype)
         observe(recorder, *pairs[-1])
     signal = sum(x.double().square().sum().item() for x, _ in pairs)
     noise = sum((x.double() - q.double()).square().sum().item() for x, q in pairs)
+    (step,) = recorder.end_step()
     (entry,) = recorder.entries()
+    assert (step.signal, step.noise) == (entry.signal, entry.noise)
     # The recorder subtracts in float32 (2^-24 relative to x, 1e-5 to an error of 1 %) and takes a
     # square of a root in float64.
     assert entry.signal == pytest.approx(signal, rel=1e-12)
@@ -85,8 +135,9 @@ def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(options, dtype)
 
 def test_energies_beyond_float32_do_not_overflow():
     recorder = Recorder()
+    recorder.begin_step(1)
     observe(recorder, torch.full((8,), 1e30), torch.full((8,), 0.9e30))
-    assert recorder.entries()[0].sqnr_db == pytest.approx(20.0, abs=1e-4)
+    assert recorder.end_step()[0].sqnr_db == pytest.approx(20.0, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +155,18 @@ def test_sqnr_without_noise_is_infinite_and_without_signal_is_none(numbers, expe
 
 def test_sqnr_of_a_nan_is_a_nan():
     recorder = Recorder()
+    recorder.begin_step(1)
     observe(recorder, torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+    recorder.end_step()
     assert math.isnan(recorder.entries()[0].sqnr_db)
 
 
 def test_measuring_records_no_gradient():
     x = normal(4, 32).requires_grad_()
+    RECORDER.begin_step(1)
     gemm_operands("fprop", "mxfp8", None).lhs(x)
-    RECORDER.observe("fprop", "a", "x", "mxfp8", x, 2 * x)
-    assert all(isinstance(entry.signal, float) for entry in RECORDER.entries())
-    assert not any(tally.energies.requires_grad for tally in RECORDER._tallies.values())
+    RECORDER.observe("fprop", "a", "x", QuantSpec("mxfp8"), -1, x, 2 * x)
+    assert not any(t.requires_grad for tally in RECORDER._tallies.values() for t in tally.step)
 
 
 def test_reset_forgets_everything():
@@ -138,13 +191,21 @@ def test_ranks_merge_by_key_and_their_energies_add():
     ]
 
 
-def test_merging_is_as_good_as_one_recorder(options):
-    options("[record]\nsqnr_every = 1\n")
+def test_merging_is_as_good_as_one_recorder():
     ranks, whole = [Recorder(), Recorder()], Recorder()
+    for recorder in (*ranks, whole):
+        recorder.begin_step(1)
     for seed in range(6):
         x = normal(16, seed=seed)
         for recorder in (ranks[seed % 2], whole):
             observe(recorder, x, x.round())
+    steps = merge_measurements(rank.end_step() for rank in ranks), whole.end_step()
+    (merged,), (expected,) = steps
+    assert (merged.elements, merged.amax, merged.scales) == (
+        expected.elements,
+        expected.amax,
+        expected.scales,
+    )
     (merged,), (expected,) = merge(rank.entries() for rank in ranks), whole.entries()
     assert (merged.calls, merged.measured) == (expected.calls, expected.measured)
     # Only the order of a float64 sum differs.

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from megatron.quant import RECORDER, config
-from megatron.run import guard
+from megatron.quant import RECORDER, QuantSpec, config
+from megatron.run import guard, observe
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function that starts a run that asks for the given types; its folder."""
 
-    def start(exclude=(), **asked):
+    def start(exclude=(), record="every = 1", **asked):
         rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
-        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n[record]\nsqnr_every = 1\n"
+        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n[record]\n{record}\n"
         (tmp_path / "quant.toml").write_text(text)
         monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
         config.reset()
@@ -22,6 +22,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "_checked", False)
     monkeypatch.setattr(guard, "_inspected", False)
     monkeypatch.setattr(guard, "_usage", None)
+    monkeypatch.setattr(observe, "_writer", None)
     config.reset()
     RECORDER.reset()
     yield start
@@ -35,8 +36,10 @@ def quantised():
 
     def quantise(site, quant_type, *operands, layer="layers.0"):
         x = torch.arange(32.0)
+        RECORDER.begin_step(1)
         for operand in operands:
-            RECORDER.observe(site, layer, operand, quant_type, x, x + 0.5)
+            RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, x + 0.5)
+        RECORDER.end_step()
 
     return quantise
 

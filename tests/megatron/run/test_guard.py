@@ -69,7 +69,7 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
 ):
     run(fprop="mxfp8", qk="mxfp4")
     quantised("fprop", "mxfp8", "x", "weight")
-    real = guard.torch.distributed.all_gather_object
+    real = torch.distributed.all_gather_object
     ours = RECORDER.entries()
     RECORDER.reset()
     quantised("qk", "mxfp4", "query", "key")
@@ -79,7 +79,7 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
         real(ranks, entries)
         ranks.append(ours)
 
-    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     assert guard.gather() == merge([theirs, ours])
     after_step(1)
 
@@ -112,13 +112,13 @@ def test_the_model_is_inspected_once(run, monkeypatch):
 
 def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
     run(exclude=("output_layer",))
-    real = guard.torch.distributed.all_gather_object
+    real = torch.distributed.all_gather_object
 
     def two_ranks(ranks, layers):
         real(ranks, layers)
         ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
 
-    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
 
@@ -272,14 +272,14 @@ def test_grouped_experts_end_the_run_before_its_first_step(run):
 
 def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
     run(fprop="mxfp8")
-    real = guard.torch.distributed.all_gather_object
+    real = torch.distributed.all_gather_object
 
     def two_ranks(ranks, here):
         real(ranks, here)
         if isinstance(here, guard.Reach):
             ranks.append(guard.Reach(missed=frozenset({("fprop", "decoder.layers.9.proj")})))
 
-    monkeypatch.setattr(guard.torch.distributed, "all_gather_object", two_ranks)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
         one_step(Net())
 

@@ -84,6 +84,14 @@ def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     assert "quant.toml" not in cli.describe(Project(tmp_path), cell())
 
 
+def test_what_is_measured_and_dumped_goes_into_quant_toml():
+    written = tomllib.loads(quant_config({}, cell("--record-every", "0", "--dump", "1")))
+    assert written["record"] == {"every": 0, "dump": [1]}
+    written = tomllib.loads(quant_config({}, cell("--dump", "1", "--dump", "100")))
+    assert written["record"] == {"dump": [1, 100]}
+    assert "record" not in tomllib.loads(quant_config({}, cell()))
+
+
 def test_an_error_is_one_paragraph_and_exit_code_2():
     program = Project.here().root / "script" / "train_config.py"
     done = subprocess.run(

@@ -47,6 +47,7 @@ CELLS = {
     "bf16": toy("bf16"),
     "FA": toy("FA_mxfp8"),
     "linear": toy("linear_mxfp8", gemms="all"),
+    "excluded": toy("mxfp4", exclude=("output_layer", "qk:decoder.layers.0.*")),
     "bare": toy("bf16", without=("quant_sites",)),
     "recomputed, split": toy(
         "hifp8",
@@ -102,6 +103,16 @@ def test_a_mode_quantises_what_its_types_say(measured):
         ("qk", "hifp8"): 2 * SCORES,
         ("pv", "hifp8"): 2 * SCORES,
     }
+
+
+def test_excluded_layers_are_not_counted_as_quantised(measured):
+    head = 2 * TOKENS * 256 * 64
+    assert quantised(measured["excluded"]) == {
+        ("fprop", "mxfp4"): LINEAR - head,
+        ("qk", "mxfp4"): SCORES // 2,
+        ("pv", "mxfp4"): SCORES,
+    }
+    assert measured["excluded"].flops == TOTAL
 
 
 def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):

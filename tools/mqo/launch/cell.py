@@ -27,7 +27,8 @@ class Cell(BaseModel):
     `types` are the quant types per site that are written into the run's source; None leaves the
     literals of the shared tree as they are (`--quantization source`). `model` is as it is trained:
     shrunk where the configuration shrinks. `exclude` are the layers that stay unquantised,
-    `GLOB` or `SITE:GLOB` each; the run itself checks that each one matches.
+    `GLOB` or `SITE:GLOB` each; the run itself checks that each one matches. `record_every` is in
+    iterations, None the quantisers' own default, 0 for never; `dump` are iterations.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +47,8 @@ class Cell(BaseModel):
     extra_flags: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    record_every: int | None = None
+    dump: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:

@@ -77,6 +77,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="[SITE:]GLOB",
         help="layers to leave unquantised, by name: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
     )
+    made.add_argument(
+        "--record-every", type=_whole, metavar="N", help="measure the quantisers so often; 0: never"
+    )
+    made.add_argument(
+        "--dump",
+        action="append",
+        type=_whole,
+        default=[],
+        metavar="ITERATION",
+        help="an iteration whose operands are saved, for `mqo stats`",
+    )
     made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
     made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
     cluster = made.add_argument_group("processes (torchrun's terms)")
@@ -86,6 +97,13 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_argument("--master-port", type=int)
     cluster.add_argument("--nproc-per-node", type=int, default=1)
     return made
+
+
+def _whole(text: str) -> int:
+    """A whole number from 0 on, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+    return int(text)
 
 
 def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
@@ -114,6 +132,8 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         extra_flags=tuple(extra),
         without=tuple(args.without),
         exclude=tuple(args.exclude),
+        record_every=args.record_every,
+        dump=tuple(args.dump),
     )
 
 

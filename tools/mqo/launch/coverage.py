@@ -50,7 +50,8 @@ def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverag
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project.tree / name, source / name)
-        return measure(project, source, ["--vocab-size", str(vocabulary), *model_flags(cell)])
+        flags = ["--vocab-size", str(vocabulary), *model_flags(cell)]
+        return measure(project, source, flags, exclude=cell.exclude)
 
 
 def record(
@@ -70,7 +71,8 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         # The words first: what the user gave behind `--` comes later and counts.
-        found = measure(project, folder.source, [*words, *model_flags(cell)], reads)
+        flags = [*words, *model_flags(cell)]
+        found = measure(project, folder.source, flags, reads=reads, exclude=cell.exclude)
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
@@ -106,13 +108,19 @@ def model_flags(cell: Cell) -> list[str]:
 
 
 def measure(
-    project: Project, source: Path, flags: list[str], reads: Sequence[Path] = ()
+    project: Project,
+    source: Path,
+    flags: list[str],
+    *,
+    reads: Sequence[Path] = (),
+    exclude: Sequence[str] = (),
 ) -> Coverage:
     """What the program in `source` says, or said before; RunError when it fails.
 
-    `reads` are files outside of the source that the flags name.
+    `reads` are files outside of the source that the flags name, `exclude` globs of layers that are
+    left unquantised.
     """
-    kept = project.cache / "coverage" / f"{_key(source, flags, reads)}.json"
+    kept = project.cache / "coverage" / f"{_key(source, [*flags, *exclude], reads)}.json"
     try:
         return Coverage.from_table(json.loads(kept.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, MqoError):
@@ -120,7 +128,9 @@ def measure(
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mqo-coverage-", dir=kept.parent) as folder:
         target = Path(folder) / kept.name
-        _run(source, target, flags)
+        options = target.with_name("quant.toml")
+        options.write_text(f"[layers]\nexclude = {json.dumps(exclude)}\n", encoding="utf-8")
+        _run(source, target, flags, options)
         found = Coverage.from_table(json.loads(target.read_text(encoding="utf-8")))
         target.replace(kept)
     return found
@@ -135,9 +145,10 @@ def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _run(source: Path, target: Path, flags: list[str]) -> None:
+def _run(source: Path, target: Path, flags: list[str], options: Path) -> None:
     """Run the program on the CPU, alone, with nothing of this environment's Megatron."""
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    chosen["MQO_QUANT_CONFIG"] = str(options)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
     command = [sys.executable, "-I", "-W", "ignore", str(source / PROGRAM), str(target), *flags]
     try:

@@ -50,6 +50,12 @@ def quant_config(types: Mapping[str, str], cell: Cell) -> str:
     if cell.exclude:
         # A JSON list of strings is one in TOML, too.
         lines += ["[layers]", f"exclude = {json.dumps(cell.exclude, ensure_ascii=False)}"]
+    if cell.record_every is not None or cell.dump:
+        lines.append("[record]")
+    if cell.record_every is not None:
+        lines.append(f"every = {cell.record_every}")
+    if cell.dump:
+        lines.append(f"dump = {list(cell.dump)}")
     return "\n".join(lines) + "\n"
 
 

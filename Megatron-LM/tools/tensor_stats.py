@@ -1,0 +1,100 @@
+"""How well every format holds a saved tensor: what `mqo stats` prints.
+
+Reads a file of safetensors, a run's dump or any other, and writes JSON to the file that its second
+argument names: the tensors that the file holds, and for each chosen one a row a format, block and
+scale rule. Needs torch and safetensors, and no Megatron beside its own tree's megatron/quant.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: list[str]) -> None:
+    """Measure the tensors that the arguments name."""
+    sys.path.insert(0, str(ROOT))
+    args = parser().parse_args(argv)
+    from safetensors import safe_open
+
+    with safe_open(args.file, "pt") as file:
+        held = [
+            {"name": name, "shape": part.get_shape(), "dtype": part.get_dtype()}
+            for name in sorted(file.keys())
+            for part in (file.get_slice(name),)
+        ]
+        chosen = [t["name"] for t in held if any(fnmatchcase(t["name"], g) for g in args.tensor)]
+        if not args.tensor and len(held) == 1:
+            chosen = [held[0]["name"]]
+        tables = [table(name, file.get_tensor(name), args.axis) for name in chosen]
+    args.target.write_text(json.dumps({"held": held, "tables": tables}), encoding="utf-8")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments; without --tensor a file's only tensor is measured, and none of several."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("file", type=Path)
+    made.add_argument("target", type=Path)
+    made.add_argument("--tensor", action="append", default=[], metavar="GLOB")
+    made.add_argument("--axis", type=int, help="of mx blocks; by default a dumped operand's, or -1")
+    return made
+
+
+def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
+    """The rows of one tensor; a dtype that is not quantised gives none."""
+    from megatron.quant.backend import DTYPES
+
+    axis = axis_of(name) if axis is None else axis
+    rows = list(measured(x, axis)) if x.dtype in DTYPES and x.dim() else []
+    amax = x.abs().amax().item() if rows and x.numel() else 0.0
+    return {"name": name, "axis": axis, "amax": plain(amax), "rows": rows}
+
+
+def axis_of(name: str) -> int:
+    """The contraction axis of an operand that a run dumped as site/layer/operand; else the last."""
+    from megatron.quant import SITES
+
+    parts = name.split("/")
+    site = SITES.get(parts[0])
+    axes = {site.lhs: site.lhs_axis, site.rhs: site.rhs_axis} if site else {}
+    return axes.get(parts[-1], -1)
+
+
+def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
+    """A row for every format and every choice that it has, each with its own rounding."""
+    from megatron.quant import Measurement, measure, quantise_dequantise
+
+    for spec in specs():
+        sums = measure(x, quantise_dequantise(x, spec, axis=axis), spec, axis)
+        found = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
+        shares = {"underflow": found.underflow, "saturation": found.saturation}
+        yield asdict(spec) | {"sqnr_db": plain(found.sqnr_db)} | shares
+
+
+def specs() -> Iterator[Any]:
+    """Every format with every block and scale rule, or with and without a tensor scale."""
+    from megatron.quant import BLOCK_SIZES, MX_ELEMENTS, SCALE_RULES, QuantSpec
+
+    for quant_type in MX_ELEMENTS:
+        for block in BLOCK_SIZES:
+            for rule in SCALE_RULES:
+                yield QuantSpec(quant_type, block=block, scale_rule=rule)
+    plain_spec = QuantSpec("hifp8")
+    yield plain_spec
+    yield replace(plain_spec, tensor_scale=True)
+
+
+def plain(value: float | None) -> float | str | None:
+    """JSON has no NaN and no infinity: those are written as text."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""How well every format holds a saved tensor, as tables; torch does it in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import DataError, RunError
+
+PROGRAM = "tools/tensor_stats.py"
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """The tensors that a file holds, and the tables of the chosen ones.
+
+    held: name, shape and dtype of each. tables: name, axis (of mx blocks), amax, and rows with the
+    format's choices, sqnr_db (None without a signal; "inf" and "nan" as text) and, from 0 to 1,
+    underflow (of the nonzero elements) and saturation.
+    """
+
+    held: tuple[dict[str, Any], ...]
+    tables: tuple[dict[str, Any], ...]
+
+
+def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
+    """Measure those tensors of a safetensors file whose names match, with `tree`'s quantisers.
+
+    Without `tensors` the only one of the file is meant. DataError where none matches, or several
+    could be meant.
+    """
+    if not file.is_file():
+        raise DataError(f"There is no file {file}", expected="a file of safetensors")
+    found = _run(tree / PROGRAM, file, tensors, axis)
+    if found.tables:
+        return found
+    names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in found.held)
+    meant = "matches " + " or ".join(tensors) if tensors else "was named"
+    raise DataError(
+        f"{file.name} holds {len(found.held)} tensors, and none {meant}",
+        expected="--tensor NAME, or a pattern such as 'fprop/*/x'",
+        detail=names,
+    )
+
+
+def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
+    with tempfile.TemporaryDirectory(prefix="mqo-stats-") as folder:
+        target = Path(folder) / "stats.json"
+        command = [sys.executable, "-W", "ignore", str(program), str(file), str(target)]
+        command += [f"--tensor={glob}" for glob in tensors]
+        command += [] if axis is None else [f"--axis={axis}"]
+        # A run's options are none of this one's.
+        kept = {k: v for k, v in os.environ.items() if k != "MQO_QUANT_CONFIG"}
+        done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            words = done.stderr.strip().splitlines() or ["it printed nothing"]
+            raise RunError(f"{program.name} could not measure {file}: {words[-1]}")
+        return TensorStats(**json.loads(target.read_text(encoding="utf-8")))
+
+
+def lines(stats: TensorStats) -> list[str]:
+    """A table a tensor: SQNR in dB, underflow of the nonzero and saturation of all, in percent."""
+    text = []
+    for table in stats.tables:
+        amax = table["amax"]
+        shown = amax if isinstance(amax, str) else f"{amax:.6g}"
+        text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {shown}")
+        head = ("type", "block", "scale", "SQNR dB", "underflow %", "saturation %")
+        text.append("{:<11} {:>5} {:<7} {:>8} {:>12} {:>12}".format(*head))
+        text += [_row(row) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
+    return text
+
+
+def _row(row: dict[str, Any]) -> str:
+    mx = row["quant_type"] != "hifp8"
+    block = str(row["block"]) if mx else "-"
+    scale = row["scale_rule"] if mx else "tensor" if row["tensor_scale"] else "-"
+    sqnr = row["sqnr_db"]
+    shown = "-" if sqnr is None else sqnr if isinstance(sqnr, str) else f"{sqnr:.2f}"
+    shares = f"{100 * row['underflow']:>12.4f} {100 * row['saturation']:>12.4f}"
+    return f"{row['quant_type']:<11} {block:>5} {scale:<7} {shown:>8} {shares}"
