@@ -4,24 +4,35 @@ Operands are wrapped, not calls replaced: `alpha`, `beta`, `out=` and the callee
 and so do the look-alikes in LinearWithFrozenWeight, which the scope excludes.
 """
 
-from mqo.overlay.edits import AddImport, Anchor, Edit, FileEdits, InsertBefore, WrapOperands
+from mqo.overlay.edits import (
+    AddImport,
+    Anchor,
+    Edit,
+    FileEdits,
+    InsertBefore,
+    ReplaceExpression,
+    WrapOperands,
+)
 
 LINEAR = "LinearWithGradAccumulationAndAsyncCommunication"
 IMPORT = AddImport("from megatron.quant import gemm_operands")
+IMPORT_SAVED = AddImport("from megatron.quant import gemm_operands, saved_operands")
 
 
 def gemm(
-    site: str, scope: str, *forms: Anchor, lhs: str, rhs: str, owner: str
+    site: str, scope: str, *forms: Anchor, lhs: str, rhs: str, owner: str, then: str = ""
 ) -> tuple[Edit, Edit]:
     """A literal before the GEMM and the wrapping of its two operands.
 
     `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
-    stands in the block that encloses them all. `owner` is the expression that knows the layer.
+    stands in the block that encloses them all. `owner` is the expression that knows the layer;
+    `then` is a method call on the operands, before the GEMM.
     """
     binding = f"{site}_operands"
     code = (
         "custom_quant_type = 'none'\n"
         f"{binding} = gemm_operands('{site}', custom_quant_type, {owner})\n"
+        + (f"{binding}.{then}\n" if then else "")
     )
     wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
     return InsertBefore(scope, forms, code), WrapOperands(scope, forms, wrappers)
@@ -35,7 +46,10 @@ LINEAR_SITES = (
         lhs="total_input",
         rhs="weight",
         owner="weight",
+        then="save(ctx, input, weight)",
     ),
+    # What backward reads may be packed.
+    ReplaceExpression(f"{LINEAR}.backward", Anchor("ctx.saved_tensors"), "saved_operands(ctx)"),
     *gemm(
         "dgrad",
         f"{LINEAR}.backward",
@@ -85,6 +99,6 @@ ATTENTION_SITES = (
 )
 
 FILES = (
-    FileEdits("megatron/core/tensor_parallel/layers.py", (IMPORT, *LINEAR_SITES)),
+    FileEdits("megatron/core/tensor_parallel/layers.py", (IMPORT_SAVED, *LINEAR_SITES)),
     FileEdits("megatron/core/transformer/dot_product_attention.py", (IMPORT, *ATTENTION_SITES)),
 )

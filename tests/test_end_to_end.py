@@ -12,6 +12,7 @@ import pytest
 from mqo.errors import OverlayError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import resolve
+from mqo.launch.quantiser import Quantiser
 from mqo.project import Project
 from mqo.report import stats
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
@@ -19,6 +20,20 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 pytest.importorskip("torch")
 PROJECT = Project.here()
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
+
+# A model so small that bf16 is quick on any machine, with two micro-batches a step.
+TINY = (
+    *("--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--num-attention-heads", "4", "--num-query-groups", "2"),
+    *("--seq-length", "64", "--max-position-embeddings", "64"),
+    *("--global-batch-size", "8", "--train-samples", "48"),
+)
+DISTRIBUTED_BF16 = (
+    "--bf16",
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+)
 
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
@@ -61,9 +76,13 @@ class _ProjectWithRuns(Project):
         return self._runs
 
 
+def stats_of(run):
+    return json.loads(run.quant_stats.read_text())
+
+
 def losses(run):
     metrics = run.read_metrics()
-    return metrics[TRAIN_LOSS], metrics[VALID_LOSS]
+    return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
 
 
 def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
@@ -199,6 +218,49 @@ def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):
 def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
     with pytest.raises(RunError, match=r"before the model.*pass --transformer-impl local"):
         start("linear_mxfp8", flags=("--transformer-impl", "transformer_engine"))
+
+
+@pytest.mark.parametrize("flags", [(), DISTRIBUTED_BF16], ids=["fp32", "bf16-distributed"])
+def test_cached_weights_change_no_loss(start, flags):
+    cached = start(
+        "mxfp8", gemms="all", flags=TINY + flags, quantiser=Quantiser(cache_weights=True)
+    )
+    plain = start("mxfp8", gemms="all", flags=TINY + flags)
+    assert losses(cached) == losses(plain)
+    assert len(losses(cached)[0]) == 6
+    calls = [
+        {(r["site"], r["layer"], r["operand"], r["calls"]) for r in stats_of(run)}
+        for run in (cached, plain)
+    ]
+    assert calls[0] == calls[1]
+
+
+def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
+    """Three steps, and three more in a new process, are six: the type changes at the fourth."""
+    rest = {
+        "quantiser": Quantiser(cache_weights=True),
+        "schedule": ("linear: mxfp4 until 0.5, then mxfp8",),
+    }
+    whole = start("linear_mxfp4", flags=TINY, **rest)
+    types = {(r["quant_type"], r["calls"]) for r in stats_of(whole) if r["site"] == "fprop"}
+    # Two micro-batches a step, and two of evaluation at the end.
+    assert types == {("mxfp4", 6), ("mxfp8", 6 + 2)}
+    rest |= {"checkpoint": tmp_path / "checkpoint"}
+    begun = start(
+        "linear_mxfp4", flags=(*TINY, "--save-interval", "2", "--exit-interval", "2"), **rest
+    )
+    resumed = start("linear_mxfp4", flags=TINY, **rest)
+    assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
+    assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
+
+
+def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
+    packed = start("linear_mxfp8", flags=TINY, quantiser=Quantiser(save_activations="packed"))
+    plain = start("linear_mxfp8", flags=TINY)
+    assert losses(packed)[0][0] == losses(plain)[0][0]  # before the first gradient
+    assert losses(packed)[0][1:] != losses(plain)[0][1:]
+    for (_, one), (_, two) in zip(losses(packed)[0], losses(plain)[0], strict=True):
+        assert one == pytest.approx(two, rel=1e-3)
 
 
 def test_a_mixture_of_experts_quantises_every_expert_and_never_its_router(start):

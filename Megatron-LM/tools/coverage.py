@@ -83,6 +83,9 @@ class Operands:
         self.taken["rhs"] = tensor.numel()
         return tensor
 
+    def save(self, *saved: object) -> None:
+        """Keep what upstream saved."""
+
     def fit(self, product: Product) -> bool:
         """Whether the product has the sizes of these two operands."""
         lhs, rhs = product.m * product.k, product.k * product.n

@@ -29,11 +29,13 @@ class LinearWithFrozenWeight:
 
 class LinearWithGradAccumulationAndAsyncCommunication:
     @staticmethod
-    def forward(ctx, total_input, weight):
+    def forward(ctx, input, weight):
+        total_input = input
         return torch.matmul(total_input, weight.t())
 
     @staticmethod
-    def backward(ctx, grad_output, total_input, weight):
+    def backward(ctx, grad_output):
+        total_input, weight = ctx.saved_tensors
         dx = grad_output.matmul(weight)
         dw = None
         # Which kernel accumulates.
@@ -83,7 +85,7 @@ class Recorder:
     """Stands for the quantisers: notes what comes in, and doubles what goes on."""
 
     def __init__(self):
-        self.bound, self.seen = [], []
+        self.bound, self.seen, self.saved = [], [], []
 
     def gemm_operands(self, site, quant_type, owner):
         self.bound.append((site, quant_type, owner))
@@ -95,13 +97,22 @@ class Recorder:
 
             return pass_on
 
-        return types.SimpleNamespace(lhs=side("lhs"), rhs=side("rhs"))
+        return types.SimpleNamespace(
+            lhs=side("lhs"), rhs=side("rhs"), save=lambda *saved: self.saved.append(saved)
+        )
+
+    def saved_operands(self, ctx):
+        return ctx.unpacked
 
 
 @pytest.fixture
 def recorder(module):
     recorder = Recorder()
-    module("megatron.quant", gemm_operands=recorder.gemm_operands)
+    module(
+        "megatron.quant",
+        gemm_operands=recorder.gemm_operands,
+        saved_operands=recorder.saved_operands,
+    )
     return recorder
 
 
@@ -193,9 +204,11 @@ def test_look_alikes_in_another_class_stay(path, source, name):
 def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
     new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
     added = re.compile(
-        r" *custom_quant_type = 'none'\n *\w+_operands = .*\n|from megatron\.quant.*\n"
+        r" *custom_quant_type = 'none'\n *\w+_operands = .*\n( *\w+_operands\.save.*\n)?"
+        r"|from megatron\.quant.*\n"
     )
     unwrapped = re.sub(r"\w+_operands\.[lr]hs\((\w+)\)", r"\1", added.sub("", new))
+    unwrapped = unwrapped.replace("saved_operands(ctx)", "ctx.saved_tensors")
     assert unwrapped == LINEAR_SOURCE
 
 
@@ -204,9 +217,11 @@ def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
 
 def test_fprop_multiplies_what_the_quantiser_gave(recorder, linear, tensors):
     x, _, weight = tensors
-    y = linear.forward(None, x, weight)
+    ctx = types.SimpleNamespace()
+    y = linear.forward(ctx, x, weight)
     assert torch.equal(y, (2 * x) @ (2 * weight).t())
     assert recorder.bound == [("fprop", "none", weight)]
+    assert recorder.saved == [(ctx, x, weight)]
     (_, _, lhs), (_, _, rhs) = recorder.seen
     assert lhs is x
     assert rhs is weight
@@ -215,7 +230,7 @@ def test_fprop_multiplies_what_the_quantiser_gave(recorder, linear, tensors):
 @pytest.mark.parametrize("form", ["fp32", "fp16", "out", "te", "plain"])
 def test_every_form_of_wgrad_multiplies_what_the_quantiser_gave(recorder, linear, tensors, form):
     x, grad, weight = tensors
-    dx, dw, _ = linear.backward(types.SimpleNamespace(form=form), grad, x, weight)
+    dx, dw, _ = linear.backward(types.SimpleNamespace(form=form, unpacked=(x, weight)), grad)
     wgrad = dw if form == "plain" else weight.main_grad
     assert torch.equal(dx, (2 * grad) @ (2 * weight))
     assert torch.equal(wgrad, (2 * grad).t() @ (2 * x))
@@ -230,7 +245,7 @@ def test_every_form_of_wgrad_multiplies_what_the_quantiser_gave(recorder, linear
 
 def test_the_bias_gradient_sums_the_gradient_itself(recorder, linear, tensors):
     x, grad, weight = tensors
-    _, _, db = linear.backward(types.SimpleNamespace(form="plain"), grad, x, weight)
+    _, _, db = linear.backward(types.SimpleNamespace(form="plain", unpacked=(x, weight)), grad)
     assert torch.equal(db, grad.sum(dim=0))
 
 
@@ -310,8 +325,8 @@ def test_frozen_layers_of_the_tree_are_upstreams(vendored, pristine):
 def test_the_change_to_upstream_is_small(vendored):
     changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), "quant_sites")}
     assert {path: (d.added - d.removed) for path, d in changes.items()} == {
-        # an import, and two lines a site
-        LAYERS: 1 + 2 * 3,
+        # an import, two lines a site, and what fprop saves
+        LAYERS: 1 + 2 * 3 + 1,
         ATTENTION: 1 + 2 * 2,
     }
 

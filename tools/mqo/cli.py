@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,10 @@ def guarded(command: Callable[[], Any]) -> None:
     """
     try:
         command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MqoError as error:
         print(f"mqo: {error}", file=sys.stderr)
         if error.detail:

@@ -26,11 +26,13 @@ from .layers import FoundLayer, Layer, find_layers, label_layers, other_weights
 from .measure import Measurement, measure, merge_measurements
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
+from .progress import set_step
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
+from .saved import saved_operands
 from .sites import SITES, GemmSite
 from .spec import QuantSpec
-from .stochastic import set_step
 from .traps import Setup, find_traps, notes, setup_traps
+from .weights import cached_bytes, weights_changed
 
 __all__ = [
     "BLOCK_SIZES",
@@ -61,6 +63,7 @@ __all__ = [
     "Reach",
     "Recorder",
     "Setup",
+    "cached_bytes",
     "check_type",
     "code_values",
     "config",
@@ -79,7 +82,9 @@ __all__ = [
     "quantise_dequantise",
     "reach",
     "reach_faults",
+    "saved_operands",
     "set_step",
     "setup_traps",
     "unmatched",
+    "weights_changed",
 ]

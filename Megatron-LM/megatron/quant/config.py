@@ -12,11 +12,14 @@ from .formats import (
     BLOCK_SIZES,
     OVERFLOWS,
     ROUNDINGS,
+    SAVED_FORMS,
     SCALE_RULES,
     check_choice,
     check_seed,
     check_type,
 )
+from .progress import step, total
+from .schedule import Schedule, parse, type_at
 from .sites import SITES
 from .spec import QuantSpec
 
@@ -31,7 +34,8 @@ class QuantConfig:
     it. `exclude` are patterns of layers that stay unquantised (excludes.py). `rounding` None is
     each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
     `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing and
-    only counts. `dump` are the iterations whose operands are kept.
+    only counts. `dump` are the iterations whose operands are kept. `schedule` maps a site to the
+    types that it runs as, the first of which is the one in the source.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +45,9 @@ class QuantConfig:
     overflow: str = "saturate"
     tensor_scale: bool = False
     seed: int = 0
+    cache_weights: bool = False
+    save_activations: str = "full"
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
     every: int = 50
     dump: tuple[int, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -57,7 +64,7 @@ def _check_dump(value: object) -> None:
         raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
 
 
-# Every table of the file but `asked`, with a check for each of its keys.
+# The tables of the file, with a check for each of their keys.
 _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
     "quantiser": {
         "block": lambda value: check_choice("block size", value, BLOCK_SIZES),
@@ -66,11 +73,14 @@ _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
         "overflow": lambda value: check_choice("overflow", value, OVERFLOWS),
         "tensor_scale": lambda value: check_choice("tensor scale", value, (False, True)),
         "seed": check_seed,
+        "cache_weights": lambda value: check_choice("cache of weights", value, (False, True)),
+        "save_activations": lambda value: check_choice("form of activations", value, SAVED_FORMS),
     },
     "layers": {"exclude": excludes.check},
     "record": {"every": _check_every, "dump": _check_dump},
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
+_CHECKS["schedule"] = dict.fromkeys(SITES, parse)
 
 
 @functools.cache
@@ -106,6 +116,15 @@ def is_excluded(site: str, layer: str) -> bool:
     return any(excludes.matches(pattern, site, layer) for pattern in current().exclude)
 
 
+def scheduled(site: str, quant_type: str) -> str:
+    """Return the type of `site` at this step, whose source says `quant_type`.
+
+    Raises what `current` raises, and ValueError where a share cannot be told.
+    """
+    schedule = current().schedule.get(site)
+    return quant_type if schedule is None else type_at(schedule, step(), total())
+
+
 def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
     current.cache_clear()
@@ -122,9 +141,10 @@ def load(path: Path) -> QuantConfig:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     asked = tables.pop("asked", {})
+    schedule = {site: parse(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
-    return QuantConfig(asked=asked, **(options | lists))
+    return QuantConfig(asked=asked, schedule=schedule, **(options | lists))
 
 
 def _check_table(name: str, table: object) -> None:

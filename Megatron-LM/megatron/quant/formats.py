@@ -11,6 +11,7 @@ SCALE_RULES = ("floor", "rceil", "ceil", "even")
 ROUNDINGS = ("nearest-even", "nearest-away", "stochastic")
 OVERFLOWS = ("saturate", "inf")
 BLOCK_SIZES = (16, 32, 64, 128)
+SAVED_FORMS = ("full", "packed")
 
 
 @dataclass(frozen=True)

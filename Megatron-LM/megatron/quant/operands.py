@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .backend import quantise_dequantise
-from .config import current, is_excluded, spec_of
+from .config import current, is_excluded, scheduled, spec_of
 from .formats import check_choice, check_type
 from .record import RECORDER
+from .saved import save_packed
 from .sites import SITES, GemmSite
 from .spec import QuantSpec
 from .stochastic import operand_seed
+from .weights import cached
 
 UNLABELLED = "unlabelled"
 
@@ -29,6 +32,9 @@ class GemmOperands:
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand as the GEMM shall see it."""
         return tensor
+
+    def save(self, ctx: object, activation: Tensor, weight: Tensor) -> None:
+        """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
 
 
 _UNQUANTISED = GemmOperands()
@@ -53,18 +59,39 @@ class QuantisedOperands(GemmOperands):
         """Return the right operand, quantised along the site's contraction axis."""
         return self._quantise(tensor, self.site.rhs, self.site.rhs_axis)
 
+    def save(self, ctx: object, activation: Tensor, weight: Tensor) -> None:
+        """With `save_activations = "packed"`, save the activation as codes; else change nothing.
+
+        `activation` is this rank's: under sequence parallelism not the left operand, a part of it.
+        """
+        if current().save_activations == "packed":
+            seed = self._seed(self.site.lhs)
+            save_packed(ctx, activation, weight, self.spec, self.site.lhs_axis, seed)
+
     def _quantise(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
         site, spec, layer = self.site.name, self.spec, self.layer
-        seed = None
-        if spec.rounding == "stochastic":
-            seed = operand_seed(current().seed, site, operand, layer)
+        seed = self._seed(operand)
 
         def quantise(original: Tensor) -> Tensor:
-            quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
+            if isinstance(original, Parameter) and current().cache_weights:
+                quantised = cached(
+                    original,
+                    spec,
+                    axis,
+                    seed,
+                    lambda out: quantise_dequantise(original, spec, axis=axis, out=out, seed=seed),
+                )
+            else:
+                quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
             RECORDER.observe(site, layer, operand, spec, axis, original, quantised)
             return quantised
 
         return _StraightThrough.apply(tensor, quantise)
+
+    def _seed(self, operand: str) -> int | None:
+        if self.spec.rounding != "stochastic":
+            return None
+        return operand_seed(current().seed, self.site.name, operand, self.layer)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -82,7 +109,8 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
 
     Args:
         site: a name in SITES, which says along which axes the operands are quantised.
-        quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are.
+        quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
+            schedule of the run's may say another type at this step.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
             `mqo_layer`, set by `label_layers`, is read here, since a view of it has none. Both
             operands of a layer that the run excludes pass through as they are.
@@ -92,6 +120,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     """
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
+    quant_type = scheduled(site, quant_type)
     if quant_type == "none":
         return _UNQUANTISED
     layer = getattr(owner, "mqo_layer", UNLABELLED)

@@ -1,15 +1,25 @@
 """Quantised tensors as their codes and scales: what the formats take in storage."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .backend import check_arguments
-from .formats import REFERENCE_TYPES, SCALE_BIAS, check_choice, code_values
-from .reference import Encoded, decode, encode
+from .backend import check_arguments, quantise_dequantise
+from .formats import (
+    REFERENCE_TYPES,
+    SCALE_BIAS,
+    SCALE_EXPONENT_NAN,
+    check_choice,
+    code_values,
+)
+from .reference import scale_exponents
 from .spec import QuantSpec
+
+_PART = 1 << 17  # elements
+_LARGEST_EXPONENT = 16  # of all formats' values, rounded up
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +49,16 @@ class PackedTensor:
     @torch.no_grad()
     def unpack(self) -> Tensor:
         """Return the tensor, contiguous: bit for bit what quantise_dequantise makes of it."""
-        codes = self.codes
-        if self.spec.quant_type == "mxfp4":
-            size = self.shape[self.axis]
-            codes = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2)[..., :size]
-        values = _values(self.spec.quant_type).to(codes.device)[codes.long()]
-        tensor = decode(Encoded(values, self.scales.long() - SCALE_BIAS), self.spec)
-        return tensor.movedim(-1, self.axis).to(self.dtype).contiguous()
+        size = self.shape[self.axis] if self.shape else 1
+        shape = (*self.codes.shape[:-1], size) if self.shape else self.shape
+        result = torch.empty(shape, dtype=self.dtype, device=self.codes.device)
+        if result.numel():
+            rows, codes = _rows(result), _rows(self.codes)
+            scales = _by_row(_scale_of(self.scales).float(), len(rows), self.spec)
+            for part in _parts(rows):
+                values = _decoded(codes[part], self.spec.quant_type)[:, :size]
+                rows[part] = _scaled(values, scales[part], self.spec)
+        return result.movedim(-1, self.axis).contiguous() if self.shape else result
 
 
 @torch.no_grad()
@@ -56,27 +69,115 @@ def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) ->
     """
     check_choice("packed type", spec.quant_type, REFERENCE_TYPES[1:])
     check_arguments(x, spec, axis, seed)
-    values, exponents = encode(x, spec, axis, seed)
-    codes = _codes_of(values, spec.quant_type)
-    if spec.quant_type == "mxfp4":
-        codes = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
-        codes = codes[..., 0::2] | codes[..., 1::2] << 4
+    # float16 does not hold every result, float32 all but those that round up to 2^128.
+    wide = x.float() if x.dtype == torch.float16 else x
+    rounded = quantise_dequantise(wide, spec, axis=axis, seed=seed)
     axis = -1 if spec.quant_type == "hifp8" else axis
+    exponents = scale_exponents(x, spec, axis)
+    codes = _encoded(rounded.movedim(axis, -1) if x.dim() else rounded, exponents, spec)
     scales = (exponents + SCALE_BIAS).to(torch.uint8)
-    return PackedTensor(codes.contiguous(), scales, x.shape, x.dtype, spec, axis)
+    return PackedTensor(codes, scales, x.shape, x.dtype, spec, axis)
 
 
-def _codes_of(values: Tensor, quant_type: str) -> Tensor:
-    """Return the codes of float64 `values` of a format, which are exactly its own."""
-    table = _values(quant_type).to(values.device)
-    sign_bit = len(table) // 2
-    magnitudes, codes = table[:sign_bit].sort()
-    special = values.isnan()  # hifp8's, whose code is where -0 would be
-    found = torch.searchsorted(magnitudes, torch.where(special, 0.0, values.abs()).contiguous())
-    codes = codes[found] + sign_bit * (values.signbit() | special)
-    return codes.to(torch.uint8)
+def _encoded(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
+    two = spec.quant_type == "mxfp4"
+    shape = (*rounded.shape[:-1], -(-rounded.shape[-1] // 2)) if two else rounded.shape
+    codes = torch.empty(shape, dtype=torch.uint8, device=rounded.device)
+    if not rounded.numel():
+        return codes
+    rows, target = _rows(rounded), _rows(codes)
+    exponents = _by_row(exponents, len(rows), spec)
+    table = _code_table(spec.quant_type).to(rounded.device)
+    for part in _parts(rows):
+        values = _unscaled(rows[part].float(), exponents[part], spec)
+        patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
+        found = table.index_select(0, patterns.flatten()).view(values.shape)
+        if two:
+            found = torch.nn.functional.pad(found, (0, found.shape[1] % 2))
+            found = found[:, 0::2] | found[:, 1::2] << 4
+        target[part] = found
+    return codes
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return `x` [..., size], not empty, as [rows, size]: its own memory, if it is contiguous."""
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
+
+
+def _unscaled(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the format's own values [rows, size] of float32 `rounded`; 0 where the scale is NaN.
+
+    An infinity that the scale alone brought about, by rounding up to 2^128, becomes its value.
+    """
+    if not exponents.numel():
+        return rounded
+    inverse = torch.exp2(-exponents.double()).float()
+    values = _scaled(rounded, inverse, spec)
+    if exponents.max() > 127 - _LARGEST_EXPONENT:
+        top = torch.exp2(128 - exponents.double()).float()
+        values = torch.where(rounded.isinf(), _scaled(rounded.sign(), top, spec), values)
+    # An element that is not a number is one of a block that has no scale; hifp8 has a code for it.
+    return values if spec.quant_type == "hifp8" else values.nan_to_num_(nan=0.0)
+
+
+def _scaled(values: Tensor, scales: Tensor, spec: QuantSpec) -> Tensor:
+    """Multiply each block of `values` [rows, size] by its scale [rows, blocks]."""
+    if not scales.numel():
+        return values
+    if spec.quant_type == "hifp8":
+        return values * scales
+    rows, size = values.shape
+    spread = scales.unsqueeze(-1).expand(-1, -1, spec.block).reshape(rows, -1)
+    return values * spread[:, :size]
+
+
+def _by_row(scales: Tensor, rows: int, spec: QuantSpec) -> Tensor:
+    """Return scales as [rows, scales of a row]; a tensor's one scale is every row's."""
+    if spec.quant_type == "hifp8":
+        return scales.expand(rows, -1) if scales.numel() else scales.view(1, 0).expand(rows, 0)
+    return scales.reshape(rows, -1)
+
+
+def _parts(rows: Tensor) -> Iterator[slice]:
+    """Cut rows into parts whose intermediate results stay small."""
+    step = max(1, _PART // max(1, rows.shape[1]))
+    return (slice(first, first + step) for first in range(0, len(rows), step))
+
+
+def _scale_of(scales: Tensor) -> Tensor:
+    """Return the E8M0 scales' values, float64."""
+    exponents = scales.double() - SCALE_BIAS
+    return torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, torch.exp2(exponents))
+
+
+def _decoded(codes: Tensor, quant_type: str) -> Tensor:
+    """Return the values [rows, elements] of codes [rows, bytes], float32."""
+    table = _value_table(quant_type).to(codes.device)
+    return table.index_select(0, codes.flatten().int()).view(len(codes), -1)
 
 
 @functools.cache
-def _values(quant_type: str) -> Tensor:
-    return torch.tensor(code_values(quant_type), dtype=torch.float64)
+def _value_table(quant_type: str) -> Tensor:
+    """Return the values of every byte [256, 1], or [256, 2] where it holds two codes."""
+    values = torch.tensor(code_values(quant_type), dtype=torch.float32)
+    if quant_type != "mxfp4":
+        return values.unsqueeze(1)
+    return torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1)
+
+
+@functools.cache
+def _code_table(quant_type: str) -> Tensor:
+    """Return the code of each bfloat16 pattern that is one of the format's values, else 0.
+
+    Every format's values are a bfloat16's. Of the codes of one value the first counts.
+    """
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    values = torch.tensor(code_values(quant_type), dtype=torch.float32)
+    codes = torch.zeros(1 << 16, dtype=torch.uint8)
+    for code in reversed(range(len(values))):
+        if values[code].isnan():
+            codes[patterns.isnan()] = code
+        else:
+            codes[values[code].bfloat16().view(torch.int16).int().item() & 0xFFFF] = code
+    return codes

@@ -24,20 +24,9 @@ import json
 import torch
 from torch import Tensor
 
+from .progress import step
+
 RANDOM_BITS = 24
-
-_step = 0
-
-
-def set_step(step: int) -> None:
-    """Say which training step this process is in; its seeds follow from it (0 until then)."""
-    global _step
-    _step = int(step)
-
-
-def step() -> int:
-    """Return the training step this process is in."""
-    return _step
 
 
 def derive_seed(base: int, *, rank: int, step: int, site: str, operand: str, layer: str) -> int:

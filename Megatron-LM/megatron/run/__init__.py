@@ -5,5 +5,14 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 
 from .guard import GuardError, after_step, before_model, before_step
 from .record import recorded, run_folder
+from .resume import note_checkpoint
 
-__all__ = ["GuardError", "after_step", "before_model", "before_step", "recorded", "run_folder"]
+__all__ = [
+    "GuardError",
+    "after_step",
+    "before_model",
+    "before_step",
+    "note_checkpoint",
+    "recorded",
+    "run_folder",
+]

@@ -1,12 +1,15 @@
 """Holds what the run asked for against what its quantisers did, over all ranks."""
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from megatron.quant import (
     RECORDER,
     SITES,
+    FoundLayer,
     Layer,
+    QuantConfig,
     QuantRecord,
     Reach,
     Setup,
@@ -23,18 +26,23 @@ from megatron.quant import (
     setup_traps,
     unmatched,
 )
-from megatron.quant.config import current, is_excluded
+from megatron.quant.config import current, is_excluded, scheduled
+from megatron.quant.record import Key
 from torch.nn import Module
 
 from .observe import end_step
 from .ranks import all_ranks, rank
 from .record import run_folder
+from .resume import keep_types
 from .setup import Usage, read_setup
 
-_inspected = False
-_checked = False
-_layers: list[Layer] = []
+# What `before_step` found on the model, once.
+_found: list[FoundLayer] | None = None
+# The step that is to be checked: its layers as they run, and the calls that were before it.
 _usage: Usage | None = None
+_calls: dict[Key, int] = {}
+# The types that a step was last checked for. A schedule changes them in the course of a run.
+_checked: dict[str, str] | None = None
 
 
 class GuardError(RuntimeError):
@@ -47,7 +55,7 @@ def before_model(args: Namespace) -> None:
     `args` are upstream's. before_step finds the same later, where a program does not call this.
     """
     if run_folder() is not None:
-        _end(setup_traps(current().asked, read_setup(args), is_excluded), "before the model")
+        _end(setup_traps(ever_asked(current()), read_setup(args), is_excluded), "before the model")
 
 
 def before_step(model: Iterable[Module], args: Namespace) -> None:
@@ -57,40 +65,53 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     every rank; the patched trainer does so, before every step. The quantisers learn which one it
     is, so that their random numbers change.
     """
-    global _inspected, _layers, _usage
+    global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
-    set_step(done)
+    set_step(done, getattr(args, "train_iters", None))
     if run_folder() is None:
         return
     RECORDER.begin_step(done + 1)
-    if _inspected:
-        return
-    _inspected = True
-    model = list(model)
-    found = [one for chunk in model for one in find_layers(chunk)]
-    others = [one for chunk in model for one in other_weights(chunk)]
-    inspect([one.layer for one in found] + others, read_setup(args))
-    asked = {SITES[site].layer for site, wanted in current().asked.items() if wanted != "none"}
-    if asked:
-        _layers, _usage = [one.layer for one in found], Usage(found, asked)
+    if _found is None:
+        model = list(model)
+        _found = [one for chunk in model for one in find_layers(chunk)]
+        others = [one for chunk in model for one in other_weights(chunk)]
+        inspect([one.layer for one in _found] + others, read_setup(args))
+        _say(keep_types(args, current()))
+    types = asked_now()
+    if types != _checked:
+        _calls = {record.key: record.calls for record in RECORDER.entries()}
+        kinds = {SITES[site].layer for site, wanted in types.items() if wanted != "none"}
+        _usage = Usage(_found, kinds) if kinds else None
 
 
 def after_step(iteration: int) -> None:
-    """Write what was measured; after the first step, end a run that did not quantise as asked.
+    """Write what was measured; after the first step of each type, end a run that is not as asked.
 
     By then every site has had a forward and a backward pass. Called on every rank, since a pipeline
     stage may hold no site of a kind; the patched trainer does so, after every step.
     """
-    global _checked
-    set_step(iteration)
+    global _usage, _checked
+    types = asked_now()
+    if run_folder() is not None and types != _checked:
+        _checked, when = types, f"iteration {iteration}"
+        here = since(_calls, RECORDER.entries())
+        check(types, merge(all_ranks(here)), when)
+        if _usage is not None:
+            used, _usage = _usage.close(), None
+            check_layers(types, [one.layer for one in _found or ()], used, here, when)
     end_step(iteration)
-    if _checked or run_folder() is None:
-        return
-    _checked = True
-    when = f"iteration {iteration}"
-    check(gather(), when)
-    if _usage is not None:
-        check_layers(_layers, _usage.close(), when)
+    set_step(iteration)
+
+
+def asked_now() -> dict[str, str]:
+    """The type that each site is asked to run as at this step."""
+    return {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
+
+
+def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[QuantRecord]:
+    """The records of what was called more often than `calls` says, with these further calls."""
+    more = ((record, record.calls - calls.get(record.key, 0)) for record in records)
+    return [replace(record, calls=n) for record, n in more if n]
 
 
 def inspect(layers: list[Layer], setup: Setup) -> None:
@@ -99,23 +120,58 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     A collective: `layers` are this rank's.
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
-    asked = current().asked
-    faults = unmatched(current().exclude, everywhere)
+    faults = unmatched(current().exclude, everywhere) + contradictions(current())
+    asked = ever_asked(current())
     _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
     _say(notes(asked, everywhere))
 
 
-def check(records: list[QuantRecord], when: str) -> None:
+def contradictions(options: QuantConfig) -> list[str]:
+    """Say, one text each, which schedules do not begin with the type that the source says."""
+    return [
+        f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says {wanted}"
+        for site, schedule in options.schedule.items()
+        if (wanted := options.asked.get(site, "none")) != schedule[0].quant_type
+    ]
+
+
+def ever_asked(options: QuantConfig) -> dict[str, str]:
+    """The first type that each site is asked to run as, if it is at any time."""
+    phases = {site: [phase.quant_type for phase in s] for site, s in options.schedule.items()}
+    return {
+        site: next((t for t in phases.get(site, [wanted]) if t != "none"), "none")
+        for site, wanted in (dict.fromkeys(phases, "none") | dict(options.asked)).items()
+    }
+
+
+def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> None:
     """GuardError naming every site that did not run as asked."""
-    _end(missing(current().asked, records), when)
+    _end(missing(asked, records), when)
 
 
-def check_layers(layers: list[Layer], used: set[str], when: str) -> None:
+def check_all(records: list[QuantRecord]) -> None:
+    """GuardError naming every site that did not run as asked in the whole of a run.
+
+    `records` are of all ranks. A site with a schedule was checked when each of its types began.
+    """
+    options = current()
+    asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
+    check(asked, [r for r in records if r.site not in options.schedule], "at the end")
+
+
+def check_layers(
+    asked: Mapping[str, str],
+    layers: list[Layer],
+    used: set[str],
+    records: list[QuantRecord],
+    when: str,
+) -> None:
     """GuardError naming every layer that ran beside its quantiser; a collective.
 
-    `layers` are this rank's, `used` the names of those that ran. What never ran is said.
+    `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
+    said.
     """
-    here: Reach = reach(current().asked, layers, used, RECORDER.entries(), is_excluded)
+    here: Reach = reach(asked, layers, used, records, is_excluded)
     ranks = all_ranks(here)
     _end(reach_faults(ranks), when)
     _say([f"not used in the first step, so not held to a type: {n}" for n in idle_layers(ranks)])

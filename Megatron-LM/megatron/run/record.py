@@ -50,7 +50,7 @@ def recorded(writer: Any) -> Iterator[None]:
         records = guard.gather()
         if rank() == 0:
             write_stats(folder / QUANT_STATS, records)
-        guard.check(records, "at the end")
+        guard.check_all(records)
     except (Exception, SystemExit) as error:
         if rank() == 0:
             (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")

@@ -3,25 +3,26 @@
 import pytest
 import torch
 from megatron.quant import RECORDER, QuantSpec, config
-from megatron.run import guard, observe
+from megatron.run import guard, observe, resume
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function that starts a run that asks for the given types; its folder."""
 
-    def start(exclude=(), record="every = 1", **asked):
+    def start(exclude=(), record="every = 1", schedule="", **asked):
         rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
-        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n[record]\n{record}\n"
+        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n"
+        text += f"[schedule]\n{schedule}\n[record]\n{record}\n"
         (tmp_path / "quant.toml").write_text(text)
         monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
         config.reset()
         return tmp_path
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(guard, "_checked", False)
-    monkeypatch.setattr(guard, "_inspected", False)
-    monkeypatch.setattr(guard, "_usage", None)
+    monkeypatch.setattr(resume, "_of_checkpoint", {})
+    for name, value in (("_checked", None), ("_found", None), ("_usage", None), ("_calls", {})):
+        monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)
     config.reset()
     RECORDER.reset()

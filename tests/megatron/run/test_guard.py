@@ -2,8 +2,15 @@ from argparse import Namespace
 
 import pytest
 import torch
-from megatron.quant import RECORDER, Layer, Setup, gemm_operands, merge, set_step, stochastic
-from megatron.run import GuardError, after_step, before_model, before_step, guard
+from megatron.quant import RECORDER, Layer, Setup, gemm_operands, merge, progress, set_step
+from megatron.run import (
+    GuardError,
+    after_step,
+    before_model,
+    before_step,
+    guard,
+    note_checkpoint,
+)
 from megatron.run.setup import read_setup
 from torch import nn
 
@@ -54,7 +61,7 @@ def test_only_the_first_step_is_checked(run, quantised):
 def test_the_quantisers_learn_of_every_step_even_without_a_run_folder(run):
     for iteration in (1, 2):
         after_step(iteration)
-        assert stochastic.step() == iteration
+        assert progress.step() == iteration
     set_step(0)
 
 
@@ -89,7 +96,7 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
 
 def test_the_quantisers_learn_the_step_that_a_checkpoint_was_at(run):
     before_step([], Namespace(curr_iteration=7))
-    assert stochastic.step() == 7
+    assert progress.step() == 7
     set_step(0)
 
 
@@ -97,7 +104,7 @@ def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run
     run(exclude=("proj",))
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
     run(exclude=("pro",))
-    guard._inspected = False
+    guard._found = None
     with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
         before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
@@ -140,7 +147,9 @@ class ColumnParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.randn(32, 32))
 
     def forward(self, x):
-        q = gemm_operands("fprop", "none" if self.bypass else "mxfp8", self.weight)
+        if self.bypass:
+            return x @ self.weight.t()
+        q = gemm_operands("fprop", "mxfp8", self.weight)
         return q.lhs(x) @ q.rhs(self.weight).t()
 
 
@@ -207,12 +216,84 @@ def test_the_hooks_are_gone_after_the_first_step_and_none_without_a_type(run):
     before_step([net], ARGS)
     assert hooks(net) == []
     run(fprop="mxfp8")
-    guard._inspected = False
+    guard._found = None
     before_step([net], ARGS)
     assert len(hooks(net)) == 2
     net(torch.ones(4, 32)).sum().backward()
     after_step(1)
     assert hooks(net) == []
+
+
+# -- types that change -------------------------------------------------------------------------
+
+SWITCH = 'fprop = "mxfp8 until 2, then none"'
+
+
+def steps(net, first, last):
+    """The steps `first` to `last`, from 0, of a training of 4."""
+    for done in range(first, last + 1):
+        before_step([net], Namespace(curr_iteration=done, train_iters=4))
+        net(torch.ones(4, 32)).sum().backward()
+        after_step(done + 1)
+    set_step(0)
+
+
+def test_a_schedule_is_what_the_guard_asks_for(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 0, 3)
+    assert {record.calls for record in RECORDER.entries()} == {2}
+
+
+def test_a_run_that_is_resumed_after_its_last_type_is_held_to_none(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 2, 3)
+    assert RECORDER.entries() == []
+
+
+def test_the_first_step_of_a_later_type_is_checked_too(run):
+    run(fprop="none", schedule='fprop = "none until 0.5, then mxfp8"')
+    net = Net()
+    net.second.bypass = True
+    steps(net, 0, 1)
+    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second ran, but not through"):
+        steps(net, 2, 2)
+    set_step(0)
+
+
+def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
+    run(fprop="mxfp4", schedule=SWITCH)
+    with pytest.raises(GuardError, match=r"fprop begins with mxfp8, but the source says mxfp4"):
+        steps(Net(), 0, 0)
+    set_step(0)
+
+
+def test_at_the_end_a_site_with_a_schedule_has_been_checked(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 0, 3)
+    guard.check_all(guard.gather())
+
+
+def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
+    run(fprop="mxfp8", wgrad="mxfp4", schedule='fprop = "mxfp8 until 0.5, then none"')
+    note_checkpoint(Namespace(mqo_types={"fprop": "mxfp8 until 1, then none", "wgrad": "mxfp4"}))
+    args = Namespace(curr_iteration=0, train_iters=4)
+    before_step([Net()], args)
+    set_step(0)
+    assert args.mqo_types == {"fprop": "mxfp8 until 2, then none", "wgrad": "mxfp4"}
+    assert (
+        "mqo: fprop was mxfp8 until 1, then none in the run that wrote the checkpoint, "
+        "and is mxfp8 until 2, then none\n"
+    ) in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):
+    run(fprop="mxfp8")
+    note_checkpoint(Namespace())
+    one_step(Net())
+    assert "checkpoint" not in capsys.readouterr().out
+
+
+# -- traps -------------------------------------------------------------------------------------
 
 
 def test_a_frozen_layer_ends_the_run_before_its_first_step(run):

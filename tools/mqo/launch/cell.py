@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Dtype, Gemms, Mode, Model, Training
 
@@ -26,9 +27,10 @@ class Cell(BaseModel):
 
     `types` are the quant types per site that are written into the run's source; None leaves the
     literals of the shared tree as they are (`--quantization source`). `model` is as it is trained:
-    shrunk where the configuration shrinks. `exclude` are the layers that stay unquantised,
-    `GLOB` or `SITE:GLOB` each; the run itself checks that each one matches. `record_every` is in
-    iterations, None the quantisers' own default, 0 for never; `dump` are iterations.
+    shrunk where the configuration shrinks. `schedule` are 'SITE: schedule' texts. `exclude` are the
+    layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each one
+    matches. `record_every` is in iterations, None the quantisers' own default, 0 for never; `dump`
+    are iterations.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +48,8 @@ class Cell(BaseModel):
     data_prefix: Path | None = None
     extra_flags: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    quantiser: Quantiser = Quantiser()
+    schedule: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     record_every: int | None = None
     dump: tuple[int, ...] = ()

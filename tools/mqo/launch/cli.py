@@ -14,6 +14,7 @@ from mqo.cli import guarded
 from mqo.errors import MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
+from mqo.launch.quantiser import Quantiser, choices
 from mqo.launch.run import dry_run, run
 from mqo.matrix import tables
 from mqo.project import Project
@@ -70,26 +71,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--training-config", default="standard")
     made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
     made.add_argument("--without", action="append", default=[], help="a patch to leave out")
-    made.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="[SITE:]GLOB",
-        help="layers to leave unquantised, by name: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
-    )
-    made.add_argument(
-        "--record-every", type=_whole, metavar="N", help="measure the quantisers so often; 0: never"
-    )
-    made.add_argument(
-        "--dump",
-        action="append",
-        type=_whole,
-        default=[],
-        metavar="ITERATION",
-        help="an iteration whose operands are saved, for `mqo stats`",
-    )
     made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
     made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
+    _add_quantiser(made.add_argument_group("the quantisers (docs/quantisation.md)"))
     cluster = made.add_argument_group("processes (torchrun's terms)")
     cluster.add_argument("--nnodes", type=int, default=1)
     cluster.add_argument("--node-rank", type=int, default=0)
@@ -97,6 +81,48 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_argument("--master-port", type=int)
     cluster.add_argument("--nproc-per-node", type=int, default=1)
     return made
+
+
+def _add_quantiser(group: argparse._ArgumentGroup) -> None:
+    for option, meaning in (
+        ("block", "elements that share an mx scale"),
+        ("scale_rule", "how an mx scale follows from its block"),
+        ("rounding", "of elements; each format has its own"),
+        ("overflow", "what hifp8 makes of what is too large"),
+        ("save_activations", "what linear layers keep for backward: packed is their codes"),
+    ):
+        valid = choices(option)
+        kind, name = type(valid[0]), "--" + option.replace("_", "-")
+        group.add_argument(name, type=kind, choices=valid, help=meaning)
+    yes = {"action": "store_const", "const": True}
+    group.add_argument("--tensor-scale", help="give hifp8 a scale for each tensor", **yes)
+    group.add_argument("--quant-seed", type=_whole, metavar="N", help="of stochastic rounding")
+    group.add_argument("--cache-weights", help="quantise a weight once an optimizer step", **yes)
+    group.add_argument(
+        "--schedule",
+        action="append",
+        default=[],
+        metavar="SITE:TYPES",
+        help="types that change: 'linear: mxfp4 until 0.9, then bf16', 'qk: mxfp8 until 500, ...'",
+    )
+    group.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="[SITE:]GLOB",
+        help="layers to leave unquantised, by name: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
+    )
+    group.add_argument(
+        "--record-every", type=_whole, metavar="N", help="measure the quantisers so often; 0: never"
+    )
+    group.add_argument(
+        "--dump",
+        action="append",
+        type=_whole,
+        default=[],
+        metavar="ITERATION",
+        help="an iteration whose operands are saved, for `mqo stats`",
+    )
 
 
 def _whole(text: str) -> int:
@@ -131,10 +157,18 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         data_prefix=args.data_prefix,
         extra_flags=tuple(extra),
         without=tuple(args.without),
+        quantiser=quantiser_from(args),
+        schedule=tuple(args.schedule),
         exclude=tuple(args.exclude),
         record_every=args.record_every,
         dump=tuple(args.dump),
     )
+
+
+def quantiser_from(args: argparse.Namespace) -> Quantiser:
+    """The quantisers' options that the arguments give."""
+    given = {name: getattr(args, name) for name in Quantiser.model_fields if name != "seed"}
+    return Quantiser(seed=args.quant_seed, **given)
 
 
 def listing() -> str:
@@ -154,7 +188,9 @@ def describe(project: Project, cell: Cell) -> str:
     """The command that a run of the cell would start, and the types and options it would write."""
     types = cell.types or {}
     lines = [f"# source: {site} = {value}" for site, value in types.items()]
-    options = quant_config({}, cell).splitlines()[2:]
+    # Sites that the tree gives their types: which, is known when it is read.
+    sites = types or dict.fromkeys(tables.SITES, SOURCE)
+    options = quant_config(sites, cell).splitlines()[2 + len(sites) :]
     lines += [f"# quant.toml: {line}" for line in options]
     return "\n".join([*lines, as_shell(dry_run(project, cell), {})])
 

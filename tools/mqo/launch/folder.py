@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mqo.launch.cell import Cell
+from mqo.launch.quantiser import quant_toml
 from mqo.overlay.diff import tree_diff
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
@@ -42,21 +43,15 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Sn
 
 
 def quant_config(types: Mapping[str, str], cell: Cell) -> str:
-    """quant.toml: what the source of this run says, for the guard to hold the quantisers to, and
-    the cell's own options.
-    """
-    lines = ["# What this run quantises; its guard ends it when a site does not run so.", "[asked]"]
-    lines += [f'{site} = "{quant_type}"' for site, quant_type in types.items()]
-    if cell.exclude:
-        # A JSON list of strings is one in TOML, too.
-        lines += ["[layers]", f"exclude = {json.dumps(cell.exclude, ensure_ascii=False)}"]
-    if cell.record_every is not None or cell.dump:
-        lines.append("[record]")
-    if cell.record_every is not None:
-        lines.append(f"every = {cell.record_every}")
-    if cell.dump:
-        lines.append(f"dump = {list(cell.dump)}")
-    return "\n".join(lines) + "\n"
+    """quant.toml of a run of the cell, whose source says `types`."""
+    return quant_toml(
+        types,
+        quantiser=cell.quantiser,
+        schedule=cell.schedule,
+        exclude=cell.exclude,
+        record_every=cell.record_every,
+        dump=cell.dump,
+    )
 
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:

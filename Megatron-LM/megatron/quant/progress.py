@@ -1,0 +1,25 @@
+"""How far training is: what the seeds of stochastic rounding and the schedules follow from."""
+
+_step = 0
+_total: int | None = None
+
+
+def set_step(step: int, total: int | None = None) -> None:
+    """Say which training step this process is in (0 until then), and of how many if that is known.
+
+    A `total` stays until another is said.
+    """
+    global _step, _total
+    _step = int(step)
+    if total is not None:
+        _total = int(total)
+
+
+def step() -> int:
+    """Return the training step this process is in: how many are done."""
+    return _step
+
+
+def total() -> int | None:
+    """Return how many steps the training takes; None where nobody said."""
+    return _total

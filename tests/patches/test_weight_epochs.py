@@ -1,0 +1,47 @@
+import pytest
+
+from .conftest import sites
+
+OPTIMIZER = """
+class MixedPrecisionOptimizer:
+    def step_with_ready_grads(self):
+        "Words."
+        calls.append("step")
+        return True
+
+
+class FP32Optimizer:
+    def step_with_ready_grads(self):
+        calls.append("step")
+        return True
+
+
+class ChainedOptimizer:
+    def step_with_ready_grads(self):
+        calls.append("chained")
+"""
+CHECKPOINTING = """
+def load_checkpoint(model):
+    calls.append("load")
+"""
+
+
+def executed(module, path, source):
+    calls = []
+    module("megatron.quant", weights_changed=lambda: calls.append("epoch"))
+    scope = {"calls": calls}
+    exec(sites("weight_epochs", path, source), scope)
+    return scope, calls
+
+
+@pytest.mark.parametrize("name", ["MixedPrecisionOptimizer", "FP32Optimizer"])
+def test_a_step_begins_an_epoch(module, name):
+    scope, calls = executed(module, "megatron/core/optimizer/optimizer.py", OPTIMIZER)
+    assert scope[name]().step_with_ready_grads()
+    assert calls == ["epoch", "step"]
+
+
+def test_loading_begins_an_epoch(module):
+    scope, calls = executed(module, "megatron/training/checkpointing.py", CHECKPOINTING)
+    scope["load_checkpoint"](None)
+    assert calls == ["epoch", "load"]
