@@ -11,12 +11,19 @@ IMPORT = AddImport("from megatron.quant import gemm_operands")
 
 
 def gemm(
-    site: str, scope: str, *forms: Anchor, lhs: str, rhs: str, owner: str
+    site: str,
+    scope: str,
+    *forms: Anchor,
+    lhs: str,
+    rhs: str,
+    owner: str,
+    before: Anchor | None = None,
 ) -> tuple[Edit, Edit]:
     """A literal before the GEMM and the wrapping of its two operands.
 
     `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
-    stands in the block that encloses them all. `owner` is the expression that knows the layer.
+    stands in the block that encloses them all, or further up, before the statement of `before`.
+    `owner` is the expression that knows the layer.
     """
     binding = f"{site}_operands"
     code = (
@@ -24,7 +31,8 @@ def gemm(
         f"{binding} = gemm_operands('{site}', custom_quant_type, {owner})\n"
     )
     wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
-    return InsertBefore(scope, forms, code), WrapOperands(scope, forms, wrappers)
+    place = (before,) if before else forms
+    return InsertBefore(scope, place, code), WrapOperands(scope, forms, wrappers)
 
 
 LINEAR_SITES = (
@@ -73,6 +81,10 @@ ATTENTION_SITES = (
         lhs="query",
         rhs="key",
         owner="self",
+        # What fused_attention branches off before: one literal serves both paths.
+        before=Anchor(
+            "self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1"
+        ),
     ),
     *gemm(
         "pv",

@@ -28,6 +28,7 @@ from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .sites import SITES, GemmSite
+from .source import site_types
 from .spec import QuantSpec
 from .stochastic import set_step
 from .traps import Setup, find_traps, notes, setup_traps
@@ -81,5 +82,6 @@ __all__ = [
     "reach_faults",
     "set_step",
     "setup_traps",
+    "site_types",
     "unmatched",
 ]

@@ -11,6 +11,7 @@ RECORDS |= {(site, layer, QUANT_TYPE): 2 for site in ("qk", "pv") for layer in A
 
 NONE = Step(
     loss=5.25,
+    fused_loss=5.25001,
     gradients="a1",
     finite=True,
     linear_layers=LINEAR,
@@ -27,6 +28,13 @@ def test_equal_steps_at_none_and_a_quantised_one_are_faultless():
 def test_none_must_be_bit_equal_to_a_model_without_sites(change):
     (fault,) = judge(NONE, replace(NONE, **change), QUANTISED)
     assert "differs from those without quant_sites" in fault
+
+
+@pytest.mark.parametrize(("loss", "fault"), [(None, "refuses"), (5.2502, "is 5.2502, and else")])
+def test_fused_attention_must_reach_the_loss_at_none(loss, fault):
+    (found,) = judge(NONE, replace(NONE, fused_loss=loss), QUANTISED)
+    assert fault in found
+    assert judge(replace(NONE, fused_loss=loss), NONE, replace(QUANTISED, fused_loss=loss)) == []
 
 
 @pytest.mark.parametrize("change", [{"loss": 5.25}, {"gradients": "a1"}])
