@@ -81,8 +81,10 @@ def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
 
 
 def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
-    fused, unfused = losses(start("bf16")), losses(start("bf16", flags=UNFUSED))
-    assert fused != unfused
+    runs = start("bf16"), start("bf16", flags=UNFUSED)
+    norms = [run.read_metrics()["grad-norm"] for run in runs]
+    assert norms[0] != norms[1]  # the losses may be the same to the last digit
+    fused, unfused = map(losses, runs)
     for (_, loss), (_, expected) in zip(fused[0] + fused[1], unfused[0] + unfused[1], strict=True):
         assert loss == pytest.approx(expected, rel=1e-5)
 

@@ -93,7 +93,7 @@ def test_a_step_that_did_not_run_is_the_one_fault(step, at):
 
 
 def test_a_report_counts_the_operands_that_were_quantised_once():
-    table = {"loss": 5.5, "gradients": "b2", "finite": True}
+    table = {"loss": 5.5, "fused_loss": None, "gradients": "b2", "finite": True}
     table |= {"linear_layers": ["up"], "attention_layers": []}
     rows = [("fprop", "up", "lhs", 1), ("fprop", "up", "rhs", 1), ("dgrad", "up", "lhs", 2)]
     table["records"] = [[site, layer, side, "mxfp8", n] for site, layer, side, n in rows]
