@@ -88,8 +88,9 @@ def _obstacles(
     queries, keys, device = query.size(0), key.size(0), query.device.type
     if pv != "none":
         yield f"its source says pv = {pv}, and only 'none' needs no probabilities"
-    if layer.attn_mask_type.name != "causal":
-        yield f"its mask type is {layer.attn_mask_type.name}, not causal"
+    mask_type = getattr(layer.attn_mask_type, "name", None)
+    if mask_type != "causal":
+        yield f"its mask type is {mask_type}, not causal"
     if getattr(softmax, "window_size", None) is not None:
         yield "it has a sliding window"
     if getattr(layer, "softmax_offset", None) is not None:

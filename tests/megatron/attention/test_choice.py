@@ -82,6 +82,7 @@ def test_a_qk_type_fuses_and_a_pv_type_does_not():
     ("name", "value", "why"),
     [
         ("attn_mask_type.name", "padding", "mask type is padding"),
+        ("attn_mask_type", None, "mask type is None"),
         ("scale_mask_softmax.window_size", (128, 0), "sliding window"),
         ("softmax_offset", torch.zeros(2), "offset"),
         ("scale_mask_softmax.scale", 3, "--apply-query-key-layer-scaling"),
