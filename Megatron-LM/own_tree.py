@@ -11,7 +11,8 @@ from pathlib import Path
 
 PROGRAM_START = time.time()
 ROOT = Path(__file__).resolve().parent
-PACKAGES = ("megatron.core", "megatron.training", "megatron.quant", "megatron.device")
+OURS = ("megatron.quant", "megatron.device", "megatron.attention")
+PACKAGES = ("megatron.core", "megatron.training", *OURS)
 
 
 def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:

@@ -20,13 +20,20 @@ IMPORT_SAVED = AddImport("from megatron.quant import gemm_operands, saved_operan
 
 
 def gemm(
-    site: str, scope: str, *forms: Anchor, lhs: str, rhs: str, owner: str, then: str = ""
+    site: str,
+    scope: str,
+    *forms: Anchor,
+    lhs: str,
+    rhs: str,
+    owner: str,
+    before: Anchor | None = None,
+    then: str = "",
 ) -> tuple[Edit, Edit]:
     """A literal before the GEMM and the wrapping of its two operands.
 
     `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
-    stands in the block that encloses them all. `owner` is the expression that knows the layer;
-    `then` is a method call on the operands, before the GEMM.
+    stands in the block that encloses them all, or further up, before the statement of `before`.
+    `owner` is the expression that knows the layer; `then` is a method call on the operands.
     """
     binding = f"{site}_operands"
     code = (
@@ -35,7 +42,8 @@ def gemm(
         + (f"{binding}.{then}\n" if then else "")
     )
     wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
-    return InsertBefore(scope, forms, code), WrapOperands(scope, forms, wrappers)
+    place = (before,) if before else forms
+    return InsertBefore(scope, place, code), WrapOperands(scope, forms, wrappers)
 
 
 LINEAR_SITES = (
@@ -87,6 +95,10 @@ ATTENTION_SITES = (
         lhs="query",
         rhs="key",
         owner="self",
+        # What fused_attention branches off before: one literal serves both paths.
+        before=Anchor(
+            "self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1"
+        ),
     ),
     *gemm(
         "pv",

@@ -19,6 +19,7 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 pytest.importorskip("torch")
 PROJECT = Project.here()
+ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
 
 # A model so small that bf16 is quick on any machine, with two micro-batches a step.
@@ -85,12 +86,33 @@ def losses(run):
     return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
 
 
+UNFUSED = ("--attention-backend", "unfused")
+
+
 def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
-    patched, bare = start("bf16"), start("bf16", without=("quant_sites",))
+    # Upstream's own attention, which the bare source has alone.
+    patched, bare = start("bf16", flags=UNFUSED), start("bf16", without=("quant_sites",))
     assert losses(patched) == losses(bare)
     assert len(losses(patched)[0]) == 3
     text = (bare.source / "megatron/core/tensor_parallel/layers.py").read_text()
     assert "custom_quant_type" not in text
+    assert "runs_fused" not in (bare.source / ATTENTION).read_text()
+
+
+def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
+    runs = start("bf16"), start("bf16", flags=UNFUSED)
+    norms = [run.read_metrics()["grad-norm"] for run in runs]
+    assert norms[0] != norms[1]  # the losses may be the same to the last digit
+    fused, unfused = map(losses, runs)
+    for (_, loss), (_, expected) in zip(fused[0] + fused[1], unfused[0] + unfused[1], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
+    with pytest.raises(
+        RunError, match=r"layers\.0\..*cannot run fused: its source says pv = mxfp4"
+    ):
+        start("mxfp4", flags=("--attention-backend", "flash"))
 
 
 def test_a_quantised_run_differs(start):

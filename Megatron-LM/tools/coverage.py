@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # The last of several is what argparse takes.
 ONE_RANK = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
 ONE_RANK += ["--context-parallel-size=1"]
+# A fused kernel computes the same products, and shows none of them.
+UNFUSED = ["--attention-backend=unfused"]
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 BACKWARD = " backward"
@@ -196,7 +198,7 @@ def main(target: Path, flags: list[str]) -> None:
     """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
     products = Products()
     take_over(products)
-    args, model = build([*flags, *ONE_RANK])
+    args, model = build([*flags, *ONE_RANK, *UNFUSED])
     with products, products.following(model):
         step(args, model)
     facts = {

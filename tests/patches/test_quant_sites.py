@@ -67,8 +67,12 @@ class OtherAttention:
 
 class DotProductAttention:
     softmax_scale = 0.5
+    num_attention_heads_per_partition = num_query_groups_per_partition = 2
 
     def forward(self, query, key, value, matmul_input_buffer):
+        # Grouped keys.
+        if self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1:
+            raise NotImplementedError
         scores = torch.baddbmm(
             matmul_input_buffer,
             query.transpose(0, 1),  # rows
@@ -178,12 +182,18 @@ def test_the_wgrad_literal_stands_behind_dgrads_gemm_and_above_every_form():
     assert new.count("wgrad_operands.rhs(total_input)") == 5
 
 
-def test_the_two_attention_sites_stand_each_at_its_gemm():
+def test_qk_stands_before_grouped_keys_are_repeated_and_pv_at_its_gemm():
     new = sites("quant_sites", ATTENTION, ATTENTION_SOURCE)
     assert [t.site for t in literals.read(new.encode())] == ["qk", "pv"]
     assert "            qk_operands.lhs(query).transpose(0, 1),  # rows\n" in new
     assert "            qk_operands.rhs(key).transpose(0, 1).transpose(1, 2),  # columns\n" in new
     assert "            alpha=self.softmax_scale,\n" in new
+    assert (
+        "        # Grouped keys.\n"
+        "        custom_quant_type = 'none'\n"
+        "        qk_operands = gemm_operands('qk', custom_quant_type, self)\n"
+        "        if self.num_attention_heads_per_partition //"
+    ) in new
     assert new.index("softmax(") < new.index("gemm_operands('pv'")
 
 

@@ -30,6 +30,7 @@ from .progress import set_step
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .saved import saved_operands
 from .sites import SITES, GemmSite
+from .source import site_types
 from .spec import QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
 from .weights import cached_bytes, weights_changed
@@ -85,6 +86,7 @@ __all__ = [
     "saved_operands",
     "set_step",
     "setup_traps",
+    "site_types",
     "unmatched",
     "weights_changed",
 ]

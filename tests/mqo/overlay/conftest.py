@@ -94,7 +94,8 @@ gemms = (Path(__file__).parents[1] / "megatron/core/gemms.py").read_text()
 found = re.findall(r"custom_quant_type = '(\w+)'\n +(\w+) =", gemms)
 quantised = [(site, kind) for kind, site in found if kind != "none"]
 records = [[site, "layer", side, kind, 1] for site, kind in quantised for side in ("lhs", "rhs")]
-facts = {"loss": 1.0 + len(records), "gradients": f"{len(records)}", "finite": True}
+loss = 1.0 + len(records)
+facts = {"loss": loss, "fused_loss": loss, "gradients": f"{len(records)}", "finite": True}
 facts |= {"linear_layers": ["layer"], "attention_layers": ["layer"], "records": records}
 Path(sys.argv[1]).write_text(json.dumps(facts))
 """

@@ -29,6 +29,10 @@ def test_a_series_without_an_entry_keeps_the_others_in_order(series):
     assert [entry.name for entry in rest.entries] == ["ours", "new_engine"]
 
 
+def test_what_requires_an_entry_is_left_out_with_it(series):
+    assert [entry.name for entry in series.without("ours").entries] == ["new_engine"]
+
+
 def test_leaving_out_an_unknown_entry_is_an_error(series):
     with pytest.raises(UnknownNameError):
         series.without("quant_sites", "typo")

@@ -82,7 +82,7 @@ def test_an_unknown_site_is_named_before_anything_is_copied(patched, target):
 # -- without an entry --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["quant_sites", "new_engine"])
+@pytest.mark.parametrize("name", ["quant_sites", "new_engine", "ours"])
 def test_without_an_entry_the_copy_is_what_the_rest_of_the_series_makes(patched, target, name):
     tree, rest = patched.tree, patched.series.without(name)
     shot = snapshot(tree, target, without=(name,), series=patched.series)

@@ -72,7 +72,7 @@ class PrependBody:
 
 @dataclass(frozen=True)
 class AddImport:
-    """Add the import statement `code` behind the module's first run of imports."""
+    """Add `code` behind the module's first run of imports: an import, and what it is needed for."""
 
     code: str
     scope: ClassVar[str] = ""

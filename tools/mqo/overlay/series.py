@@ -107,8 +107,9 @@ class Series:
         return replace(self, entries=tuple(e for e in self.entries if e.name in names))
 
     def without(self, *names: str) -> Series:
-        """The series less the named entries."""
+        """The series less the named entries, and less those that require one of them."""
         dropped = {self[name].name for name in names}
+        dropped |= {e.name for e in self.entries if dropped & self.with_required([e.name])}
         return self.only(set(self.names) - dropped)
 
     def with_required(self, names: Collection[str]) -> set[str]:

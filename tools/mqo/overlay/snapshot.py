@@ -44,7 +44,8 @@ def snapshot(
     """Copy the patched tree to `target`, which must not exist, and set its literals to `types`.
 
     Sites that `types` does not name get 'none'; with `types` None the tree's literals stay as they
-    are. `without` names entries to leave out of `series`, which must then be given.
+    are. `without` names entries to leave out of `series`, which must then be given; those that
+    require one of them go, too.
     """
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
@@ -60,7 +61,7 @@ def snapshot(
             )
             if without:
                 rest = series.without(*without) if series else Series(())
-                _undo(tree, Tree(folder), manifest, rest, without)
+                _undo(tree, Tree(folder), manifest, rest)
             sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
             wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
             written = _write_types(folder, sites, wanted)
@@ -94,11 +95,10 @@ def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str,
             )
 
 
-def _undo(
-    tree: Tree, copy: Tree, manifest: Manifest, rest: Series, without: tuple[str, ...]
-) -> None:
+def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
     """Compute the files that the entries left out touched again, from the rest of the series."""
-    touched = {path for name in without for path in manifest.touched_by(name)}
+    gone = set(manifest.names) - set(rest.names)
+    touched = {path for name in gone for path in manifest.touched_by(name)}
     upstream = tree.upstream().files
     files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
     for path in touched:

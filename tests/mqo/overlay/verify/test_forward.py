@@ -11,6 +11,7 @@ RECORDS |= {(site, layer, QUANT_TYPE): 2 for site in ("qk", "pv") for layer in A
 
 NONE = Step(
     loss=5.25,
+    fused_loss=5.25001,
     gradients="a1",
     finite=True,
     linear_layers=LINEAR,
@@ -27,6 +28,13 @@ def test_equal_steps_at_none_and_a_quantised_one_are_faultless():
 def test_none_must_be_bit_equal_to_a_model_without_sites(change):
     (fault,) = judge(NONE, replace(NONE, **change), QUANTISED)
     assert "differs from those without quant_sites" in fault
+
+
+@pytest.mark.parametrize(("loss", "fault"), [(None, "refuses"), (5.2502, "is 5.2502, and else")])
+def test_fused_attention_must_reach_the_loss_at_none(loss, fault):
+    (found,) = judge(NONE, replace(NONE, fused_loss=loss), QUANTISED)
+    assert fault in found
+    assert judge(replace(NONE, fused_loss=loss), NONE, replace(QUANTISED, fused_loss=loss)) == []
 
 
 @pytest.mark.parametrize("change", [{"loss": 5.25}, {"gradients": "a1"}])
@@ -85,7 +93,7 @@ def test_a_step_that_did_not_run_is_the_one_fault(step, at):
 
 
 def test_a_report_counts_the_operands_that_were_quantised_once():
-    table = {"loss": 5.5, "gradients": "b2", "finite": True}
+    table = {"loss": 5.5, "fused_loss": None, "gradients": "b2", "finite": True}
     table |= {"linear_layers": ["up"], "attention_layers": []}
     rows = [("fprop", "up", "lhs", 1), ("fprop", "up", "rhs", 1), ("dgrad", "up", "lhs", 2)]
     table["records"] = [[site, layer, side, "mxfp8", n] for site, layer, side, n in rows]

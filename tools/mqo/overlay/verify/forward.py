@@ -7,6 +7,7 @@ that tree), which only report.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ QUANT_TYPE = "mxfp8"
 SITE_ENTRY = "quant_sites"
 ATTENTION_SITES = ("qk", "pv")
 TIME_LIMIT_S = 300
+FUSED_TOLERANCE = 1e-5  # relative, in fp32: the same sums in another order
 Outcome = Literal["run", "compiled only", "failed", "not tried"]
 
 
@@ -44,12 +46,14 @@ class Forward:
 class Step:
     """What the program reports of one forward and backward pass.
 
-    `loss` is in nats, `gradients` a hash of all of them. `records` counts (site, layer, quant type)
-    by operands that were quantised exactly once; `lacks` names a package that is not installed, and
-    `error` holds the last words of a failure.
+    `loss` is in nats, `fused_loss` the same by fused attention (None: it refused), and `gradients`
+    a hash of all of them. `records` counts (site, layer, quant type) by operands that were
+    quantised exactly once; `lacks` names a package that is not installed, and `error` holds the
+    last words of a failure.
     """
 
     loss: float = float("nan")
+    fused_loss: float | None = None
     gradients: str = ""
     finite: bool = False
     linear_layers: tuple[str, ...] = ()
@@ -66,6 +70,7 @@ class Step:
         once = ((s, layer, kind) for s, layer, _, kind, calls in table["records"] if calls == 1)
         return cls(
             loss=table["loss"],
+            fused_loss=table["fused_loss"],
             gradients=table["gradients"],
             finite=table["finite"],
             linear_layers=tuple(table["linear_layers"]),
@@ -113,8 +118,9 @@ def _step(root: Path) -> Step:
 def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
     """What is wrong with the steps of a model without sites, with sites at 'none', and quantised.
 
-    All must be finite; the first two bit-equal, with nothing recorded; the third must differ, and
-    must have quantised both operands of each site of each layer exactly once.
+    All must be finite; the first two bit-equal, with nothing recorded; the second must reach its
+    loss by fused attention, too; the third must differ, and must have quantised both operands of
+    each site of each layer exactly once.
     """
     steps = {f"without {SITE_ENTRY}": bare, "at none": none, f"at {QUANT_TYPE}": quantised}
     failed = [f"{name}: {s.error or s.lacks}" for name, s in steps.items() if s.error or s.lacks]
@@ -128,7 +134,15 @@ def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
             faults.append(f"{name}: something was quantised")
     if quantised.loss == none.loss or quantised.gradients == none.gradients:
         faults.append(f"at {QUANT_TYPE}: the loss or every gradient is that of none")
-    return faults + _record_faults(quantised)
+    return faults + _fused_faults(none) + _record_faults(quantised)
+
+
+def _fused_faults(step: Step) -> list[str]:
+    if step.fused_loss is None:
+        return ["at none: fused attention refuses to run"]
+    if math.isclose(step.fused_loss, step.loss, rel_tol=FUSED_TOLERANCE):
+        return []
+    return [f"at none: the loss by fused attention is {step.fused_loss}, and else {step.loss}"]
 
 
 def _record_faults(step: Step) -> list[str]:

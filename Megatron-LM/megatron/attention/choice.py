@@ -1,0 +1,113 @@
+"""Whether a DotProductAttention runs fused: what --attention-backend asks, and what it can.
+
+Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from .fused import fused_attention
+from .masks import is_causal
+
+# --attention-backend: flash and fused want a fused kernel, unfused and local upstream's own path;
+# auto, and a release without the option, takes the fused one where it can.
+DEMANDED = ("flash", "fused")
+REFUSED = ("unfused", "local")
+
+
+class FusedAttentionError(RuntimeError):
+    """A fused kernel was asked for, and this attention cannot run on one."""
+
+
+def runs_fused(
+    layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
+) -> bool:
+    """Whether `layer` shall take the fused path for these tensors.
+
+    Args:
+        layer: a DotProductAttention.
+        types: {site: quant type} as its source says; without 'pv' at 'none' nothing is fused.
+        query: [sq, b, np, hn].
+        key: [sk, b, ng, hn].
+        mask: [..., sq, sk], True where hidden; None for a causal one.
+
+    Raises:
+        FusedAttentionError: the backend is flash or fused, and the layer cannot.
+    """
+    backend = getattr(layer.config, "attention_backend", "auto")
+    backend = getattr(backend, "name", backend)
+    if backend in REFUSED:
+        return False
+    why = obstacle(layer, types, query, key, mask)
+    if why and backend in DEMANDED:
+        name = getattr(layer, "mqo_layer", f"attention layer {layer.layer_number}")
+        raise FusedAttentionError(
+            f"{name} cannot run fused: {why}. Expected: what a fused kernel can do, as "
+            f"--attention-backend {backend} asks. `--attention-backend auto` takes the unfused "
+            "path where it must"
+        )
+    return not why
+
+
+def obstacle(
+    layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
+) -> str:
+    """Why `layer` cannot run fused on these tensors, "" if it can; arguments as `runs_fused`."""
+    return next(_obstacles(layer, types, query, key, mask), "")
+
+
+def fused_context(
+    layer: Any, query: Tensor, key: Tensor, value: Tensor, rng_tracker: Any
+) -> Tensor:
+    """The context [sq, b, np * hv] of `layer`: fused, with its scale and its dropout.
+
+    query [sq, b, np, hn], key [sk, b, ng, hn] and value [sk, b, ng, hv]; `rng_tracker` is
+    upstream's, whose random numbers dropout takes, as in the unfused path.
+    """
+    dropout = _dropout(layer)
+    own = dropout and not layer.config.sequence_parallel
+    with rng_tracker.fork() if own else nullcontext():
+        # A single query, of a decoding step, sees every key.
+        return fused_attention(
+            query,
+            key,
+            value,
+            scale=layer.softmax_scale,
+            causal=query.size(0) > 1,
+            dropout=dropout,
+        )
+
+
+def _obstacles(
+    layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
+) -> Iterator[str]:
+    pv, softmax = types.get("pv", "no plain literal"), layer.scale_mask_softmax
+    queries, keys, device = query.size(0), key.size(0), query.device.type
+    if pv != "none":
+        yield f"its source says pv = {pv}, and only 'none' needs no probabilities"
+    mask_type = getattr(layer.attn_mask_type, "name", None)
+    if mask_type != "causal":
+        yield f"its mask type is {mask_type}, not causal"
+    if getattr(softmax, "window_size", None) is not None:
+        yield "it has a sliding window"
+    if getattr(layer, "softmax_offset", None) is not None:
+        yield "its softmax has an offset"
+    if softmax.scale is not None:
+        yield "--apply-query-key-layer-scaling scales its scores twice"
+    if device not in ("cpu", "cuda"):
+        yield f"the device {device} has no fused kernel"
+    if device == "cpu" and _dropout(layer):
+        yield "no fused kernel of the CPU drops out"
+    if 1 < queries != keys:
+        yield f"it has {queries} queries for {keys} keys"
+    # Last, as it reads a tensor.
+    if mask is not None and not is_causal(mask, queries, keys):
+        yield "its attention mask is not the plain causal one"
+
+
+def _dropout(layer: Any) -> float:
+    """The share that the layer drops out now: none in evaluation."""
+    return layer.attention_dropout.p if layer.attention_dropout.training else 0.0

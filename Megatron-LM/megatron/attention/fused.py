@@ -1,0 +1,56 @@
+"""Attention by torch's fused kernels, which never hold the s x s scores."""
+
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+# Not MATH, which would allocate the scores without a word where no kernel fits.
+KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+]
+
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, dropout: float = 0.0
+) -> Tensor:
+    """Attention of grouped queries in Megatron's layout, differentiable.
+
+    Args:
+        query: [sq, b, np, hn].
+        key: [sk, b, ng, hn]; np is a multiple of ng.
+        value: [sk, b, ng, hv]; hv may differ from hn.
+        scale: what the scores are multiplied by.
+        causal: whether query i sees the keys up to i alone; sq must then be sk.
+        dropout: the share of the probabilities that are dropped, by the device's default generator.
+
+    Returns:
+        [sq, b, np * hv].
+
+    Raises:
+        RuntimeError: no fused kernel of this device takes these tensors; none of the CPU drops out.
+    """
+    width = value.size(-1)
+    # Flash kernels want one head dim. Zeros add nothing to a score, and their context is cut off.
+    widest = max(width, query.size(-1))
+    heads = [pad(t, (0, widest - t.size(-1))).permute(1, 2, 0, 3) for t in (query, key, value)]
+    grouped = query.size(2) != key.size(2)
+    if grouped and not _takes_groups(heads, dropout, causal):
+        repeats = query.size(2) // key.size(2)
+        heads[1:] = [t.repeat_interleave(repeats, dim=1) for t in heads[1:]]
+        grouped = False
+    with sdpa_kernel(KERNELS):
+        context = scaled_dot_product_attention(
+            *heads, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    context = context[..., :width].permute(2, 0, 1, 3)
+    return context.reshape(*context.shape[:2], -1)
+
+
+def _takes_groups(heads: list[Tensor], dropout: float, causal: bool) -> bool:
+    """CUDA's kernel for fp32 does not; its flash kernels and the CPU's do."""
+    if heads[0].device.type != "cuda":
+        return True
+    return can_use_flash_attention(SDPAParams(*heads, None, dropout, causal, True))

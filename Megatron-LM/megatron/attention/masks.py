@@ -1,0 +1,32 @@
+"""Tells a plain causal mask, which a fused kernel needs no tensor for, from any other one."""
+
+import torch
+from torch import Tensor
+
+ROWS = 256
+
+
+def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
+    """Whether `mask` hides from each query just the keys behind it; the last sees every key.
+
+    mask: [..., queries, keys], True where a key is hidden, as Megatron's are. The answer is kept on
+    the tensor, since all layers are handed the same one, until somebody writes to it.
+    """
+    if mask.dtype != torch.bool or mask.shape[-2:] != (queries, keys):
+        return False
+    version = None if mask.is_inference() else mask._version
+    known = getattr(mask, "mqo_causal", None)
+    if known is None or known[0] != version:
+        known = mask.mqo_causal = (version, _compare(mask, queries, keys))
+    return known[1]
+
+
+def _compare(mask: Tensor, queries: int, keys: int) -> bool:
+    """Some rows at a time, so that no second mask is made; the device is asked once."""
+    columns = torch.arange(keys, device=mask.device)
+    last = torch.arange(keys - queries, keys, device=mask.device)[:, None]
+    wrong = torch.zeros((), dtype=torch.bool, device=mask.device)
+    for start in range(0, queries, ROWS):
+        rows = slice(start, start + ROWS)
+        wrong |= (mask[..., rows, :] != (columns > last[rows])).any()
+    return not wrong.item()
