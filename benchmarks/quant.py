@@ -1,5 +1,6 @@
 """Times the quantisers on the CPU: a large matrix, and a linear layer's forward.
 
+    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776  # as the launcher does
     PYTHONPATH=Megatron-LM python benchmarks/quant.py [--threads 2] [--repeats 30] [--fast]
 
 All paths of a table take turns in one run; the best of each counts. Machines are noisy: read the
@@ -9,12 +10,22 @@ ratios. torch.compile and torchao are timed where they run; neither is needed ot
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from megatron.quant import QuantSpec, quantise_dequantise, reference
+from megatron.quant import (
+    QUANT_TYPES,
+    QuantSpec,
+    config,
+    gemm_operands,
+    quantise_dequantise,
+    reference,
+)
 from torch import Tensor
 
 SIDE = 4096
@@ -112,21 +123,35 @@ def torchao(x: Tensor, kind: str) -> Job:
 
 
 def print_linear(dtype: torch.dtype) -> None:
-    """Print what a forward takes whose weight is quantised once, and whose input each time."""
+    """Print what a forward takes at the fprop site, whose weight is quantised once an epoch."""
     x = torch.randn(TOKENS, INPUTS).to(dtype)
-    weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
-    buffer = torch.empty_like(x)
-    jobs: dict[str, Job] = {"plain": lambda: torch.nn.functional.linear(x, weight)}
-    for kind in KINDS:
-        cached = quantise_dequantise(weight, QuantSpec(kind))
-        jobs[kind] = forward(x, cached, QuantSpec(kind), buffer)
-    print_table(measure(jobs, LINEAR_REPEATS), dtype)
+    weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
+    jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in QUANT_TYPES}
+    with torch.no_grad(), weights_cached():
+        print_table(measure(jobs, LINEAR_REPEATS), dtype)
 
 
-def forward(x: Tensor, weight: Tensor, spec: QuantSpec, buffer: Tensor) -> Job:
-    """Return the forward on a quantised input."""
-    linear = torch.nn.functional.linear
-    return lambda: linear(quantise_dequantise(x, spec, out=buffer), weight)
+def forward(x: Tensor, weight: Tensor, quant_type: str) -> Job:
+    """Return the forward as the patched linear layer has it."""
+
+    def run() -> Tensor:
+        operands = gemm_operands("fprop", quant_type, weight)
+        return torch.matmul(operands.lhs(x), operands.rhs(weight).t())
+
+    return run
+
+
+@contextmanager
+def weights_cached() -> Iterator[None]:
+    """Within, this process has the options of a run with `--cache-weights`."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = Path(folder) / "quant.toml"
+        options.write_text("[quantiser]\ncache_weights = true\n", encoding="utf-8")
+        os.environ[config.ENVIRONMENT_VARIABLE] = str(options)
+        config.reset()
+        yield
+        del os.environ[config.ENVIRONMENT_VARIABLE]
+        config.reset()
 
 
 def quantise(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:

@@ -28,6 +28,10 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 Report = Callable[[str], None]
 
+# glibc gives a large tensor back to the system when it is freed, and to have the next one page by
+# page takes longer than to fill it: keep the memory, of which training needs the same every step.
+_ON_CPU = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -93,6 +97,8 @@ def build_command(
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if not machine.has_cuda:
+        env |= _ON_CPU
     return program + [flag for group in flags.values() for flag in group], env
 
 
