@@ -29,6 +29,18 @@ FILES = (
         ),
     ),
     FileEdits(
+        "megatron/core/transformer/multi_latent_attention.py",
+        (
+            # This release takes Transformer Engine to be there: its classes may be mocks.
+            ReplaceExpression(
+                "MultiLatentAttention.__init__",
+                Anchor("isinstance(self.linear_proj, TELinear)"),
+                "isinstance(TELinear, type) and isinstance(self.linear_proj, TELinear)",
+            ),
+        ),
+        versions=">=0.16,<0.17",
+    ),
+    FileEdits(
         "megatron/core/transformer/mla_qk_norm_config.py",
         (
             # Without query latents there is nothing to norm. The local spec names a norm for them

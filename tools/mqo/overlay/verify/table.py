@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from mqo.overlay.verify.release import Verified
 
+# The usual outcomes in few letters, for a series of many entries.
+SHORT = {"applied": "yes", "not needed": "-"}
+
 
 def lines(results: Sequence[Verified]) -> list[str]:
     """Lines for a terminal of 80 columns: a row a release, the verdict, and what there is to say.
@@ -16,7 +19,7 @@ def lines(results: Sequence[Verified]) -> list[str]:
     rows = [*_head(names), *map(_row, results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
     return [*table, _verdict(results), *(f"{r.version}: {n}" for r in results for n in _notes(r))]
@@ -30,7 +33,7 @@ def _head(names: Sequence[str]) -> list[list[str]]:
 
 def _row(result: Verified) -> list[str]:
     forward = result.forward.removesuffix(" only")
-    return [result.version, *(entry.outcome for entry in result.entries), forward]
+    return [result.version, *(SHORT.get(e.outcome, e.outcome) for e in result.entries), forward]
 
 
 def _verdict(results: Sequence[Verified]) -> str:
