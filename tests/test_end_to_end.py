@@ -212,12 +212,6 @@ def test_a_mixture_of_experts_quantises_every_expert_and_never_its_router(start)
     assert said in run.log.read_text().splitlines()
 
 
-def test_grouped_experts_end_the_run_before_its_model_is_built(start):
-    experts = ("--num-experts", "2", "--moe-grouped-gemm", "--bf16")
-    with pytest.raises(RunError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
-        start("linear_mxfp8", flags=experts)
-
-
 def test_multi_latent_attention_and_experts_quantise_what_was_said_before(start):
     run = start("mxfp8", model="deepseek2_lite")
     said = json.loads(run.coverage.read_text())
