@@ -1,6 +1,6 @@
 """Counts what a small GPT's graph keeps for backward, with full and with packed activations.
 
-    PYTHONPATH=Megatron-LM:Megatron-LM/tools python benchmarks/activations.py
+    PYTHONPATH=Megatron-LM python benchmarks/activations.py
 
 Bytes of all tensors that autograd saves in one forward pass, each piece of memory once, parameters
 apart: a count, not a timing, so it does not depend on the machine. The tree's patches must be
@@ -9,15 +9,22 @@ applied (`mqo apply`).
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-import verify_forward
 from megatron.quant import config
 
+ROOT = Path(__file__).resolve().parents[1]
+# By its path: the folder holds a coverage.py, which numba would take for the package.
+PROGRAM = importlib.util.spec_from_file_location(
+    "verify_forward", ROOT / "Megatron-LM/tools/verify_forward.py"
+)
+verify_forward = importlib.util.module_from_spec(PROGRAM)
+PROGRAM.loader.exec_module(verify_forward)
 verify_forward.LAYERS, verify_forward.HIDDEN, verify_forward.HEADS = 4, 512, 8
 verify_forward.BATCH, verify_forward.SEQUENCE, verify_forward.VOCABULARY = 2, 512, 4096
 MB = 1 << 20
@@ -25,7 +32,10 @@ MB = 1 << 20
 
 def main() -> None:
     """Build the model once, and count for each type and form."""
-    model = verify_forward.build()[0].bfloat16()
+    verify_forward.start()
+    normalization, make_spec = verify_forward.local_spec()
+    model = verify_forward.build(verify_forward.llama_configuration(normalization), make_spec())
+    model.bfloat16()
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.attention_backend = "flash"

@@ -15,9 +15,7 @@ FILES = (
         "megatron/training/checkpointing.py",
         (
             AddImport("import megatron.run"),
-            PrependBody(
-                "check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"
-            ),
+            PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
         ),
     ),
 )

@@ -20,6 +20,7 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 pytest.importorskip("torch")
 PROJECT = Project.here()
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
+MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
 
 # A model so small that bf16 is quick on any machine, with two micro-batches a step.
@@ -48,15 +49,14 @@ def start(tmp_path_factory):
     done = {}
 
     def start(quantization, **rest):
-        key = (quantization, *sorted(rest.items()))
+        model = rest.pop("model", "llama32-1b")
+        key = (model, quantization, *sorted(rest.items()))
         if key not in done:
             flags = STEPS + rest.pop("flags", ())
-            cell = resolve(
-                "llama32-1b", "wikipedia", quantization, "smoke", extra_flags=flags, **rest
-            )
+            cell = resolve(model, "wikipedia", quantization, "smoke", extra_flags=flags, **rest)
             with pytest.MonkeyPatch.context() as patch:
-                # It takes a process of its own; one run's serves the tests.
-                if key != ("FA_linear_mxfp8",):
+                # It takes a process of its own; these runs' serve the tests.
+                if key not in MEASURED:
                     patch.setattr(launch.coverage, "record", lambda *args: None)
                 result = launch.run(project, cell, report=lambda text: None)
             done[key] = RunFolder(runs / result.run)
@@ -294,6 +294,20 @@ def test_a_mixture_of_experts_quantises_every_expert_and_never_its_router(start)
     assert not [layer for layer in layers if "router" in layer]
     said = "mqo: never quantised, as it has no site: decoder.layers.3.mlp.router (TopKRouter)"
     assert said in run.log.read_text().splitlines()
+
+
+def test_multi_latent_attention_and_experts_quantise_what_was_said_before(start):
+    run = start("mxfp8", model="deepseek2_lite")
+    said = json.loads(run.coverage.read_text())
+    ran = json.loads(run.quant_stats.read_text())
+    quantised = {(p["gemm"], p["layer"]) for p in said["products"] if not p["reason"]}
+    assert quantised == {(row["site"], row["layer"]) for row in ran}
+    assert {row["quant_type"] for row in ran} == {"mxfp8"}
+    parts = ("linear_q_proj", "linear_kv_down_proj", "linear_kv_up_proj", "shared_experts")
+    for part in (*parts, "local_experts.7", "core_attention"):
+        assert [layer for _, layer in quantised if part in layer], part
+    trained = [loss for _, loss in losses(run)[0]]
+    assert trained[-1] < trained[0]
 
 
 def test_types_cannot_be_asked_of_a_source_without_sites(start):

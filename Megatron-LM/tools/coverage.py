@@ -11,7 +11,8 @@ prints and judges.
 The run's excludes come as its other options do, from the file that MQO_QUANT_CONFIG names.
 
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
-product is quantised to, the whole product is. Elementwise work is not counted.
+product is quantised to, the whole product is. Elementwise work is not counted. A token's content
+decides which experts it goes to: here all experts get the same number of tokens.
 """
 
 from __future__ import annotations
@@ -194,6 +195,61 @@ def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
         yield name or "the model", module
 
 
+class EvenDispatcher:
+    """In the place of an MoE layer's dispatcher: `topk` experts a token, and all experts alike.
+
+    It hands on as many rows as a real one that drops no token; where they do not divide evenly,
+    the first experts get one more. On one rank nothing is sent.
+    """
+
+    def __init__(self, experts: int, topk: int) -> None:
+        self.experts, self.topk = experts, topk
+        self.shape = torch.Size()
+
+    def dispatch_preprocess(
+        self, hidden: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [sequence, batch, width] as rows, and the probabilities [tokens, experts]."""
+        del routing_map  # the content that there is none of
+        self.shape = hidden.shape
+        return hidden.reshape(-1, self.shape[-1]), probs
+
+    def token_dispatch(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
+        """Nothing."""
+        return hidden, probs
+
+    def dispatch_postprocess(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
+        """Rows [tokens * topk, width], how many are whose, and the rows' probabilities."""
+        rows = len(hidden) * self.topk
+        counts = [rows // self.experts + (i < rows % self.experts) for i in range(self.experts)]
+        chosen = probs[:, : self.topk].reshape(-1)
+        return hidden.repeat(self.topk, 1), torch.tensor(counts, device="cpu"), chosen
+
+    def get_expert_zero_copy_buffers(self) -> tuple[None, None]:
+        """None: the experts make their own."""
+        return None, None
+
+    def combine_preprocess(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The sum over each token's experts."""
+        return hidden.reshape(self.topk, -1, hidden.shape[-1]).sum(0)
+
+    def token_combine(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Nothing."""
+        return hidden
+
+    def combine_postprocess(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The rows in the shape that came in."""
+        return hidden.view(self.shape)
+
+
+def route_evenly(model: torch.nn.Module) -> None:
+    """Give every MoE layer an even dispatcher."""
+    for module in model.modules():
+        if hasattr(module, "token_dispatcher"):
+            config = module.config
+            module.token_dispatcher = EvenDispatcher(config.num_moe_experts, config.moe_router_topk)
+
+
 def main(target: Path, flags: list[str]) -> None:
     """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
     products = Products()
@@ -248,6 +304,7 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
+    args.moe_shared_expert_overlap = False  # the dispatcher would call them
     arguments.validate_args(args)
     global_vars.set_args(args)
     if args.vocab_size is None:
@@ -262,6 +319,7 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     with torch.device("meta"):
         groups = ProcessGroupCollection.use_mpu_process_groups()
         (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    route_evenly(model)
     return args, model
 
 

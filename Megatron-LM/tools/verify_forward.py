@@ -1,4 +1,6 @@
-"""One forward and backward pass of a small GPT on the CPU: what `mqo verify` asks of a tree.
+"""One forward and backward pass of two small GPTs on the CPU: what `mqo verify` asks of a tree.
+
+One is a Llama in miniature, the other has multi-latent attention.
 
 Belongs to the tree that it lies in, and only reports, as JSON in the file that its argument names;
 `mqo verify` judges. Uses no name that a release since 0.10 lacks.
@@ -9,11 +11,14 @@ import importlib
 import inspect
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, HIDDEN, HEADS, GROUPS, VOCABULARY, BATCH, SEQUENCE = 2, 64, 4, 2, 128, 2, 64
+LATENT = "latent"
 
 
 def main(target: Path) -> None:
@@ -33,7 +38,7 @@ def main(target: Path) -> None:
 
 
 def run() -> dict[str, Any]:
-    """The loss in nats, every gradient as a hash, and what the quantisers recorded.
+    """The summed loss in nats, every gradient as a hash, and what the quantisers recorded.
 
     `fused_loss` is the same loss by fused attention, None where the types keep it from running.
     """
@@ -41,22 +46,29 @@ def run() -> dict[str, Any]:
     from megatron.quant import RECORDER
 
     check_origin()
-    model, normalization = build()
-    loss = mean_loss(model)
+    start()
+    normalization, make_spec = local_spec()
+    llama = build(llama_configuration(normalization), make_spec())
+    latent = build(
+        latent_configuration(normalization),
+        make_spec(multi_latent_attention=True, qk_layernorm=True),
+        prefix=LATENT,
+    )
+    loss = mean_loss(llama) + mean_loss(latent)
     loss.backward()
     gradients, finite = hashlib.sha256(), bool(torch.isfinite(loss))
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted([*llama.named_parameters(), *latent.named_parameters(LATENT)]):
         assert parameter.grad is not None, f"{name} got no gradient"
         gradients.update(parameter.grad.numpy().tobytes())
         finite = finite and bool(torch.isfinite(parameter.grad).all())
     records = [(*record.key, record.calls) for record in RECORDER.entries()]
     return {
         "loss": loss.item(),
-        "fused_loss": fused_loss(model),
+        "fused_loss": fused_loss(llama, latent),
         "gradients": gradients.hexdigest(),
         "finite": finite,
         "normalization": normalization,
-        "linear_layers": sorted(linear_layers(model)),
+        "linear_layers": sorted(linear_layers()),
         "attention_layers": sorted(attention_layers()),
         "records": records,
     }
@@ -70,19 +82,21 @@ def check_origin() -> None:
             assert Path(origin).resolve().is_relative_to(ROOT), f"{name} comes from {origin}"
 
 
-def build() -> tuple[Any, str]:
-    """The model in float32, its layers labelled, and the name of its norm."""
+def start() -> None:
+    """One process as its own group, with seeds."""
     import torch
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.models.gpt import gpt_layer_specs
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.quant import label_layers
 
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     torch.manual_seed(1)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
+
+
+def local_spec() -> tuple[str, Callable[..., Any]]:
+    """The norm's name, and the function that makes the local spec of a layer with it."""
+    from megatron.core.models.gpt import gpt_layer_specs
 
     make_spec = gpt_layer_specs.get_gpt_layer_local_spec
     parameters = inspect.signature(make_spec).parameters
@@ -91,47 +105,78 @@ def build() -> tuple[Any, str]:
     fixed = getattr(gpt_layer_specs, "LNImpl", None)
     fused = getattr(fixed, "__name__", "") == "FusedLayerNorm"
     normalization = "LayerNorm" if fused and not takes_norm else "RMSNorm"
-    spec = make_spec(normalization=normalization) if takes_norm else make_spec()
+    chosen = {"normalization": normalization} if takes_norm else {}
+    return normalization, partial(make_spec, **chosen)
+
+
+def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
+    """The model in float32, its layers labelled."""
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.quant import label_layers
+
+    # Upstream's own path, which a model without our patches has, too. By name, and not in the
+    # constructor: 0.10 has no such option.
+    configuration.attention_backend = "unfused"
     model = GPTModel(
-        configuration(normalization),
+        configuration,
         spec,
         vocab_size=VOCABULARY,
         max_sequence_length=SEQUENCE,
         position_embedding_type="rope",
     )
-    label_layers(model)
-    return model, normalization
+    label_layers(model, prefix)
+    return model
 
 
-def configuration(normalization: str) -> Any:
-    """A Llama in miniature: grouped queries, SwiGLU, no biases, nothing fused, no dropout."""
-    import torch
+def llama_configuration(normalization: str) -> Any:
+    """A Llama in miniature: grouped queries."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    config = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=GROUPS,
-        ffn_hidden_size=2 * HIDDEN,
-        normalization=normalization,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
-        persist_layer_norm=False,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
+    return TransformerConfig(num_query_groups=GROUPS, **common(normalization))
+
+
+def latent_configuration(normalization: str) -> Any:
+    """Multi-latent attention with heads of 16 + 8 for keys, and of 16 for values."""
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    # What not every release has: 0.10 makes all positions up to the last one; from 0.19 on the
+    # norms ask which implementation it is.
+    some = {"max_position_embeddings": SEQUENCE, "transformer_impl": "local"}
+    return MLATransformerConfig(
+        q_lora_rank=None,
+        kv_lora_rank=32,
+        qk_head_dim=16,
+        qk_pos_emb_head_dim=8,
+        v_head_dim=16,
+        qk_layernorm=True,
+        **{name: value for name, value in some.items() if hasattr(MLATransformerConfig, name)},
+        **common(normalization),
     )
-    # Upstream's own path, which a model without our patches has, too. By name, and not in the
-    # constructor: 0.10 has no such option.
-    config.attention_backend = "unfused"
-    return config
+
+
+def common(normalization: str) -> dict[str, Any]:
+    """SwiGLU, no biases, nothing fused, no dropout."""
+    import torch
+
+    return {
+        "num_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "ffn_hidden_size": 2 * HIDDEN,
+        "normalization": normalization,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "use_cpu_initialization": True,
+        "persist_layer_norm": False,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+    }
 
 
 def mean_loss(model: Any) -> Any:
@@ -147,33 +192,36 @@ def mean_loss(model: Any) -> Any:
     return model(tokens, positions, mask, labels=labels).mean()
 
 
-def fused_loss(model: Any) -> float | None:
-    """The mean cross entropy when fused attention is demanded, None where it refuses."""
+def fused_loss(*models: Any) -> float | None:
+    """The summed loss when fused attention is demanded, None where it refuses."""
     import torch
     from megatron.attention import FusedAttentionError
 
-    for module in model.modules():
+    for module in (module for model in models for module in model.modules()):
         if hasattr(module, "config"):
             module.config.attention_backend = "flash"
     try:
         with torch.no_grad():
-            return mean_loss(model).item()
+            return sum(mean_loss(model) for model in models).item()
     except FusedAttentionError:
         return None
 
 
-def linear_layers(model: Any) -> set[str]:
-    """The labels that fprop, dgrad and wgrad must be recorded under, from the model's shape."""
-    parts = ("self_attention.linear_qkv", "self_attention.linear_proj")
-    parts += ("mlp.linear_fc1", "mlp.linear_fc2")
-    return {f"decoder.layers.{i}.{part}" for i in range(LAYERS) for part in parts} | {
-        "output_layer"
-    }
+def linear_layers() -> set[str]:
+    """The labels that fprop, dgrad and wgrad must be recorded under, from the models' shapes."""
+    mlp = ("mlp.linear_fc1", "mlp.linear_fc2")
+    llama = (*mlp, *(f"self_attention.linear_{name}" for name in ("qkv", "proj")))
+    names = ("q_proj", "kv_down_proj", "kv_up_proj", "proj")
+    latent = (*mlp, *(f"self_attention.linear_{name}" for name in names))
+    found = {f"decoder.layers.{i}.{part}" for i in range(LAYERS) for part in llama}
+    found |= {f"{LATENT}.decoder.layers.{i}.{part}" for i in range(LAYERS) for part in latent}
+    return found | {"output_layer", f"{LATENT}.output_layer"}
 
 
 def attention_layers() -> set[str]:
     """The labels that qk and pv must be recorded under."""
-    return {f"decoder.layers.{i}.self_attention.core_attention" for i in range(LAYERS)}
+    names = [f"decoder.layers.{i}.self_attention.core_attention" for i in range(LAYERS)]
+    return {*names, *(f"{LATENT}.{name}" for name in names)}
 
 
 if __name__ == "__main__":

@@ -17,13 +17,15 @@ class Setup:
     """What of a run's arguments decides whether a GEMM reaches its site; each default is harmless.
 
     weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
-    name of an attention that is not DotProductAttention.
+    name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
+    layer are asked to be one GEMM.
     """
 
     transformer_impl: str = "local"
     attention_variant: str | None = None
     deferred_embedding_wgrad: bool = False
     weight_shards: int = 1
+    grouped_experts: bool = False
 
 
 def find_traps(
@@ -49,7 +51,8 @@ def find_traps(
         here = [x for x in here if not all(is_excluded(site, x.name) for site in names)]
         traps += _layer_traps(here)
     grouped = [layer for layer in layers if layer.kind == OTHER and "Grouped" in layer.module]
-    if LINEAR in kinds and grouped:
+    # Where the arguments ask for it, that has been said.
+    if LINEAR in kinds and grouped and not setup.grouped_experts:
         traps.append(f"{listed(grouped)} bypasses the linear sites: pass no --moe-grouped-gemm")
     return traps
 
@@ -79,6 +82,11 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
         traps.append(
             f"weights are gathered from {setup.weight_shards} ranks and lose their layers' names; "
             "pass no --tensor-parallel-num-weight-shards nor its form for experts"
+        )
+    if LINEAR in kinds and setup.grouped_experts:
+        traps.append(
+            "--moe-grouped-gemm: grouped experts bypass the linear sites; leave it out, and they "
+            "run one by one"
         )
     return traps
 

@@ -11,11 +11,13 @@ from torch.nn import Parameter
 def read_setup(args: Namespace) -> Setup:
     """The facts that upstream's arguments hold; a release that lacks one has its default."""
     shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
+    grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
     return Setup(
         transformer_impl=getattr(args, "transformer_impl", None) or "local",
         attention_variant=getattr(args, "experimental_attention_variant", None),
         deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
         weight_shards=max(getattr(args, name, None) or 1 for name in shards),
+        grouped_experts=grouped,
     )
 
 

@@ -58,6 +58,10 @@ def test_grouped_experts(module):
         "pass no --moe-grouped-gemm"
     )
     assert traps({"qk": "mxfp8"}, layers=[*SOUND, experts]) == []
+    # Asked for by an argument, they are named once.
+    (text,) = traps(setup=Setup(grouped_experts=True), layers=[*SOUND, experts])
+    assert text.startswith("--moe-grouped-gemm: grouped experts bypass the linear sites; leave it")
+    assert traps({"qk": "mxfp8"}, Setup(grouped_experts=True)) == []
 
 
 def test_frozen_weights():

@@ -323,6 +323,13 @@ def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argu
         before_step([Net()], args)
 
 
+def test_grouped_experts_end_the_run_before_the_model(run):
+    run(fprop="mxfp8")
+    with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
+        before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
+    before_model(Namespace(num_experts=None, moe_grouped_gemm=True))
+
+
 def test_arguments_are_no_matter_without_a_run_folder_or_a_type(run):
     args = Namespace(transformer_impl="transformer_engine")
     before_model(args)

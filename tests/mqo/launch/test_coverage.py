@@ -49,6 +49,7 @@ CELLS = {
     "linear": toy("linear_mxfp8", gemms="all"),
     "excluded": toy("mxfp4", exclude=("output_layer", "qk:decoder.layers.0.*")),
     "bare": toy("bf16", without=("quant_sites",)),
+    "experts": resolve("deepseek2_lite", "wikipedia", "mxfp8", "smoke", gemms="all"),
     "recomputed, split": toy(
         "hifp8",
         flags=(
@@ -146,8 +147,51 @@ def test_reasons(measured):
 
 
 def test_the_tied_head_multiplies_and_the_embedding_looks_up(measured):
+    toys = [found for name, found in measured.items() if name != "experts"]
     assert {found.lookups for found in measured.values()} == {("embedding.word_embeddings",)}
-    assert {found.parameters for found in measured.values()} == {measured["bf16"].parameters}
+    assert {found.parameters for found in toys} == {measured["bf16"].parameters}
+
+
+def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
+    model, found = CELLS["experts"].model, measured["experts"]
+    sites = {}
+    for product in found.products:
+        if not product.gemm.endswith("backward"):
+            sites.setdefault(product.layer, {})[product.gemm] = product.quant_type
+    layers = range(model.num_layers)
+    experts = [f"experts.local_experts.{i}" for i in range(model.moe.num_experts)]
+    mlps = [
+        f"decoder.layers.{i}.mlp.{mlp}" for i in layers[1:] for mlp in ["shared_experts", *experts]
+    ]
+    linear = {f"{mlp}.linear_fc{i}" for mlp in ["decoder.layers.0.mlp", *mlps] for i in (1, 2)}
+    for name in ("q_proj", "kv_down_proj", "kv_up_proj", "proj"):
+        linear |= {f"decoder.layers.{i}.self_attention.linear_{name}" for i in layers}
+    linear.add("output_layer")
+    attention = {f"decoder.layers.{i}.self_attention.core_attention" for i in layers}
+    routers = {f"decoder.layers.{i}.mlp.router" for i in layers[1:]}
+    assert sites == {
+        **{layer: dict.fromkeys(("fprop", "dgrad", "wgrad"), "mxfp8") for layer in linear},
+        **{layer: {"qk": "mxfp8", "pv": "mxfp8"} for layer in attention},
+        **{layer: {"mm": None} for layer in routers},
+    }
+
+
+def test_experts_get_top_k_of_the_tokens(measured):
+    moe, tokens = CELLS["experts"].model.moe, 4 * 256
+    rows = [p for p in measured["experts"].products if p.gemm == "fprop" and "1.mlp.exp" in p.layer]
+    assert {p.m for p in rows} == {tokens * moe.topk // moe.num_experts}
+    assert {p.n for p in rows if p.layer.endswith("fc1")} == {2 * moe.expert_ffn_size}
+
+
+def test_a_latent_heads_keys_are_wider_than_its_values(measured):
+    mla, heads = CELLS["experts"].model.mla, CELLS["experts"].model.num_attention_heads
+    layer = "decoder.layers.1.self_attention.core_attention"
+    rows = {p.gemm: p for p in measured["experts"].products if p.layer == layer}
+    assert (rows["qk"].k, rows["pv"].n) == (
+        mla.qk_head_dim + mla.qk_pos_emb_head_dim,
+        mla.v_head_dim,
+    )
+    assert rows["qk"].batch == rows["pv"].batch == 4 * heads
 
 
 def test_recomputation_quantises_twice(measured):
@@ -158,18 +202,47 @@ def test_recomputation_quantises_twice(measured):
     assert {p.reason for p in found} == {"", AT_NONE, AUTOGRAD}
 
 
-def test_a_real_model_is_measured_at_its_real_size(vendored):
+# {model: widths of all heads together, of keys and of values}
+SCORES_OF = {
+    "llama32-1b": (2048, 2048),
+    "llama31-8b": (4096, 4096),
+    "deepseek2_lite": (16 * 192, 16 * 128),
+}
+
+
+@pytest.mark.parametrize(("name", "scores"), SCORES_OF.items())
+def test_a_real_model_is_measured_at_its_real_size(vendored, name, scores):
     pytest.importorskip("torch")
     project = Project.here()
-    cell = resolve("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard")
+    cell = resolve(name, "wikipedia", "FA_linear_mxfp8", "standard")
     found = coverage.of_cell(project, vendored, Series.of(project), cell)
-    assert found.parameters == cell.model.parameters
-    # Every weight of a product once a token, in each of three products; scores of 32 heads of 64.
-    norms = (2 * 16 + 1) * 2048
-    scores = 2 * 16 * 32 * 8192 * 8192 * 64
-    linear = 2 * 8192 * (cell.model.parameters - norms)
-    assert found.flops == 3 * linear + 6 * scores
-    assert quantised(found) == {("fprop", "mxfp8"): linear, ("qk", "mxfp8"): scores}
+    model, tokens = cell.model, cell.training.sequence
+    assert found.parameters == model.parameters
+    # Every weight of a product once a token, in each of three products.
+    linear = 2 * tokens * (model.parameters - unmultiplied(model))
+    routers = 2 * tokens * router_weights(model)
+    qk, pv = (2 * model.num_layers * tokens * tokens * width for width in scores)
+    assert quantised(found) == {("fprop", "mxfp8"): linear - routers, ("qk", "mxfp8"): qk}
+    assert found.flops == 3 * linear + 3 * qk + 3 * pv
+
+
+def unmultiplied(model):
+    """Weights that a token is in no product with: norms, lookups, experts it is not sent to."""
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    lookup = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    if model.moe is None:
+        return norms + lookup
+    latents = model.num_layers * model.mla.kv_lora_rank
+    expert = 3 * model.hidden_size * model.moe.expert_ffn_size
+    idle = (model.num_layers - model.moe.dense_layers) * (model.moe.num_experts - model.moe.topk)
+    return norms + lookup + latents + idle * expert
+
+
+def router_weights(model):
+    if model.moe is None:
+        return 0
+    layers = model.num_layers - model.moe.dense_layers
+    return layers * model.hidden_size * model.moe.num_experts
 
 
 # -- the program's process, with one of our own in its place --------------------------------------

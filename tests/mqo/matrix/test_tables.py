@@ -3,17 +3,37 @@
 import pytest
 from mqo.errors import UnknownNameError
 from mqo.matrix import tables
+from pydantic import ValidationError
 
 
 def parameters(model: tables.Model) -> int:
-    """Count the weights of a GPT with grouped queries, SwiGLU and RMSNorm, by its shapes."""
-    hidden, heads, groups = model.hidden_size, model.num_attention_heads, model.num_query_groups
-    head = hidden // heads
-    attention = hidden * head * (heads + 2 * groups) + heads * head * hidden
+    """Count the weights of a GPT with SwiGLU and RMSNorm, by its shapes."""
+    hidden, dense = model.hidden_size, model.moe.dense_layers if model.moe else model.num_layers
     mlp = 3 * hidden * model.ffn_hidden_size
-    layer = attention + mlp + 2 * hidden
+    mlps = dense * mlp + (model.num_layers - dense) * (experts(model) if model.moe else 0)
     embeddings = model.vocab_size * hidden * (1 if model.tied_embeddings else 2)
-    return model.num_layers * layer + embeddings + hidden
+    attention = latent(model) if model.mla else grouped(model)
+    return model.num_layers * (attention + 2 * hidden) + mlps + embeddings + hidden
+
+
+def grouped(model: tables.Model) -> int:
+    heads, groups = model.num_attention_heads, model.num_query_groups
+    head = model.hidden_size // heads
+    return model.hidden_size * head * (heads + 2 * groups) + heads * head * model.hidden_size
+
+
+def latent(model: tables.Model) -> int:
+    mla, heads, hidden = model.mla, model.num_attention_heads, model.hidden_size
+    query = hidden * heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
+    down = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim) + mla.kv_lora_rank  # and its norm
+    up = mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim)
+    return query + down + up + heads * mla.v_head_dim * hidden
+
+
+def experts(model: tables.Model) -> int:
+    moe, hidden = model.moe, model.hidden_size
+    routed = moe.num_experts * (3 * hidden * moe.expert_ffn_size + hidden)  # and the router's row
+    return routed + 3 * hidden * moe.shared_ffn_size
 
 
 @pytest.mark.parametrize("name", tables.models())
@@ -23,16 +43,59 @@ def test_shapes_add_up_to_the_published_total(name):
 
 
 @pytest.mark.parametrize("name", tables.models())
+def test_an_unshrunk_model_is_the_published_one(name):
+    assert tables.models()[name].shrunk(1, 1) == tables.models()[name]
+
+
+@pytest.mark.parametrize("name", tables.models())
 def test_a_shrunk_model_keeps_its_kind(name):
     full, small = tables.models()[name], tables.models()[name].shrunk(8, 4)
-    assert small.num_layers * 4 == full.num_layers
+    assert small.num_layers == full.num_layers // 4
     assert small.hidden_size * 8 == full.hidden_size
+    assert small.ffn_hidden_size % 32 == 0
+    assert 0.95 < small.ffn_hidden_size * 8 / full.ffn_hidden_size <= 1
+    assert small.hidden_size % small.num_attention_heads == 0
+    assert (small.rope, small.tied_embeddings) == (full.rope, full.tied_embeddings)
+
+
+@pytest.mark.parametrize("name", ["llama32-1b", "llama31-8b"])
+def test_shrunk_grouped_queries_keep_their_ratio(name):
+    full, small = tables.models()[name], tables.models()[name].shrunk(8, 4)
     ratio = full.num_attention_heads // full.num_query_groups
     assert small.num_attention_heads == ratio * small.num_query_groups
     assert small.num_query_groups > 1, "grouped-query attention must not become multi-query"
-    assert small.hidden_size % small.num_attention_heads == 0
     assert small.hidden_size // small.num_attention_heads % 32 == 0, "heads hold whole MX blocks"
-    assert small.tied_embeddings == full.tied_embeddings
+
+
+def test_shrunk_multi_latent_attention_keeps_its_proportions():
+    full = tables.models()["deepseek2_lite"]
+    small = full.shrunk(8, 4)
+    sizes, smaller = full.mla.model_dump(), small.mla.model_dump()
+    assert smaller.pop("kv_lora_rank") * 8 == sizes.pop("kv_lora_rank")
+    assert {name: size * 2 for name, size in smaller.items()} == sizes
+    assert all(size % 32 == 0 for size in smaller.values()), "heads hold whole MX blocks"
+    assert small.num_attention_heads * 4 == full.num_attention_heads
+    assert small.num_attention_heads * small.mla.v_head_dim == small.hidden_size
+
+
+def test_a_shrunk_mixture_of_experts_still_chooses():
+    full = tables.models()["deepseek2_lite"]
+    small = full.shrunk(8, 4)
+    assert 1 < small.moe.topk < small.moe.num_experts < full.moe.num_experts
+    assert 0 < small.moe.dense_layers < small.num_layers
+    assert small.moe.shared_experts == full.moe.shared_experts
+    assert 0.9 < small.moe.expert_ffn_size * 8 / full.moe.expert_ffn_size <= 1
+    assert small.moe.expert_ffn_size % 32 == 0
+    assert small.moe.aux_loss == full.moe.aux_loss
+
+
+def test_a_model_has_one_kind_of_attention_and_the_positions_that_go_with_it():
+    row = tables.models()["deepseek2_lite"].model_dump(exclude_none=True)
+    assert tables.Model(**row) == tables.models()["deepseek2_lite"]
+    llama = tables.models()["llama32-1b"].rope.model_dump()
+    for change in ({"num_query_groups": 16}, {"mla": None}, {"rope": llama}, {"heads": 16}):
+        with pytest.raises(ValidationError):
+            tables.Model(**row | change)
 
 
 def test_ten_modes_have_scripts():
@@ -82,5 +145,7 @@ def test_the_documented_training_configurations():
 
 
 def test_an_unknown_name_lists_the_valid_ones():
-    with pytest.raises(UnknownNameError, match=r"no model called 'llama4'.*llama31-8b, llama32-1b"):
+    with pytest.raises(
+        UnknownNameError, match=r"no model called 'llama4'.*deepseek2_lite, llama31-8b, llama32-1b"
+    ):
         tables.pick(tables.models(), "model", "llama4")

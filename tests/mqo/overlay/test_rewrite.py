@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mqo.errors import DriftError
 from mqo.overlay.edits import (
     AddImport,
+    AddParameters,
     Anchor,
     FileEdits,
     InsertBefore,
@@ -253,6 +254,47 @@ def test_a_body_without_docstring_is_prepended_at_its_start():
     assert rewritten("def f():\n    x()\n", PrependBody("f", "y()\n")) == (
         "def f():\n    y()\n    x()\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("a", "a, k: int = 1, v=None"),
+        ("self, a: int, b=2", "self, a: int, b=2, k: int = 1, v=None"),
+        ("a, b, *rest, c, **more", "a, b, k: int = 1, v=None, *rest, c, **more"),
+        ("a, /, b", "a, /, b, k: int = 1, v=None"),
+    ],
+)
+def test_parameters_stand_behind_the_last_positional_one(signature, expected):
+    new = rewritten(f"def f({signature}):\n    g(a)\n", AddParameters("f", "k: int = 1, v=None"))
+    assert new == f"def f({expected}):\n    g(a)\n"
+
+
+def test_parameters_of_a_signature_over_lines_have_a_line_each():
+    source = "def f(\n    self,\n    a: int = 1,\n) -> None:\n    pass\n"
+    new = rewritten(source, AddParameters("f", "k=None, v=None"))
+    assert new == source.replace("a: int = 1,\n", "a: int = 1,\n    k=None,\n    v=None,\n")
+
+
+@pytest.mark.parametrize("own", ["k", "a, *, k=None", "k, /, a"])
+def test_a_parameter_that_is_there_already_is_drift(own):
+    with pytest.raises(DriftError, match="has a parameter `k` of its own"):
+        rewritten(f"def f({own}):\n    pass\n", AddParameters("f", "k=None"))
+
+
+def test_a_function_without_parameters_is_drift():
+    with pytest.raises(DriftError, match="no parameter to stand behind"):
+        rewritten("def f():\n    pass\n", AddParameters("f", "k=None"))
+
+
+def test_parameters_do_not_hide_other_edits_of_the_function():
+    edits = (
+        AddParameters("f", "k=None"),
+        ReplaceExpression("f", Anchor("g(a)", 2), "HIT"),
+        PrependBody("f", "first()\n"),
+    )
+    new = rewritten("def f(a, b=g(a)):\n    return g(a)\n", *edits)
+    assert new == "def f(a, b=HIT, k=None):\n    first()\n    return HIT\n"
 
 
 @pytest.mark.parametrize(

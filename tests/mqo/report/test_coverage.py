@@ -5,7 +5,16 @@ from dataclasses import asdict, replace
 
 import pytest
 from mqo.errors import RunError
-from mqo.report.coverage import AT_NONE, AUTOGRAD, NO_SITE, Coverage, Product, groups, lines
+from mqo.report.coverage import (
+    AT_NONE,
+    AUTOGRAD,
+    EVEN_EXPERTS,
+    NO_SITE,
+    Coverage,
+    Product,
+    groups,
+    lines,
+)
 
 
 def product(layer, gemm, quant_type, batch=1, m=2, n=3, k=5, calls=1):
@@ -88,6 +97,14 @@ def test_the_table():
     assert "no matrix product" in text[at + 1]
     for mark, reason in zip("abc", (AUTOGRAD, AT_NONE, NO_SITE), strict=True):
         assert f"({mark}) {reason}" in text
+
+
+def test_reasons_have_letters_and_experts_a_word():
+    routed = product("decoder.layers.1.mlp.experts.local_experts.0.up", "fprop", "mxfp8")
+    text = lines(replace(MADE, products=(*MADE.products, *HEAD, routed)))
+    assert text[-1] == EVEN_EXPERTS
+    assert EVEN_EXPERTS not in lines(MADE)
+    assert [line for line in text if line.startswith("  mm ") and "(c)" in line]
 
 
 def test_the_shares_of_the_rows_make_the_whole():

@@ -83,12 +83,13 @@ def resolve(
     mode: Mode | None = None
     if quantization != SOURCE:
         mode = tables.pick(tables.modes(), "quantization mode", quantization)
+    sequence = min(config.sequence, published.train_sequence)
     return Cell(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
         dataset=corpus,
         mode=quantization,
         types=mode.types(gemms) if mode else None,
-        training=config,
+        training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         gemms=gemms,
         **rest,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqo.launch.cell import Cell
 from mqo.launch.machine import Machine
-from mqo.matrix.tables import Model, Training
+from mqo.matrix.tables import Llama3Rope, Mla, Model, Moe, Training, Yarn
 
 Flags = dict[str, list[str]]
 
@@ -55,16 +55,56 @@ def _model(model: Model, training: Training) -> list[str]:
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
-        f"--group-query-attention --num-query-groups {model.num_query_groups}",
+        _mla(model.mla) if model.mla else _groups(model),
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
-        f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling_factor:g}",
+        _rope(model.rope),
+        _moe(model.moe, model.num_layers) if model.moe else "",
         f"--seq-length {training.sequence} --max-position-embeddings {training.sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
     return _words(
         flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
+    )
+
+
+def _groups(model: Model) -> str:
+    return f"--group-query-attention --num-query-groups {model.num_query_groups}"
+
+
+def _mla(mla: Mla) -> str:
+    """Without --q-lora-rank queries have a projection of their own; the norm is of the latents."""
+    return (
+        f"--multi-latent-attention --qk-layernorm --kv-lora-rank {mla.kv_lora_rank} "
+        f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
+        f"--v-head-dim {mla.v_head_dim}"
+    )
+
+
+def _rope(rope: Llama3Rope | Yarn) -> str:
+    """What upstream has flags for; its defaults are the published values of the rest."""
+    if isinstance(rope, Yarn):
+        return (
+            f"--rope-type yarn --rotary-scaling-factor {rope.factor} "
+            f"--mscale {rope.mscale:g} --mscale-all-dim {rope.mscale_all_dim:g}"
+        )
+    return f"--use-rope-scaling --rope-scaling-factor {rope.factor}"
+
+
+def _moe(moe: Moe, layers: int) -> str:
+    """Experts one by one, for no grouped GEMM has a site.
+
+    The softmax before the top-k is the one over all experts, and is not renormalised. As published
+    it is computed in fp32.
+    """
+    return (
+        f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "
+        f"--moe-layer-freq [0]*{moe.dense_layers}+[1]*{layers - moe.dense_layers} "
+        f"--moe-ffn-hidden-size {moe.expert_ffn_size} "
+        f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size} "
+        f"--moe-router-score-function softmax --moe-router-pre-softmax --moe-router-dtype fp32 "
+        f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {moe.aux_loss:g}"
     )
 
 

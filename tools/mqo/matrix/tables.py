@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from mqo.errors import UnknownNameError
 
@@ -23,6 +23,8 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
 }
 SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
 NONE = "none"
+# Shrunk sizes are multiples of it where they can be: no MX block, the longest, is then cut short.
+BLOCK = 32
 
 
 class Row(BaseModel):
@@ -32,8 +34,91 @@ class Row(BaseModel):
     name: str
 
 
+class Part(BaseModel):
+    """A part of a row: frozen, and no key that is not a field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Llama3Rope(Part):
+    """Llama 3's scaling of rotary frequencies; `original` is the context in tokens before it.
+
+    Upstream takes `factor` from a flag and has the others as its defaults.
+    """
+
+    factor: int
+    low: int
+    high: int
+    original: int
+
+
+class Yarn(Part):
+    """YaRN's scaling of rotary frequencies; `original` is the context in tokens before it.
+
+    Upstream takes `factor` and the mscales from flags and has the others as its defaults.
+    """
+
+    factor: int
+    beta_fast: int
+    beta_slow: int
+    mscale: float
+    mscale_all_dim: float
+    original: int
+
+
+class Mla(Part):
+    """Multi-latent attention without a query rank; heads are of `qk_head_dim` without positions."""
+
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+    def narrowed(self, width: int, heads: int) -> Mla:
+        """Its rank `width` times smaller, its heads `heads` times."""
+        return Mla(
+            kv_lora_rank=self.kv_lora_rank // width,
+            qk_head_dim=self.qk_head_dim // heads,
+            qk_pos_emb_head_dim=self.qk_pos_emb_head_dim // heads,
+            v_head_dim=self.v_head_dim // heads,
+        )
+
+
+class Moe(Part):
+    """Experts behind the first `dense_layers`: `topk` routed ones a token, and the shared ones.
+
+    Softmax scores as they are, without renormalisation over the top-k; `aux_loss` is the
+    coefficient of the loss that balances the experts in each sequence.
+    """
+
+    dense_layers: int
+    num_experts: int
+    topk: int
+    shared_experts: int
+    expert_ffn_size: int
+    aux_loss: float
+
+    @property
+    def shared_ffn_size(self) -> int:
+        """Of all shared experts together, which are one wide MLP."""
+        return self.shared_experts * self.expert_ffn_size
+
+    def narrowed(self, width: int) -> Moe:
+        """`width` times fewer and narrower experts, of which a token still has a choice of two."""
+        smaller = {
+            "num_experts": self.num_experts // width,
+            "topk": max(2, self.topk // width),
+            "expert_ffn_size": _blocks(self.expert_ffn_size // width),
+        }
+        return self.model_copy(update=smaller)
+
+
 class Model(Row):
-    """A GPT as published. Sizes in elements; `parameters` is the total of the built model."""
+    """A GPT as published. Sizes in elements; `parameters` is the total of the built model.
+
+    It has either grouped queries or `mla`. `train_sequence` is in tokens, the longest that the
+    training configurations train it at.
+    """
 
     published_as: str
     parameters: int
@@ -41,30 +126,52 @@ class Model(Row):
     hidden_size: int
     ffn_hidden_size: int
     num_attention_heads: int
-    num_query_groups: int
+    num_query_groups: int | None = None
     vocab_size: int
     tied_embeddings: bool
     norm_epsilon: float
     rotary_base: int
-    rope_scaling_factor: int
+    rope: Llama3Rope | Yarn
     train_sequence: int
+    mla: Mla | None = None
+    moe: Moe | None = None
+
+    @model_validator(mode="after")
+    def _one_attention(self) -> Model:
+        if (self.num_query_groups is None) == (self.mla is None):
+            raise ValueError("either num_query_groups or mla must be given")
+        if isinstance(self.rope, Yarn) != (self.mla is not None):
+            raise ValueError("upstream's flags give yarn to mla, and Llama 3's scaling to others")
+        return self
 
     def shrunk(self, width: int, depth: int) -> Model:
         """The same kind of model, `width` times narrower and `depth` times shallower.
 
-        Heads and query groups shrink alike, by as much as leaves a whole group, so their ratio and
-        thereby the kind of attention stays; what is left of the factor narrows the heads.
+        Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
+        parts of a latent head, and thereby the kind of attention, stays.
         """
-        by = min(width, self.num_query_groups // 2)
+        if (width, depth) == (1, 1):
+            return self
+        fewer = self._fewer_heads(width)
         return self.model_copy(
             update={
                 "num_layers": self.num_layers // depth,
                 "hidden_size": self.hidden_size // width,
-                "ffn_hidden_size": self.ffn_hidden_size // width,
-                "num_attention_heads": self.num_attention_heads // by,
-                "num_query_groups": self.num_query_groups // by,
+                "ffn_hidden_size": _blocks(self.ffn_hidden_size // width),
+                "num_attention_heads": self.num_attention_heads // fewer,
+                "num_query_groups": self.num_query_groups and self.num_query_groups // fewer,
+                "mla": self.mla and self.mla.narrowed(width, width // fewer),
+                "moe": self.moe and self.moe.narrowed(width),
             }
         )
+
+    def _fewer_heads(self, width: int) -> int:
+        """How many times fewer heads a model has that is `width` times narrower."""
+        if self.mla is not None:
+            # The smallest part of a head narrows to one block; what is left leaves out heads.
+            return width // min(width, self.mla.qk_pos_emb_head_dim // BLOCK)
+        assert self.num_query_groups is not None
+        return min(width, self.num_query_groups // 2)  # as much as leaves a whole group
 
 
 class Dataset(Row):
@@ -168,6 +275,11 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
     """UnknownNameError unless `name` is one of `valid`."""
     if name not in valid:
         raise UnknownNameError(kind, str(name), [v for v in valid if v is not None])
+
+
+def _blocks(size: int) -> int:
+    """`size` without what is less than a block."""
+    return max(BLOCK, size // BLOCK * BLOCK)
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -71,6 +71,17 @@ class PrependBody:
 
 
 @dataclass(frozen=True)
+class AddParameters:
+    """Give the function `scope` the parameters `code` behind its last positional one.
+
+    A parameter that the function already has is drift.
+    """
+
+    scope: str
+    code: str
+
+
+@dataclass(frozen=True)
 class AddImport:
     """Add `code` behind the module's first run of imports: an import, and what it is needed for."""
 
@@ -79,7 +90,7 @@ class AddImport:
 
 
 # `scope` is the dotted path of the function that an edit is confined to: "Class.method".
-Edit = InsertBefore | WrapOperands | ReplaceExpression | PrependBody | AddImport
+Edit = InsertBefore | WrapOperands | ReplaceExpression | PrependBody | AddParameters | AddImport
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from mqo.errors import DriftError
 from mqo.overlay.drift import describe, in_upstream
 from mqo.overlay.edits import (
     AddImport,
+    AddParameters,
     Anchor,
     Edit,
     FileEdits,
@@ -83,6 +84,7 @@ class _Changes:
         self.module, self.version = module, version
         self.replaced: dict[int, cst.BaseExpression] = {}
         self.inserted: defaultdict[int, list[_Insertion]] = defaultdict(list)
+        self.parameters: dict[int, Sequence[cst.Param]] = {}
         self.definitions: set[int] = set()
         self._scopes: dict[str, Scope] = {}
 
@@ -94,6 +96,8 @@ class _Changes:
             case PrependBody():
                 block = self._block(edit.scope)
                 self._insert(block, 1 if _is_docstring(block.body[0]) else 0, edit.code)
+            case AddParameters():
+                self._add_parameters(edit)
             case InsertBefore():
                 hits = self._hits(edit.scope, edit.anchors)
                 block, at = self._scope(edit.scope).enclosing(hits)
@@ -109,11 +113,10 @@ class _Changes:
 
     def made(self) -> cst.Module:
         """The module with everything that was noted."""
-        maker = _Maker(self.replaced, self.inserted, self.definitions)
+        maker = _Maker(self.replaced, self.inserted, self.parameters, self.definitions)
         module = self.module.visit(maker)
-        assert maker.done == len(self.replaced) + len(self.inserted), (
-            "a place was not in the module"
-        )
+        noted = len(self.replaced) + len(self.inserted) + len(self.parameters)
+        assert maker.done == noted, "a place was not in the module"
         return module
 
     def _insert(
@@ -121,6 +124,19 @@ class _Changes:
     ) -> None:
         lines = cst.parse_module(code, self.module.config_for_parsing).body
         self.inserted[id(block)].append(_Insertion(at, tuple(lines), take_comments))
+
+    def _add_parameters(self, edit: AddParameters) -> None:
+        function = self._scope(edit.scope).root
+        assert isinstance(function, Function)
+        added = cst.ensure_type(cst.parse_statement(f"def f({edit.code}): ..."), Function).params
+        here = function.params
+        names = {p.name.value for p in (*here.posonly_params, *here.params, *here.kwonly_params)}
+        known = sorted(names & {parameter.name.value for parameter in added.params})
+        if known:
+            raise CountOffError(f"function `{edit.scope}` has a parameter `{known[0]}` of its own")
+        if not here.params:
+            raise CountOffError(f"function `{edit.scope}` has no parameter to stand behind")
+        self.parameters[id(here)] = added.params
 
     def _replace(self, old: cst.CSTNode, code: str) -> None:
         self.replaced[id(old)] = cst.parse_expression(code, self.module.config_for_parsing)
@@ -161,10 +177,12 @@ class _Maker(cst.CSTTransformer):
         self,
         replaced: dict[int, cst.BaseExpression],
         inserted: dict[int, list[_Insertion]],
+        parameters: dict[int, Sequence[cst.Param]],
         definitions: set[int],
     ) -> None:
         super().__init__()
-        self.replaced, self.inserted, self.definitions = replaced, inserted, definitions
+        self.replaced, self.inserted = replaced, inserted
+        self.parameters, self.definitions = parameters, definitions
         self.done = 0
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -178,6 +196,10 @@ class _Maker(cst.CSTTransformer):
         if key in self.inserted:
             self.done += 1
             return updated_node.with_changes(body=_body(updated_node, self.inserted[key]))
+        if key in self.parameters:
+            self.done += 1
+            params = _behind_last(updated_node.params, self.parameters[key])
+            return updated_node.with_changes(params=params)
         return updated_node
 
 
@@ -194,6 +216,15 @@ def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[c
         if old is not None:
             body.append(old)
     return body
+
+
+def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> list[cst.Param]:
+    """`params` and then `added`, set as `params` are: all on a line, or a line each."""
+    *_, before, last = (None, *params)
+    comma = before.comma if before else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    *others, final = (last, *added)
+    others = [parameter.with_changes(comma=comma) for parameter in others]
+    return [*params[:-1], *others, final.with_changes(comma=last.comma)]
 
 
 def _operand(hit: cst.CSTNode, name: str) -> cst.Name:

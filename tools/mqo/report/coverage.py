@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from string import ascii_lowercase
 from typing import Any
 
 from mqo.errors import RunError
@@ -18,6 +19,8 @@ BACKWARD = " backward"
 AT_NONE = "its site's type is 'none'"
 AUTOGRAD = "autograd computes it: there is no site in this backward pass"
 NO_SITE = "no site wraps it"
+EXPERT = ".local_experts."
+EVEN_EXPERTS = "experts: all get as many tokens, top-k of them each; a run's router decides"
 FULL_SCORES = "qk and pv: all s x s scores, masked ones too, as local attention computes them"
 
 
@@ -153,7 +156,8 @@ def lines(coverage: Coverage) -> list[str]:
     text += ["", f"{coverage.share:.1%} of the FLOPs are quantised"]
     text += [f"  {gemm:14}{t:12}{part:>7.1%}" for (gemm, t), part in coverage.shares.items()]
     text += [f"({mark}) {reason}" for reason, mark in marks.items()]
-    return [*text, FULL_SCORES]
+    routed = any(EXPERT in product.layer for product in coverage.products)
+    return [*text, FULL_SCORES, *([EVEN_EXPERTS] if routed else [])]
 
 
 def _row(product: Product, share: float, marks: dict[str, str]) -> str:
@@ -161,6 +165,6 @@ def _row(product: Product, share: float, marks: dict[str, str]) -> str:
     gemm = product.gemm + (f" x{product.calls}" if product.calls > 1 else "")
     kind = product.quant_type or "-"
     if product.reason:
-        kind += f" ({marks.setdefault(product.reason, 'abc'[len(marks)])})"
+        kind += f" ({marks.setdefault(product.reason, ascii_lowercase[len(marks)])})"
     sizes = f"{product.batch:6}{product.m:8}{product.n:8}{product.k:8}"
     return f"  {gemm:14}{sizes}  {kind:12}{share:7.1%}"

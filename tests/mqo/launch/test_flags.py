@@ -1,0 +1,123 @@
+"""A model's flags: upstream's own, and with upstream's defaults the published model."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from mqo.launch.cell import resolve
+from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.machine import Machine
+from mqo.matrix import tables
+
+NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
+
+
+def flags(model, training="standard"):
+    """{flag: its values, joined} of the model's own flags."""
+    cell = resolve(model, "wikipedia", "bf16", training)
+    found = {}
+    for word in megatron_flags(cell, Machine(1, 0), NOWHERE)["model"]:
+        if word.startswith("--"):
+            found[word] = []
+        else:
+            found[list(found)[-1]].append(word)
+    return {flag: " ".join(values) for flag, values in found.items()}
+
+
+def test_multi_latent_attention_with_experts_is_as_published():
+    found = flags("deepseek2_lite")
+    expected = {
+        "--num-layers": "27",
+        "--hidden-size": "2048",
+        "--ffn-hidden-size": "10944",
+        "--num-attention-heads": "16",
+        "--multi-latent-attention": "",
+        "--qk-layernorm": "",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--normalization": "RMSNorm",
+        "--norm-epsilon": "1e-06",
+        "--rope-type": "yarn",
+        "--rotary-base": "10000",
+        "--rotary-scaling-factor": "40",
+        "--mscale": "0.707",
+        "--mscale-all-dim": "0.707",
+        "--num-experts": "64",
+        "--moe-layer-freq": "[0]*1+[1]*26",
+        "--moe-ffn-hidden-size": "1408",
+        "--moe-shared-expert-intermediate-size": "2816",
+        "--moe-router-topk": "6",
+        "--moe-router-score-function": "softmax",
+        "--moe-router-pre-softmax": "",
+        "--moe-router-load-balancing-type": "seq_aux_loss",
+        "--moe-aux-loss-coeff": "0.001",
+        "--untie-embeddings-and-output-weights": "",
+    }
+    assert {flag: found.get(flag) for flag in expected} == expected
+    absent = ("--q-lora-rank", "--group-query-attention", "--use-rope-scaling")
+    absent += ("--moe-grouped-gemm", "--moe-router-topk-scaling-factor")
+    assert not set(absent) & set(found)
+
+
+@pytest.mark.parametrize(("model", "factor"), [("llama32-1b", "32"), ("llama31-8b", "8")])
+def test_grouped_queries_have_llama_3s_scaling_and_no_experts(model, factor):
+    found = flags(model)
+    assert (found["--use-rope-scaling"], found["--rope-scaling-factor"]) == ("", factor)
+    assert (found["--rotary-base"], found["--num-query-groups"]) == ("500000", "8")
+    assert not [flag for flag in found if "moe" in flag or "latent" in flag or "mscale" in flag]
+
+
+def test_a_shrunk_models_layers_stay_dense_first():
+    found = flags("deepseek2_lite", "smoke")
+    assert found["--moe-layer-freq"] == f"[0]*1+[1]*{int(found['--num-layers']) - 1}"
+
+
+@pytest.mark.parametrize("model", tables.models())
+def test_a_model_is_trained_no_longer_than_published(model):
+    lengths = {
+        name: int(flags(model, name)["--seq-length"]) for name in ("smoke", "fast", "standard")
+    }
+    longest = tables.models()[model].train_sequence
+    assert lengths == {"smoke": 256, "fast": 2048, "standard": longest}
+
+
+# -- what upstream has no flags for ----------------------------------------------------------------
+
+
+def test_upstreams_defaults_of_yarn_are_the_published_values(vendored):
+    """Its multi-latent attention reads them from the config, which has no flags for them."""
+    path = "megatron/core/transformer/transformer_config.py"
+    fields = definition(vendored, path, "MLATransformerConfig").body
+    named = [node for node in fields if isinstance(node, ast.AnnAssign) and node.value]
+    found = {node.target.id: literal(node.value) for node in named}
+    yarn = tables.models()["deepseek2_lite"].rope
+    assert found["original_max_position_embeddings"] == yarn.original
+    assert (found["beta_fast"], found["beta_slow"]) == (yarn.beta_fast, yarn.beta_slow)
+    # The parser's names differ, so no argument overwrites these fields.
+    arguments = vendored.read("megatron/training/arguments.py").decode()
+    for flag in ("--original-max-position-embeddings", "--beta-fast", "--beta-slow"):
+        assert f"'{flag}'" not in arguments
+
+
+@pytest.mark.parametrize("model", ["llama32-1b", "llama31-8b"])
+def test_upstreams_defaults_of_llama_3s_scaling_are_the_published_values(vendored, model):
+    path = "megatron/core/models/common/embeddings/rotary_pos_embedding.py"
+    scaling = definition(vendored, path, "_apply_scaling").args
+    names = [argument.arg for argument in scaling.args][-len(scaling.defaults) :]
+    found = dict(zip(names, map(literal, scaling.defaults), strict=True))
+    rope = tables.models()[model].rope
+    assert (found["low_freq_factor"], found["high_freq_factor"]) == (rope.low, rope.high)
+    assert found["original_max_position_embeddings"] == rope.original
+
+
+def definition(tree, path, name):
+    """The class or function of that name."""
+    nodes = ast.walk(ast.parse(tree.read(path)))
+    (found,) = [node for node in nodes if getattr(node, "name", None) == name]
+    return found
+
+
+def literal(node):
+    return node.value if isinstance(node, ast.Constant) else None
