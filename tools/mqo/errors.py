@@ -59,3 +59,7 @@ class DataError(MqoError):
 
 class RunError(MqoError):
     """A training run that failed; the text says where its log is."""
+
+
+class ConvertError(MqoError):
+    """Weights that do not fit the other side, or that nothing here has a form for."""
