@@ -110,7 +110,7 @@ def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
 
 def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
     with pytest.raises(
-        RunError, match=r"layers\.0\..*cannot run fused: its source says pv = mxfp4"
+        RunError, match=r"layers\.0\..*cannot run fused: its source or schedule says pv = mxfp4"
     ):
         start("mxfp4", flags=("--attention-backend", "flash"))
 

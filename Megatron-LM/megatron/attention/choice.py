@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from megatron.quant.config import scheduled
 from torch import Tensor
 
 from .fused import fused_attention
@@ -29,7 +30,8 @@ def runs_fused(
 
     Args:
         layer: a DotProductAttention.
-        types: {site: quant type} as its source says; without 'pv' at 'none' nothing is fused.
+        types: {site: quant type} as its source says; nothing is fused without 'pv' at 'none', or
+            where a schedule has another type for it at this step.
         query: [sq, b, np, hn].
         key: [sk, b, ng, hn].
         mask: [..., sq, sk], True where hidden; None for a causal one.
@@ -84,10 +86,11 @@ def fused_context(
 def _obstacles(
     layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Iterator[str]:
-    pv, softmax = types.get("pv", "no plain literal"), layer.scale_mask_softmax
+    pv = scheduled("pv", types["pv"]) if "pv" in types else "no plain literal"
+    softmax = layer.scale_mask_softmax
     queries, keys, device = query.size(0), key.size(0), query.device.type
     if pv != "none":
-        yield f"its source says pv = {pv}, and only 'none' needs no probabilities"
+        yield f"its source or schedule says pv = {pv}, and only 'none' needs no probabilities"
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":
         yield f"its mask type is {mask_type}, not causal"
