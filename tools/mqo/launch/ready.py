@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqo.data.fit import check_fit
 from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
@@ -29,7 +30,7 @@ class RunData:
 
 
 def check_cell(cell: Cell) -> None:
-    """Refuse at once what would fail minutes later: data that is not there."""
+    """Refuse at once what would fail minutes later: data that is not there, or does not fit."""
     if cell.data_prefix is not None:
         check_prefix(cell.data_prefix)
     if cell.tokenizer is not None and not cell.tokenizer.exists():
@@ -42,6 +43,8 @@ def check_cell(cell: Cell) -> None:
             "Only one of tokenizer and data prefix was given",
             expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
         )
+    if cell.tokenizer is not None and cell.data_prefix is not None:
+        check_fit(cell.tokenizer, cell.data_prefix)
     if cell.data_prefix is None and not (cell.training.is_smoke and cell.dataset.sample):
         smoke = "its sample serves '--training-config smoke' only"
         none = "it has no sample"
