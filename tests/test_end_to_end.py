@@ -6,8 +6,11 @@ A few steps of the smoke model each; the same runs serve several tests.
 import json
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import suppress
 
+import psutil
 import pytest
 from mqo.errors import OverlayError, RunError
 from mqo.launch import run as launch
@@ -274,6 +277,67 @@ def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     resumed = start("linear_mxfp4", flags=TINY, **rest)
     assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
     assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
+
+
+def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
+    """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
+    rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}
+    flags = (*TINY, "--train-samples", "64", "--save-interval", "2")
+    whole = start("linear_mxfp4", flags=flags, checkpoint=tmp_path / "whole", **rest)
+    folder, saved = tmp_path / "killed", tmp_path / "killed" / "checkpoints"
+    folder.mkdir()
+    (folder / "quant.toml").write_text(whole.quant_config.read_text())
+    command = whole.command.read_text().replace(str(tmp_path / "whole"), str(saved))
+    command = command.replace(str(whole.quant_config), str(folder / "quant.toml"))
+    until_iteration(command, RunFolder(folder), 6)
+    assert tracked(saved) in (4, 6)
+    newest = saved / f"iter_{tracked(saved):07d}"
+    damaged = next(newest.glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    half = saved / "iter_0000008"
+    half.mkdir()
+    (half / "__7_7.distcp").write_bytes(b"half")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert f"mqo: the checkpoint of iteration {tracked_before(newest)} is damaged" in done.stdout
+    expected = dict(losses(whole)[0])
+    assert len(expected) == 8
+    rows = RunFolder(folder).read_metrics()[TRAIN_LOSS]
+    assert len(rows) > 8  # some steps were done twice
+    assert {step for step, _ in rows} == set(expected)
+    assert all(loss == expected[step] for step, loss in rows)
+    assert sorted(path.name for path in saved.glob("iter_*")) == [
+        f"iter_{iteration:07d}" for iteration in (4, 6, 8)
+    ]
+    assert not (half / "__7_7.distcp").exists()
+
+
+def tracked(checkpoints):
+    return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+
+
+def tracked_before(checkpoint):
+    return int(checkpoint.name.removeprefix("iter_"))
+
+
+def until_iteration(command, run, iteration):
+    """Run the command, and kill it and all its children once the iteration is recorded."""
+    process = subprocess.Popen(["bash", "-c", command])
+    try:
+        while process.poll() is None:
+            if run.metrics.exists():
+                rows = run.read_metrics().get(TRAIN_LOSS, [])
+                if rows and rows[-1][0] >= iteration:
+                    break
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before it could be killed"
+    finally:
+        parent = psutil.Process(process.pid)
+        # Workers are in sessions of their own, so it takes more than the group.
+        for one in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
 
 
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):

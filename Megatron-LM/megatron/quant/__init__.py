@@ -4,6 +4,7 @@ from . import config
 from .backend import quantise_dequantise
 from .config import QuantConfig
 from .excludes import unmatched
+from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
     DEFAULT_ROUNDING,
@@ -51,6 +52,7 @@ __all__ = [
     "ROUNDINGS",
     "SCALE_RULES",
     "SITES",
+    "FiniteError",
     "FoundLayer",
     "GemmOperands",
     "GemmSite",
@@ -65,6 +67,7 @@ __all__ = [
     "Recorder",
     "Setup",
     "cached_bytes",
+    "check_finite",
     "check_type",
     "code_values",
     "config",

@@ -30,6 +30,8 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
+from .checkpoints import keep_last
+from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
 from .record import run_folder
@@ -71,8 +73,11 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     if run_folder() is None:
         return
     RECORDER.begin_step(done + 1)
+    keep_last(current().keep_checkpoints)
     if _found is None:
         model = list(model)
+        if current().check_nan:
+            watch(model)
         _found = [one for chunk in model for one in find_layers(chunk)]
         others = [one for chunk in model for one in other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))

@@ -30,7 +30,7 @@ class Cell(BaseModel):
     shrunk where the configuration shrinks. `schedule` are 'SITE: schedule' texts. `exclude` are the
     layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each one
     matches. `record_every` is in iterations, None the quantisers' own default, 0 for never; `dump`
-    are iterations.
+    are iterations. `keep_checkpoints` is how many are left of those that the run saves, 0 for all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +53,8 @@ class Cell(BaseModel):
     exclude: tuple[str, ...] = ()
     record_every: int | None = None
     dump: tuple[int, ...] = ()
+    keep_checkpoints: int = 0
+    check_nan: bool = False
 
     @property
     def title(self) -> str:

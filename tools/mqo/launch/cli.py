@@ -71,6 +71,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--training-config", default="standard")
     made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
     made.add_argument("--without", action="append", default=[], help="a patch to leave out")
+    made.add_argument(
+        "--keep-last", type=_whole, default=0, metavar="N", help="checkpoints to keep; 0: all"
+    )
+    made.add_argument(
+        "--check-nan", action="store_true", help="find the layer of the first NaN or infinity; slow"
+    )
     made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
     made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
     _add_quantiser(made.add_argument_group("the quantisers (docs/quantisation.md)"))
@@ -162,6 +168,8 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         exclude=tuple(args.exclude),
         record_every=args.record_every,
         dump=tuple(args.dump),
+        keep_checkpoints=args.keep_last,
+        check_nan=args.check_nan,
     )
 
 

@@ -51,7 +51,14 @@ def quant_config(types: Mapping[str, str], cell: Cell) -> str:
         exclude=cell.exclude,
         record_every=cell.record_every,
         dump=cell.dump,
+        run=_own(cell),
     )
+
+
+def _own(cell: Cell) -> dict[str, int | bool]:
+    """The [run] table: what is not about quantising."""
+    keep = {"keep_checkpoints": cell.keep_checkpoints} if cell.keep_checkpoints else {}
+    return keep | ({"check_nan": True} if cell.check_nan else {})
 
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:

@@ -214,6 +214,7 @@ class Training(Row):
     eval_interval: int
     eval_iters: int
     log_interval: int
+    save_interval: int
 
     @property
     def is_smoke(self) -> bool:
