@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .ranks import all_ranks, rank
+from .unpickle import METADATA, foreign_name
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
@@ -28,25 +29,25 @@ class CheckpointError(RuntimeError):
 
 
 def before_load(args: Namespace, load_arg: str = "load") -> None:
-    """Before a checkpoint is read: take the newest whole one. A collective.
+    """Before a checkpoint is read: take the newest whole one, and no foreign one. A collective.
 
     Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
-    whole one before it, and that is said. Nothing is done where the user chose the step, and
-    without --verify-integrity, since then nothing says whether a checkpoint is whole.
+    whole one before it, and that is said. There is no choice where the user made it, and without
+    --verify-integrity, since then nothing says whether a checkpoint is whole.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is whole.
+        CheckpointError: there are checkpoints, and none is whole; or what would be loaded would
+            have something run that no checkpoint needs.
     """
     folder = getattr(args, load_arg, None)
-    if not folder or not getattr(args, "verify_integrity", False) or _chosen(args):
+    if not folder:
         return
     found = error = None
     if rank() == 0:
         try:
-            own = bool(args.save) and Path(args.save).resolve() == Path(folder).resolve()
-            found = choose(Path(folder), fault, own=own)
-        except CheckpointError as none:
-            error = str(none)
+            found = _look(args, Path(folder))
+        except CheckpointError as fault:
+            error = str(fault)
     found, error = all_ranks((found, error))[0]
     if error:
         raise CheckpointError(error)
@@ -54,6 +55,23 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
         args.ckpt_step, why = found
         if rank() == 0:
             print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
+
+
+def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
+    """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
+    found, chosen = None, getattr(args, "ckpt_step", None)
+    if chosen is None and getattr(args, "verify_integrity", False):
+        own = bool(args.save) and Path(args.save).resolve() == folder.resolve()
+        found = choose(folder, fault, own=own)
+    iteration = found[0] if found else chosen if chosen is not None else _tracked(folder)
+    loaded = folder / "release" if iteration is None else _path(folder, iteration)
+    name = foreign_name(loaded)
+    if name:
+        raise CheckpointError(
+            f"{loaded / METADATA} would have {name} run, which no checkpoint needs. Expected: what "
+            "torch and Megatron write there. Do not load this checkpoint"
+        )
+    return found
 
 
 def before_save(args: Namespace, iteration: int) -> None:
@@ -136,10 +154,6 @@ def remove_old(folder: Path, count: int) -> None:
         target = _path(folder, iteration)
         if not target.is_symlink():
             shutil.rmtree(target)
-
-
-def _chosen(args: Namespace) -> bool:
-    return getattr(args, "ckpt_step", None) is not None
 
 
 def _tracked(folder: Path) -> int | None:
