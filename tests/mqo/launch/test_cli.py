@@ -81,7 +81,7 @@ def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
     written = tomllib.loads(quant_config({"qk": "mxfp8"}, made))
     assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": list(made.exclude)}}
-    assert "quant.toml" not in cli.describe(Project(tmp_path), cell())
+    assert "# quant.toml" not in cli.describe(Project(tmp_path), cell())
 
 
 def test_what_is_measured_and_dumped_goes_into_quant_toml():

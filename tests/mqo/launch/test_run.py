@@ -52,7 +52,8 @@ def test_progress_and_result_come_from_the_metrics(folder):
         "loss 6.5000",
         "validation loss 6.2500",
     ]
-    result = launch._sum_up(folder, RunData(folder.root, folder.root, 4096), {"qk": "mxfp8"}, 9.6)
+    data = RunData(folder.root, folder.root, 4096)
+    result = launch._sum_up(folder, CELL, data, {"qk": "mxfp8"}, 9.6)
     assert (result.iterations, result.train_loss, result.valid_loss) == (160, 6.5, 6.25)
     assert result.line() == (
         "validation loss 6.2500, training loss 6.5000 (chance: 8.32) after 160 steps in 10 s; "
@@ -97,7 +98,7 @@ def test_an_error_of_ours_in_the_log_comes_first(folder):
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):
     with pytest.raises(RunError, match="recorded no loss"):
-        launch._sum_up(folder, RunData(folder.root, folder.root, None), {}, 1.0)
+        launch._sum_up(folder, CELL, RunData(folder.root, folder.root, None), {}, 1.0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
