@@ -15,12 +15,19 @@ def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(tensorboard), size_guidance={"scalars": 0})
+    if not tensorboard.is_dir():
+        return
+    # A resumed run repeats iterations; its folder is that of the run before.
+    events = EventAccumulator(
+        str(tensorboard), size_guidance={"scalars": 0}, purge_orphaned_data=False
+    )
     events.Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.endswith(" vs samples")]
-    found = [(event, tag) for tag in tags for event in events.Scalars(tag)]
+    found = [(tag, event) for tag in tags for event in events.Scalars(tag)]
     with folder.metrics.open("w", encoding="utf-8") as lines:
-        for event, tag in sorted(e for e in found if e[0].wall_time >= since):
+        for tag, event in sorted(found, key=lambda row: row[1].wall_time):
+            if event.wall_time < since:
+                continue
             row = {"iteration": event.step, "name": tag, "value": _number(event.value)}
             lines.write(json.dumps(row) + "\n")
 

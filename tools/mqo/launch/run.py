@@ -202,12 +202,13 @@ def _reason(folder: RunFolder) -> str:
         return folder.failure.read_text(encoding="utf-8").strip()
     lines = folder.log.read_text(encoding="utf-8").splitlines()
     for pattern in (
+        r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
         r"mqo: ",
         r"\S+\.py: error: ",
         r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
         r"",
     ):
-        named = [line for line in lines if re.match(pattern, line)]
+        named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]
         if named:
             return named[-1].strip()
     return "it printed nothing"
