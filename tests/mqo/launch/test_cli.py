@@ -59,6 +59,14 @@ def test_a_missing_name_says_how_to_see_them_all():
         cli.cell_from(args, [])
 
 
+def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
+    for flag in ("--seq-length", "--mod"):  # no abbreviation: Megatron has a thousand flags
+        with pytest.raises(
+            MqoError, match=rf"arguments: {flag}.*Megatron's own flags stand behind"
+        ):
+            cell(flag, "7")
+
+
 def test_the_listing_names_everything():
     text = cli.listing()
     for name in ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "FA_linear_hifp8", "smoke"):
@@ -136,7 +144,9 @@ def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
 
 
 def test_a_dry_run_without_data_says_what_to_pass(tmp_path):
-    text = cli.describe(Project(tmp_path), cell("--dataset", "dolma"))
+    made = cell("--dataset", "dolma")
+    bare = made.dataset.model_copy(update={"sample": False})
+    text = cli.describe(Project(tmp_path), made.model_copy(update={"dataset": bare}))
     assert "# not yet: No data was given for dolma; it has no sample. Expected: the argu" in text
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text

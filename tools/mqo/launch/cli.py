@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from mqo.cli import guarded
 from mqo.errors import DataError, MqoError
@@ -59,9 +60,17 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MqoError(
+            f"The command line is not understood: {message}",
+            help="--help explains it; Megatron's own flags stand behind `--`",
+        )
+
+
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         description="Train a cell of the matrix in a run folder of its own.",
         epilog="Everything behind `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
