@@ -104,7 +104,8 @@ def test_types_that_it_does_not_say_are_refused_with_the_command_that_sets_them(
     text = str(error.value)
     assert "it says fprop = hifp8, dgrad = mxfp8, qk = mxfp4." in text
     assert "Expected: fprop = mxfp8, dgrad = none, qk = none." in text
-    assert "--linear-quant mxfp8 --dgrad-quant none --qk-quant none" in text
+    options = "--linear-quant mxfp8 --dgrad-quant none --qk-quant none"
+    assert f"--tree '{by_hand}' {options}` sets them" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
         raise OverlayError(
             f"{tree.root}: {'; '.join(report.due)}",
             expected="a checkout with a quant type at each of its sites",
-            help=f"`mqo apply --tree {tree.root}` patches a git work tree of Megatron-LM",
+            help=f"`mqo apply --tree {_quoted(tree)}` patches a git work tree of Megatron-LM",
         )
     return {state.place.site: state.type or literals.NONE for state in report.sites}
 
@@ -90,18 +91,22 @@ def _check_by_hand(tree: Tree, cell: Cell) -> None:
             f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
             f"the types of {cell.mode}; it says {_listed(said, wrong)}",
             expected=_listed(wrong, wrong),
-            help=f"`python3 script/quant_type_modifier.py --tree {tree.root} {options}` sets them",
+            help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
     asked = (cell.without, cell.schedule, cell.exclude, cell.dump, cell.record_every is not None)
     if any(asked) or cell.quantiser != Quantiser():
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
             expected="no option beside the types and the processes",
-            help=f"Undo its patches, and `mqo apply --tree {tree.root}`",
+            help=f"Undo its patches, and `mqo apply --tree {_quoted(tree)}`",
         )
 
 
-_OPTIONS = {"fprop": "linear"}
+_OPTIONS = {"fprop": "linear"}  # of quant_type_modifier.py, where it is not called as the site
+
+
+def _quoted(tree: Tree) -> str:
+    return shlex.quote(str(tree.root))
 
 
 def _listed(types: Mapping[str, str], sites: Mapping[str, str]) -> str:
