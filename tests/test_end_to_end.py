@@ -16,6 +16,10 @@ from mqo.errors import OverlayError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import resolve
 from mqo.launch.quantiser import Quantiser
+from mqo.matrix import tables
+from mqo.overlay.apply import apply
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.report import stats
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
@@ -159,6 +163,14 @@ def test_what_was_said_before_the_run_is_what_ran(start):
     assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
+@pytest.mark.parametrize("name", [m.name for m in tables.modes().values() if m.scripts])
+def test_each_mode_of_the_scripts_quantises_its_own_sites_and_no_others(start, name):
+    ran = {(row["site"], row["quant_type"]) for row in stats_of(start(name, flags=TINY))}
+    expected = {"FA": {"qk"}, "linear": {"fprop"}, "FA_linear": {"qk", "fprop"}, "": set()}
+    kind, _, quant_type = name.rpartition("_")
+    assert ran == {(site, quant_type) for site in expected[kind]}
+
+
 def test_an_unquantised_run_records_nothing(start):
     assert json.loads(start("bf16").quant_stats.read_text()) == []
 
@@ -185,9 +197,7 @@ def test_the_source_of_a_run_is_its_own_and_complete(start):
 
 
 def test_a_run_changes_nothing_in_the_shared_tree(start):
-    from mqo.overlay.series import Series
     from mqo.overlay.status import status
-    from mqo.overlay.tree import Tree
 
     start("FA_linear_mxfp8")
     now = status(Tree(PROJECT.tree), Series.load(PROJECT.patches))
@@ -395,3 +405,57 @@ def test_another_megatron_on_the_path_is_refused(start, tmp_path):
     )
     assert done.returncode == 1
     assert "megatron.core would come from nowhere" in done.stderr
+
+
+# -- a checkout of one's own -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A git work tree with upstream's files and a program that knows nothing of runs, patched."""
+    root = tmp_path_factory.mktemp("a checkout") / "Megatron-LM"
+    shared = Tree(PROJECT.tree)
+    for path in shared.upstream().files:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(shared.pristine(path))
+    program = (PROJECT.tree / "pretrain_gpt.py").read_text()
+    for old, new in {
+        "import own_tree  # isort: skip": "START = __import__('time').time()",
+        "own_tree.PROGRAM_START": "START",
+        "import megatron.run\n": "",
+        "with megatron.run.recorded(get_tensorboard_writer()):": "if True:",
+        "megatron.run.before_model(args)": "pass",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    (root / "pretrain_gpt.py").write_text(program)
+    git = [
+        "git",
+        "-C",
+        str(root),
+        "-c",
+        "user.name=a tester",
+        "-c",
+        "user.email=tester@example.org",
+    ]
+    for words in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    apply(Tree(root), Series.of(PROJECT))
+    return root
+
+
+def test_a_checkout_runs_by_its_own_program_with_the_runs_types(start, checkout):
+    run = start("FA_linear_mxfp8", flags=TINY, megatron=checkout)
+    assert (run.source / "pretrain_gpt.py").read_text().count("START") == 2
+    linear = "megatron/core/tensor_parallel/layers.py"
+    assert (run.source / linear).read_text().count("custom_quant_type = 'mxfp8'") == 1
+    assert "mxfp8" not in (checkout / linear).read_text()
+    # The patched trainer has the guard; the losses come from TensorBoard's events, in fp32.
+    assert not run.quant_stats.exists()
+    ours, theirs = losses(start("FA_linear_mxfp8", flags=TINY)), losses(run)
+    assert theirs == tuple([(n, pytest.approx(loss, rel=1e-6)) for n, loss in s] for s in ours)
+
+
+def test_the_guard_and_the_options_hold_in_a_checkout_too(start, checkout):
+    with pytest.raises(RunError, match=r"GuardError: .*before the first step.*'output' matches no"):
+        start("linear_mxfp8", flags=TINY, megatron=checkout, exclude=("output",))

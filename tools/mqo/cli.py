@@ -54,6 +54,8 @@ def guarded(command: Callable[[], Any]) -> None:
         if "--json" in sys.argv:
             print(json.dumps({"schema": cli.SCHEMA, "error": error.as_table()}, indent=1))
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @app.command()
@@ -142,11 +144,11 @@ def coverage(
 
 @matrix.command()
 def generate() -> None:
-    """Write the pretrain scripts from the template and the tables."""
+    """Write the pretrain scripts, and script/README.md's table of modes, from the tables."""
     from mqo.matrix.generate import write
 
     changed = write(Project.here().root / "script")
-    print("\n".join(map(str, changed)) or "nothing to do: all scripts are as generated")
+    print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
 
 
 @matrix.command(name="list")

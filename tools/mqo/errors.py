@@ -58,4 +58,11 @@ class DataError(MqoError):
 
 
 class RunError(MqoError):
-    """A training run that failed; the text says where its log is."""
+    """A training run that failed; the text says where its log is.
+
+    `exit_code` is the one of the training process, where that is what failed.
+    """
+
+    def __init__(self, found: str, *, exit_code: int = MqoError.exit_code, **rest: str) -> None:
+        super().__init__(found, **rest)
+        self.exit_code = exit_code

@@ -15,10 +15,6 @@ from pathlib import Path
 
 from mqo.launch.cell import Cell
 from mqo.launch.quantiser import quant_toml
-from mqo.overlay.diff import tree_diff
-from mqo.overlay.series import Series
-from mqo.overlay.snapshot import Snapshot, snapshot
-from mqo.overlay.tree import Tree
 from mqo.runs import RunFolder
 
 
@@ -33,13 +29,6 @@ def create(runs: Path, title: str) -> RunFolder:
             continue
         return RunFolder(root)
     raise FileExistsError(runs / f"{stamp}_{title}")
-
-
-def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
-    """The run's own patched source, and how it differs from upstream, complete."""
-    shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
-    folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
-    return shot
 
 
 def quant_config(types: Mapping[str, str], cell: Cell) -> str:

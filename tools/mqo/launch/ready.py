@@ -45,14 +45,22 @@ def check_cell(cell: Cell) -> None:
         )
     if cell.tokenizer is not None and cell.data_prefix is not None:
         check_fit(cell.tokenizer, cell.data_prefix)
-    if cell.data_prefix is None and not (cell.training.is_smoke and cell.dataset.sample):
+    if cell.data_prefix is None and not has_sample(cell):
         smoke = "its sample serves '--training-config smoke' only"
         none = "it has no sample"
         raise DataError(
             f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
-            help="Megatron-LM/tools/preprocess_data.py makes an index of a corpus of yours",
+            help="Make an index of a corpus of yours (JSON lines, a key `text`): "
+            "`PYTHONPATH=Megatron-LM .venv/bin/python Megatron-LM/tools/preprocess_data.py "
+            "--input CORPUS.jsonl --output-prefix OUT --tokenizer-model TOKENIZER --append-eod`; "
+            "its DATA_PREFIX is OUT_text_document",
         )
+
+
+def has_sample(cell: Cell) -> bool:
+    """Whether the cell needs no data given: a sample is for trying."""
+    return cell.training.is_smoke and cell.dataset.sample
 
 
 def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:
