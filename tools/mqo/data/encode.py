@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -320,6 +320,4 @@ def _chosen(encoder: Encoder, engine: str, path: Path) -> Encoder:
 
 def _only(encoder: Encoder) -> Encoder:
     """Without the slow one to fall back to: the engine was asked for."""
-    from dataclasses import replace
-
     return replace(encoder, slow=None)

@@ -53,7 +53,8 @@ class Pairs:
     """The pairs of some JSON keys, PREFIX_KEY_document.bin and .idx; one process at a time.
 
     `inputs` tells what they are made of: files of another digest are thrown away, and those of the
-    same one are continued at `state`. Raises DataError if another process is writing them.
+    same one are continued at `state`. Leaving the context keeps what was written. Raises DataError
+    if another process is writing them.
     """
 
     def __init__(self, prefix: Path, keys: tuple[str, ...], inputs: str, width: int) -> None:
@@ -96,7 +97,7 @@ class Pairs:
 
     def finish(self) -> None:
         """Writes the indexes, gives all files their names, and removes the folder."""
-        self.close()
+        self._close_files()
         for key in self._keys:
             _write_index(self._folder / f"{key}.idx", self._folder / f"{key}.len", self._width)
         for key in self._keys:
@@ -107,16 +108,19 @@ class Pairs:
             (self._folder / f"{key}.bin").replace(self._prefix.with_name(f"{name}.bin"))
             (self._folder / f"{key}.idx").replace(index)
         shutil.rmtree(self._folder)
-        os.close(self._lock)
 
     def discard(self) -> None:
         """Removes everything that was written."""
-        self.close()
         shutil.rmtree(self._folder)
+
+    def __enter__(self) -> Pairs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_files()
         os.close(self._lock)
 
-    def close(self) -> None:
-        """Closes the files, and keeps what they hold."""
+    def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
 

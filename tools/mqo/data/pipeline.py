@@ -81,17 +81,17 @@ def index(job: Job, workers: int, meter: Meter) -> State:
     job = _tried(job)
     meter.say(f"Encoding with {job.encoder.engine}, {workers} workers")
     width = id_type(job.encoder.vocab_size)().itemsize
-    pairs = Pairs(job.prefix, job.keys, job.digest(), width)
-    if pairs.state != State():
-        meter.say(f"Going on after {pairs.state.documents:,} documents of an earlier run")
-    state = _filled(pairs, job, workers, meter)
-    if not state.documents:
-        pairs.discard()
-        raise DataError(
-            f"No document with any text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
-            expected=f"documents with {', '.join(job.keys)}",
-        )
-    pairs.finish()
+    with Pairs(job.prefix, job.keys, job.digest(), width) as pairs:
+        if pairs.state.documents:
+            meter.say(f"Going on after {pairs.state.documents:,} documents of an earlier run")
+        state = _filled(pairs, job, workers, meter)
+        if not state.documents:
+            pairs.discard()
+            raise DataError(
+                f"No document with any text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
+                expected=f"documents with {', '.join(job.keys)}",
+            )
+        pairs.finish()
     if state.bad:
         meter.say(f"{state.bad:,} documents were unusable and left out")
     return state
@@ -131,7 +131,6 @@ def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
     except BaseException:
         if state != saved:
             pairs.save(state)
-        pairs.close()
         raise
     finally:
         meter.stop()
