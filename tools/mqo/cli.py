@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.overlay import cli
 from mqo.project import Project
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=True)
 app.add_typer(matrix, name="matrix")
+app.add_typer(data, name="data")
 cli.register(app)
 
 
