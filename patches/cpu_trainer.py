@@ -6,6 +6,11 @@ upstream's own, into the facade's.
 
 from mqo.overlay.edits import Anchor, FileEdits, PrependBody, ReplaceExpression
 
+# Which two chunks of the sequence a context-parallel rank has.
+CHUNKS = 'torch.tensor([cp_rank, (2 * cp_size - cp_rank - 1)], device="cpu", pin_memory={})'
+# Only an accelerator can pin memory.
+UNPINNED = CHUNKS.format("torch.cuda.is_available()")
+
 FILES = (
     FileEdits(
         "megatron/training/initialize.py",
@@ -64,5 +69,14 @@ FILES = (
                 "    return\n",
             ),
         ),
+    ),
+    FileEdits(
+        "megatron/core/models/common/embeddings/rope_utils.py",
+        (ReplaceExpression("get_pos_emb_on_this_cp_rank", Anchor(CHUNKS.format(True)), UNPINNED),),
+    ),
+    FileEdits(
+        "megatron/core/utils.py",
+        (ReplaceExpression("get_batch_on_this_cp_rank", Anchor(CHUNKS.format(True)), UNPINNED),),
+        versions=">=0.11,<0.14",
     ),
 )
