@@ -86,4 +86,16 @@ FILES = (
             ),
         ),
     ),
+    FileEdits(
+        "megatron/core/transformer/moe/moe_utils.py",
+        (
+            # What is on the CPU already is still to become an array, which alltoall is handed.
+            ReplaceExpression(
+                "maybe_move_tensor_to_cpu",
+                Anchor("tensor.is_cuda"),
+                "(tensor.is_cuda or not torch.cuda.is_available())",
+            ),
+        ),
+        versions=">=0.12",
+    ),
 )
