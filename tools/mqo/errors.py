@@ -57,6 +57,10 @@ class DataError(MqoError):
     """A dataset, tokenizer or index that is missing or cannot be made."""
 
 
+class LayoutError(MqoError):
+    """Parallel sizes that do not divide the processes, the model or the batch."""
+
+
 class RunError(MqoError):
     """A training run that failed; the text says where its log is.
 

@@ -30,6 +30,7 @@ from .pack import PackedTensor, pack
 from .progress import set_step
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .saved import saved_operands
+from .shards import cut_blocks
 from .sites import SITES, GemmSite
 from .source import site_types
 from .spec import QuantSpec
@@ -71,6 +72,7 @@ __all__ = [
     "check_type",
     "code_values",
     "config",
+    "cut_blocks",
     "find_layers",
     "find_traps",
     "gemm_operands",

@@ -50,6 +50,11 @@ def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
     }
 
 
+def shape_flags(cell: Cell) -> list[str]:
+    """The flags that say the sizes of model, batch and layout, the user's own last."""
+    return [*_model(cell.model, cell.training), *_training(cell.training), *cell.extra_flags]
+
+
 def _model(model: Model, training: Training) -> list[str]:
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",

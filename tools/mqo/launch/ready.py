@@ -11,6 +11,7 @@ from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
+from mqo.launch.layout import check_layout
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -30,7 +31,11 @@ class RunData:
 
 
 def check_cell(cell: Cell) -> None:
-    """Refuse at once what would fail minutes later: data that is not there, or does not fit."""
+    """Refuse at once what would fail minutes later: a layout or data that does not fit.
+
+    What the user's own flags say counts.
+    """
+    check_layout(cell)
     if cell.data_prefix is not None:
         check_prefix(cell.data_prefix)
     if cell.tokenizer is not None and not cell.tokenizer.exists():
