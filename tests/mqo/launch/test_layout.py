@@ -5,6 +5,7 @@ from mqo.launch.layout import check_layout
 from mqo.launch.ready import check_cell
 
 TP, PP, CP = (f"--{kind}-parallel-size" for kind in ("tensor-model", "pipeline-model", "context"))
+ODD = "--num-attention-heads 12 --num-query-groups 6 --kv-channels 64"
 EP, ETP = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
 
 
@@ -44,11 +45,15 @@ def test_experts_that_fit():
         (f"{TP} 2 {PP} 2", 6, "6 processes do not fit tensor 2 x pipeline 2 x context 1 = 4"),
         (f"{CP} 8", 4, "4 processes do not fit tensor 1 x pipeline 1 x context 8"),
         (f"{TP} 3", 3, "attention heads cannot be shared out by tensor 3"),
-        (f"{TP} 4 --num-query-groups 6", 4, "6 query groups and tensor 4: neither"),
+        (f"{TP} 4 {ODD}", 4, "6 query groups and tensor 4: neither"),
         (f"{TP} 2 --ffn-hidden-size 1025", 2, "1025 MLP channels"),
         (f"{CP} 2 --seq-length 66", 2, "66 tokens cannot be shared out by 2 x context 4"),
         (f"{TP} 4 --sequence-parallel --seq-length 66", 4, "66 tokens cannot be shared out by co"),
         ("--micro-batch-size 4", 2, "4 sequences cannot be shared out by micro-batch x data-par"),
+        ("--num-attention-heads 6 --num-query-groups 6", 1, "256 channels of a layer cannot be"),
+        ("--num-attention-heads 8 --num-query-groups 3", 1, "8 attention heads cannot be shared"),
+        ("--num-attention-heads 0", 1, "0 attention heads, 2 query groups"),
+        ("--seq-length 512", 1, "512 tokens, and the model has 256 positions"),
         (f"{TP} 0", 1, "A parallel size is below 1"),
         (f"{TP} two", 1, "invalid int value: 'two'"),
     ],

@@ -1,4 +1,4 @@
-"""Refuses a parallel layout that fits neither the processes nor the model, before any starts."""
+"""Refuses sizes that fit neither each other nor the processes, before any process starts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ _SIZES = {
     "--context-parallel-size": 1,
     "--expert-model-parallel-size": 1,
     "--expert-tensor-parallel-size": None,
+    "--hidden-size": None,
     "--num-attention-heads": None,
+    "--kv-channels": None,
     "--num-query-groups": None,
     "--ffn-hidden-size": None,
     "--num-experts": None,
     "--moe-ffn-hidden-size": None,
     "--seq-length": None,
+    "--max-position-embeddings": None,
     "--micro-batch-size": None,
     "--global-batch-size": None,
 }
 
 
 def check_layout(cell: Cell) -> None:
-    """LayoutError when the cell's parallel sizes do not divide its processes or its model."""
+    """LayoutError when the cell's sizes, with the user's own flags, cannot be built or split."""
     world = cell.cluster.nnodes * cell.cluster.nproc_per_node
     fault = next(_faults(_read(shape_flags(cell)), world), None)
     if fault:
@@ -40,7 +43,8 @@ def _read(flags: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in _SIZES.items():
         parser.add_argument(name, type=int, default=default)
-    parser.add_argument("--sequence-parallel", action="store_true")
+    for name in ("--sequence-parallel", "--multi-latent-attention"):
+        parser.add_argument(name, action="store_true")
     try:
         return parser.parse_known_args(flags)[0]
     except argparse.ArgumentError as error:
@@ -49,6 +53,7 @@ def _read(flags: list[str]) -> argparse.Namespace:
 
 def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
     """(found, expected, which flags to change), the first of which is worth saying."""
+    yield from _shape_faults(args)
     tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
     pipeline = args.pipeline_model_parallel_size
     ranks = tensor * pipeline * context
@@ -85,6 +90,27 @@ def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, st
     )
     if args.num_experts:
         yield from _expert_faults(args, world)
+
+
+def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with the model on any number of processes."""
+    heads, groups = args.num_attention_heads, args.num_query_groups
+    if min(heads, groups or 1) < 1:
+        yield f"{heads} attention heads, {groups} query groups", "1 or more", "their numbers"
+        return
+    if not args.multi_latent_attention and args.kv_channels is None:
+        text = "--hidden-size or --num-attention-heads, or give --kv-channels"
+        yield from _indivisible("channels of a layer", args.hidden_size, "heads", heads, text)
+    if groups:
+        text = "--num-attention-heads or --num-query-groups"
+        yield from _indivisible("attention heads", heads, "query groups", groups, text)
+    longest = args.max_position_embeddings
+    if longest and args.seq_length > longest:
+        yield (
+            f"Sequences of {args.seq_length:,} tokens, and the model has {longest:,} positions",
+            "sequences no longer than that",
+            "--seq-length or --max-position-embeddings",
+        )
 
 
 def _expert_faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
