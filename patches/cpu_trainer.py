@@ -6,6 +6,11 @@ upstream's own, into the facade's.
 
 from mqo.overlay.edits import Anchor, FileEdits, PrependBody, ReplaceExpression
 
+# Which two chunks of the sequence a context-parallel rank has.
+CHUNKS = 'torch.tensor([cp_rank, (2 * cp_size - cp_rank - 1)], device="cpu", pin_memory={})'
+# Only an accelerator can pin memory.
+UNPINNED = CHUNKS.format("torch.cuda.is_available()")
+
 FILES = (
     FileEdits(
         "megatron/training/initialize.py",
@@ -64,5 +69,33 @@ FILES = (
                 "    return\n",
             ),
         ),
+    ),
+    FileEdits(
+        "megatron/core/models/common/embeddings/rope_utils.py",
+        (ReplaceExpression("get_pos_emb_on_this_cp_rank", Anchor(CHUNKS.format(True)), UNPINNED),),
+    ),
+    FileEdits(
+        "megatron/core/utils.py",
+        (
+            # A CPU sums a large tensor's squares one by one: in fp32 the norm of 4 million elements
+            # is off by 8e-5, and a layout that cuts the tensor in two gets another one.
+            ReplaceExpression(
+                "local_multi_tensor_l2_norm",
+                Anchor("torch.norm(tensor)"),
+                "torch.norm(tensor, dtype=None if tensor.is_cuda else torch.float64)",
+            ),
+        ),
+    ),
+    FileEdits(
+        "megatron/core/transformer/moe/moe_utils.py",
+        (
+            # What is on the CPU already is still to become an array, which alltoall is handed.
+            ReplaceExpression(
+                "maybe_move_tensor_to_cpu",
+                Anchor("tensor.is_cuda"),
+                "(tensor.is_cuda or not torch.cuda.is_available())",
+            ),
+        ),
+        versions=">=0.12",
     ),
 )

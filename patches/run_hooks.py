@@ -1,4 +1,4 @@
-"""Calls before and after every training step, on every rank, and when a checkpoint is read."""
+"""Calls on every rank: before and after every training step, and around checkpoints."""
 
 from mqo.overlay.edits import AddImport, FileEdits, PrependBody
 
@@ -16,6 +16,12 @@ FILES = (
         (
             AddImport("import megatron.run"),
             PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
+            PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg)\n"),
+            PrependBody(
+                "save_checkpoint",
+                "if not non_persistent_ckpt:\n"
+                "    megatron.run.before_save(get_args(), iteration)\n",
+            ),
         ),
     ),
 )

@@ -6,13 +6,20 @@ A few steps of the smoke model each; the same runs serve several tests.
 import json
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import suppress
 
+import psutil
 import pytest
 from mqo.errors import OverlayError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import resolve
 from mqo.launch.quantiser import Quantiser
+from mqo.matrix import tables
+from mqo.overlay.apply import apply
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.report import stats
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
@@ -110,7 +117,7 @@ def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
 
 def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
     with pytest.raises(
-        RunError, match=r"layers\.0\..*cannot run fused: its source says pv = mxfp4"
+        RunError, match=r"layers\.0\..*cannot run fused: its source or schedule says pv = mxfp4"
     ):
         start("mxfp4", flags=("--attention-backend", "flash"))
 
@@ -156,6 +163,14 @@ def test_what_was_said_before_the_run_is_what_ran(start):
     assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
+@pytest.mark.parametrize("name", [m.name for m in tables.modes().values() if m.scripts])
+def test_each_mode_of_the_scripts_quantises_its_own_sites_and_no_others(start, name):
+    ran = {(row["site"], row["quant_type"]) for row in stats_of(start(name, flags=TINY))}
+    expected = {"FA": {"qk"}, "linear": {"fprop"}, "FA_linear": {"qk", "fprop"}, "": set()}
+    kind, _, quant_type = name.rpartition("_")
+    assert ran == {(site, quant_type) for site in expected[kind]}
+
+
 def test_an_unquantised_run_records_nothing(start):
     assert json.loads(start("bf16").quant_stats.read_text()) == []
 
@@ -182,9 +197,7 @@ def test_the_source_of_a_run_is_its_own_and_complete(start):
 
 
 def test_a_run_changes_nothing_in_the_shared_tree(start):
-    from mqo.overlay.series import Series
     from mqo.overlay.status import status
-    from mqo.overlay.tree import Tree
 
     start("FA_linear_mxfp8")
     now = status(Tree(PROJECT.tree), Series.load(PROJECT.patches))
@@ -276,6 +289,67 @@ def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
 
 
+def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
+    """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
+    rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}
+    flags = (*TINY, "--train-samples", "64", "--save-interval", "2")
+    whole = start("linear_mxfp4", flags=flags, checkpoint=tmp_path / "whole", **rest)
+    folder, saved = tmp_path / "killed", tmp_path / "killed" / "checkpoints"
+    folder.mkdir()
+    (folder / "quant.toml").write_text(whole.quant_config.read_text())
+    command = whole.command.read_text().replace(str(tmp_path / "whole"), str(saved))
+    command = command.replace(str(whole.quant_config), str(folder / "quant.toml"))
+    until_iteration(command, RunFolder(folder), 6)
+    assert tracked(saved) in (4, 6)
+    newest = saved / f"iter_{tracked(saved):07d}"
+    damaged = next(newest.glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    half = saved / "iter_0000008"
+    half.mkdir()
+    (half / "__7_7.distcp").write_bytes(b"half")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert f"mqo: the checkpoint of iteration {tracked_before(newest)} is damaged" in done.stdout
+    expected = dict(losses(whole)[0])
+    assert len(expected) == 8
+    rows = RunFolder(folder).read_metrics()[TRAIN_LOSS]
+    assert len(rows) > 8  # some steps were done twice
+    assert {step for step, _ in rows} == set(expected)
+    assert all(loss == expected[step] for step, loss in rows)
+    assert sorted(path.name for path in saved.glob("iter_*")) == [
+        f"iter_{iteration:07d}" for iteration in (4, 6, 8)
+    ]
+    assert not (half / "__7_7.distcp").exists()
+
+
+def tracked(checkpoints):
+    return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+
+
+def tracked_before(checkpoint):
+    return int(checkpoint.name.removeprefix("iter_"))
+
+
+def until_iteration(command, run, iteration):
+    """Run the command, and kill it and all its children once the iteration is recorded."""
+    process = subprocess.Popen(["bash", "-c", command])
+    try:
+        while process.poll() is None:
+            if run.metrics.exists():
+                rows = run.read_metrics().get(TRAIN_LOSS, [])
+                if rows and rows[-1][0] >= iteration:
+                    break
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before it could be killed"
+    finally:
+        parent = psutil.Process(process.pid)
+        # Workers are in sessions of their own, so it takes more than the group.
+        for one in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
+
+
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
     packed = start("linear_mxfp8", flags=TINY, quantiser=Quantiser(save_activations="packed"))
     plain = start("linear_mxfp8", flags=TINY)
@@ -331,3 +405,57 @@ def test_another_megatron_on_the_path_is_refused(start, tmp_path):
     )
     assert done.returncode == 1
     assert "megatron.core would come from nowhere" in done.stderr
+
+
+# -- a checkout of one's own -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A git work tree with upstream's files and a program that knows nothing of runs, patched."""
+    root = tmp_path_factory.mktemp("a checkout") / "Megatron-LM"
+    shared = Tree(PROJECT.tree)
+    for path in shared.upstream().files:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(shared.pristine(path))
+    program = (PROJECT.tree / "pretrain_gpt.py").read_text()
+    for old, new in {
+        "import own_tree  # isort: skip": "START = __import__('time').time()",
+        "own_tree.PROGRAM_START": "START",
+        "import megatron.run\n": "",
+        "with megatron.run.recorded(get_tensorboard_writer()):": "if True:",
+        "megatron.run.before_model(args)": "pass",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    (root / "pretrain_gpt.py").write_text(program)
+    git = [
+        "git",
+        "-C",
+        str(root),
+        "-c",
+        "user.name=a tester",
+        "-c",
+        "user.email=tester@example.org",
+    ]
+    for words in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    apply(Tree(root), Series.of(PROJECT))
+    return root
+
+
+def test_a_checkout_runs_by_its_own_program_with_the_runs_types(start, checkout):
+    run = start("FA_linear_mxfp8", flags=TINY, megatron=checkout)
+    assert (run.source / "pretrain_gpt.py").read_text().count("START") == 2
+    linear = "megatron/core/tensor_parallel/layers.py"
+    assert (run.source / linear).read_text().count("custom_quant_type = 'mxfp8'") == 1
+    assert "mxfp8" not in (checkout / linear).read_text()
+    # The patched trainer has the guard; the losses come from TensorBoard's events, in fp32.
+    assert not run.quant_stats.exists()
+    ours, theirs = losses(start("FA_linear_mxfp8", flags=TINY)), losses(run)
+    assert theirs == tuple([(n, pytest.approx(loss, rel=1e-6)) for n, loss in s] for s in ours)
+
+
+def test_the_guard_and_the_options_hold_in_a_checkout_too(start, checkout):
+    with pytest.raises(RunError, match=r"GuardError: .*before the first step.*'output' matches no"):
+        start("linear_mxfp8", flags=TINY, megatron=checkout, exclude=("output",))

@@ -50,7 +50,13 @@ class _Inert:
 
 
 class Stream(_Inert):
-    """A stream on a machine that has one queue: the program's own."""
+    """A stream on a machine that has one queue: the program's own, so that all are the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)
 
 
 class Event(_Inert):

@@ -126,6 +126,12 @@ def test_streams_and_events_answer_as_finished_work(facade):
         pass
 
 
+def test_there_is_one_queue_so_no_stream_is_a_side_stream(facade):
+    assert facade.Stream() == facade.current_stream()
+    assert facade.Stream() in {facade.default_stream()}
+    assert facade.Stream() != facade.Event()
+
+
 def test_stand_ins_claim_no_protocol_that_they_do_not_have(facade):
     assert not hasattr(facade.Stream(), "__cuda_stream__")
     assert not hasattr(facade.Stream(), "__len__")

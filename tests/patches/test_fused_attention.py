@@ -150,7 +150,9 @@ def step(backend):
     return loss.item(), gradients, largest.elements
 
 
-model, _ = verify_forward.build()
+verify_forward.start()
+normalization, make_spec = verify_forward.local_spec()
+model = verify_forward.build(verify_forward.llama_configuration(normalization), make_spec())
 model.to(getattr(torch, sys.argv[2]))
 (loss, grads, elements), (fused_loss, fused_grads, fused_elements) = map(step, ("unfused", "flash"))
 off = max(((f - g).norm() / g.norm()).item() for f, g in zip(fused_grads, grads))

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.overlay import cli
 from mqo.project import Project
@@ -29,6 +30,7 @@ matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=Tru
 app.add_typer(matrix, name="matrix")
 convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args_is_help=True)
 app.add_typer(convert, name="convert")
+app.add_typer(data, name="data")
 cli.register(app)
 
 
@@ -56,6 +58,8 @@ def guarded(command: Callable[[], Any]) -> None:
         if "--json" in sys.argv:
             print(json.dumps({"schema": cli.SCHEMA, "error": error.as_table()}, indent=1))
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @app.command()
@@ -183,11 +187,11 @@ def _root(tree: Path | None) -> Path:
 
 @matrix.command()
 def generate() -> None:
-    """Write the pretrain scripts from the template and the tables."""
+    """Write the pretrain scripts, and script/README.md's table of modes, from the tables."""
     from mqo.matrix.generate import write
 
     changed = write(Project.here().root / "script")
-    print("\n".join(map(str, changed)) or "nothing to do: all scripts are as generated")
+    print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
 
 
 @matrix.command(name="list")

@@ -57,8 +57,19 @@ class DataError(MqoError):
     """A dataset, tokenizer or index that is missing or cannot be made."""
 
 
+class LayoutError(MqoError):
+    """Parallel sizes that do not divide the processes, the model or the batch."""
+
+
 class RunError(MqoError):
-    """A training run that failed; the text says where its log is."""
+    """A training run that failed; the text says where its log is.
+
+    `exit_code` is the one of the training process, where that is what failed.
+    """
+
+    def __init__(self, found: str, *, exit_code: int = MqoError.exit_code, **rest: str) -> None:
+        super().__init__(found, **rest)
+        self.exit_code = exit_code
 
 
 class ConvertError(MqoError):

@@ -5,10 +5,14 @@ Called by its patched `forward`, with the layer itself; reads the layer's attrib
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import torch
+from megatron.quant.config import scheduled
 from torch import Tensor
 
+from .context import Part, chunk_starts
 from .fused import fused_attention
 from .masks import is_causal
 
@@ -29,7 +33,8 @@ def runs_fused(
 
     Args:
         layer: a DotProductAttention.
-        types: {site: quant type} as its source says; without 'pv' at 'none' nothing is fused.
+        types: {site: quant type} as its source says; nothing is fused without 'pv' at 'none', or
+            where a schedule has another type for it at this step.
         query: [sq, b, np, hn].
         key: [sk, b, ng, hn].
         mask: [..., sq, sk], True where hidden; None for a causal one.
@@ -65,29 +70,31 @@ def fused_context(
     """The context [sq, b, np * hv] of `layer`: fused, with its scale and its dropout.
 
     query [sq, b, np, hn], key [sk, b, ng, hn] and value [sk, b, ng, hv]; `rng_tracker` is
-    upstream's, whose random numbers dropout takes, as in the unfused path.
+    upstream's, whose random numbers dropout takes, as in the unfused path. Under context
+    parallelism the queries are this rank's two chunks, and the keys the whole sequence's.
     """
     dropout = _dropout(layer)
     own = dropout and not layer.config.sequence_parallel
     with rng_tracker.fork() if own else nullcontext():
         # A single query, of a decoding step, sees every key.
-        return fused_attention(
-            query,
-            key,
-            value,
-            scale=layer.softmax_scale,
-            causal=query.size(0) > 1,
-            dropout=dropout,
-        )
+        causal, part = query.size(0) > 1, _part(layer)
+        fused = partial(fused_attention, scale=layer.softmax_scale, causal=causal, dropout=dropout)
+        if part[1] == 1:
+            return fused(query, key, value)
+        size = query.size(0) // 2
+        ends = [start + size for start in chunk_starts(query.size(0), part)]
+        chunks = zip(query.split(size), ends, strict=True)
+        return torch.cat([fused(chunk, key[:end], value[:end]) for chunk, end in chunks])
 
 
 def _obstacles(
     layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Iterator[str]:
-    pv, softmax = types.get("pv", "no plain literal"), layer.scale_mask_softmax
+    pv = scheduled("pv", types["pv"]) if "pv" in types else "no plain literal"
+    softmax = layer.scale_mask_softmax
     queries, keys, device = query.size(0), key.size(0), query.device.type
     if pv != "none":
-        yield f"its source says pv = {pv}, and only 'none' needs no probabilities"
+        yield f"its source or schedule says pv = {pv}, and only 'none' needs no probabilities"
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":
         yield f"its mask type is {mask_type}, not causal"
@@ -101,11 +108,16 @@ def _obstacles(
         yield f"the device {device} has no fused kernel"
     if device == "cpu" and _dropout(layer):
         yield "no fused kernel of the CPU drops out"
-    if 1 < queries != keys:
+    if 1 < queries * _part(layer)[1] != keys:
         yield f"it has {queries} queries for {keys} keys"
     # Last, as it reads a tensor.
     if mask is not None and not is_causal(mask, queries, keys):
         yield "its attention mask is not the plain causal one"
+
+
+def _part(layer: Any) -> Part:
+    """Which of how many parts of the sequence the layer's queries are."""
+    return getattr(layer, "mqo_part", (0, 1))
 
 
 def _dropout(layer: Any) -> float:

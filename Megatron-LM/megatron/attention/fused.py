@@ -1,8 +1,10 @@
 """Attention by torch's fused kernels, which never hold the s x s scores."""
 
+import torch
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Not MATH, which would allocate the scores without a word where no kernel fits.
@@ -23,7 +25,7 @@ def fused_attention(
         key: [sk, b, ng, hn]; np is a multiple of ng.
         value: [sk, b, ng, hv]; hv may differ from hn.
         scale: what the scores are multiplied by.
-        causal: whether query i sees the keys up to i alone; sq must then be sk.
+        causal: whether the queries are the last of the keys, and each sees those up to its own.
         dropout: the share of the probabilities that are dropped, by the device's default generator.
 
     Returns:
@@ -41,12 +43,27 @@ def fused_attention(
         repeats = query.size(2) // key.size(2)
         heads[1:] = [t.repeat_interleave(repeats, dim=1) for t in heads[1:]]
         grouped = False
+    last = _last_rows(query, key) if causal and query.size(0) != key.size(0) else None
     with sdpa_kernel(KERNELS):
         context = scaled_dot_product_attention(
-            *heads, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+            *heads,
+            attn_mask=last,
+            dropout_p=dropout,
+            is_causal=causal and last is None,
+            scale=scale,
+            enable_gqa=grouped,
         )
     context = context[..., :width].permute(2, 0, 1, 3)
     return context.reshape(*context.shape[:2], -1)
+
+
+def _last_rows(query: Tensor, key: Tensor) -> Tensor:
+    """The causal bias of the last queries; CUDA's kernels need no tensor for it, the CPU's do."""
+    sizes = query.size(0), key.size(0)
+    if query.device.type == "cuda":
+        return causal_lower_right(*sizes)
+    seen = torch.ones(sizes, dtype=torch.bool, device=query.device)
+    return seen.tril(sizes[1] - sizes[0])
 
 
 def _takes_groups(heads: list[Tensor], dropout: float, causal: bool) -> bool:

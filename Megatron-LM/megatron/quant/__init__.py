@@ -4,6 +4,7 @@ from . import config
 from .backend import quantise_dequantise
 from .config import QuantConfig
 from .excludes import unmatched
+from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
     DEFAULT_ROUNDING,
@@ -29,6 +30,7 @@ from .pack import PackedTensor, pack
 from .progress import set_step
 from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
 from .saved import saved_operands
+from .shards import cut_blocks
 from .sites import SITES, GemmSite
 from .source import site_types
 from .spec import QuantSpec
@@ -51,6 +53,7 @@ __all__ = [
     "ROUNDINGS",
     "SCALE_RULES",
     "SITES",
+    "FiniteError",
     "FoundLayer",
     "GemmOperands",
     "GemmSite",
@@ -65,9 +68,11 @@ __all__ = [
     "Recorder",
     "Setup",
     "cached_bytes",
+    "check_finite",
     "check_type",
     "code_values",
     "config",
+    "cut_blocks",
     "find_layers",
     "find_traps",
     "gemm_operands",

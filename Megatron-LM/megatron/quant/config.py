@@ -35,7 +35,8 @@ class QuantConfig:
     each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
     `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing and
     only counts. `dump` are the iterations whose operands are kept. `schedule` maps a site to the
-    types that it runs as, the first of which is the one in the source.
+    types that it runs as, the first of which is the one in the source. `keep_checkpoints` is how
+    many a run leaves of its own, 0 for all; `check_nan` has it look at every output.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -51,12 +52,14 @@ class QuantConfig:
     every: int = 50
     dump: tuple[int, ...] = ()
     exclude: tuple[str, ...] = ()
+    keep_checkpoints: int = 0
+    check_nan: bool = False
 
 
-# bool is an int in Python, and `true` is no number of iterations.
-def _check_every(value: object) -> None:
+# bool is an int in Python, and `true` is no number.
+def _check_count(value: object) -> None:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no interval; valid: a number of iterations, or 0 for none")
+        raise ValueError(f"{value!r} is no whole number; valid: 0, 1, 2, ...")
 
 
 def _check_dump(value: object) -> None:
@@ -77,7 +80,11 @@ _CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
         "save_activations": lambda value: check_choice("form of activations", value, SAVED_FORMS),
     },
     "layers": {"exclude": excludes.check},
-    "record": {"every": _check_every, "dump": _check_dump},
+    "record": {"every": _check_count, "dump": _check_dump},
+    "run": {
+        "keep_checkpoints": _check_count,
+        "check_nan": lambda value: check_choice("look for NaN", value, (False, True)),
+    },
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
 _CHECKS["schedule"] = dict.fromkeys(SITES, parse)

@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from .backend import quantise_dequantise
 from .config import current, is_excluded, scheduled, spec_of
+from .finite import check_finite
 from .formats import check_choice, check_type
 from .record import RECORDER
 from .saved import save_packed
@@ -83,6 +84,10 @@ class QuantisedOperands(GemmOperands):
                 )
             else:
                 quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
+            if current().check_nan:
+                check_finite(original, f"{operand} of {site}, layer {layer}")
+                kind = spec.quant_type
+                check_finite(quantised, f"{operand} of {site} as {kind}, layer {layer}")
             RECORDER.observe(site, layer, operand, spec, axis, original, quantised)
             return quantised
 

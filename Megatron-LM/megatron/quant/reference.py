@@ -41,7 +41,8 @@ def qdq(
     """What `backend.quantise_dequantise` returns, which checks the arguments; supports them all."""
     encoded = encode(x, spec, axis, seed)
     result = torch.empty_like(x) if out is None else out
-    return result.copy_(decode(encoded, spec).movedim(-1, _axis(spec, axis)))
+    decoded = decode(encoded, spec)
+    return result.copy_(decoded.movedim(-1, _axis(spec, axis)) if x.dim() else decoded)
 
 
 def encode(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> Encoded:
@@ -50,7 +51,7 @@ def encode(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> Encoded:
     random = None
     if spec.rounding == "stochastic":
         random = draws(x.shape, seed, x.device).movedim(axis, -1)
-    x = x.movedim(axis, -1)
+    x = x.movedim(axis, -1) if x.dim() else x
     if spec.quant_type == "hifp8":
         return _encode_tapered(x, HIF8, spec, random)
     return _encode_mx(x, MX_ELEMENTS[spec.quant_type], spec, random)
@@ -71,7 +72,7 @@ def decode(encoded: Encoded, spec: QuantSpec) -> Tensor:
     values, exponents = encoded
     scale = _power_of_two(exponents)
     if spec.quant_type == "hifp8":
-        return values * scale if spec.tensor_scale else values
+        return values * scale[0] if spec.tensor_scale else values
     scale = torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, scale)
     return values * _spread(scale, values, spec.block)
 

@@ -3,14 +3,18 @@
 The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing here does anything.
 """
 
+from .checkpoints import CheckpointError, before_load, before_save
 from .guard import GuardError, after_step, before_model, before_step
 from .record import recorded, run_folder
 from .resume import note_checkpoint
 
 __all__ = [
+    "CheckpointError",
     "GuardError",
     "after_step",
+    "before_load",
     "before_model",
+    "before_save",
     "before_step",
     "note_checkpoint",
     "recorded",

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from megatron.quant import (
+    MX_ELEMENTS,
     RECORDER,
     SITES,
     FoundLayer,
@@ -13,6 +14,7 @@ from megatron.quant import (
     QuantRecord,
     Reach,
     Setup,
+    cut_blocks,
     find_layers,
     find_traps,
     idle_layers,
@@ -30,11 +32,13 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
+from .checkpoints import keep_last
+from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
 from .record import run_folder
 from .resume import keep_types
-from .setup import Usage, read_setup
+from .setup import Usage, read_chunk_tokens, read_setup
 
 # What `before_step` found on the model, once.
 _found: list[FoundLayer] | None = None
@@ -71,11 +75,15 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     if run_folder() is None:
         return
     RECORDER.begin_step(done + 1)
+    keep_last(current().keep_checkpoints)
     if _found is None:
         model = list(model)
+        if current().check_nan:
+            watch(model)
         _found = [one for chunk in model for one in find_layers(chunk)]
         others = [one for chunk in model for one in other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))
+        check_cuts(_found, args)
         _say(keep_types(args, current()))
     types = asked_now()
     if types != _checked:
@@ -124,6 +132,22 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     asked = ever_asked(current())
     _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
     _say(notes(asked, everywhere))
+
+
+def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
+    """GuardError naming every block of this layout that is cut in two; a collective."""
+    options = current()
+    here = cut_blocks(
+        blocked_sites(options), options.block, found, read_chunk_tokens(args), is_excluded
+    )
+    _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
+
+
+def blocked_sites(options: QuantConfig) -> set[str]:
+    """The sites that quantise in blocks at any step."""
+    phases = {site: {phase.quant_type for phase in s} for site, s in options.schedule.items()}
+    types = {site: {wanted} for site, wanted in options.asked.items()} | phases
+    return {site for site, names in types.items() if names & MX_ELEMENTS.keys()}
 
 
 def contradictions(options: QuantConfig) -> list[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron.quant import QuantRecord
-from megatron.quant.config import ENVIRONMENT_VARIABLE
+from megatron.quant.config import ENVIRONMENT_VARIABLE, current
 
+from .checkpoints import keep_last
 from .ranks import rank
 
 METRICS, QUANT_STATS, FAILURE = "metrics.jsonl", "quant_stats.json", "failure.txt"
@@ -47,6 +48,7 @@ def recorded(writer: Any) -> Iterator[None]:
             if leaving.code:
                 raise
             early = leaving  # as upstream's trainer ends at --exit-interval and --exit-duration
+        keep_last(current().keep_checkpoints)
         records = guard.gather()
         if rank() == 0:
             write_stats(folder / QUANT_STATS, records)

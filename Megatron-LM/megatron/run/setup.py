@@ -21,6 +21,12 @@ def read_setup(args: Namespace) -> Setup:
     )
 
 
+def read_chunk_tokens(args: Namespace) -> int:
+    """Tokens of a micro-batch in one of a context-parallel rank's two chunks; 0 without chunks."""
+    ranks = getattr(args, "context_parallel_size", None) or 1
+    return args.seq_length // (2 * ranks) * args.micro_batch_size if ranks > 1 else 0
+
+
 class Usage:
     """Notes which layers run, until it is closed.
 

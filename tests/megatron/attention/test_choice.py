@@ -11,6 +11,7 @@ from megatron.attention import (
     obstacle,
     runs_fused,
 )
+from megatron.quant import config, set_step
 
 NONE = {"qk": "none", "pv": "none"}
 
@@ -186,3 +187,17 @@ def test_without_dropout_no_generator_is_touched(operands):
     tracker = Tracker()
     fused_context(Layer(), *operands(), tracker)
     assert tracker.forks == 0
+
+
+def test_a_schedule_of_pv_chooses_step_by_step(tmp_path, monkeypatch):
+    (tmp_path / "quant.toml").write_text('[schedule]\npv = "none until 2, then mxfp8"\n')
+    monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
+    config.reset()
+    chosen = []
+    for step in range(4):
+        set_step(step)
+        chosen.append(runs_fused(Layer(), NONE, *tensors(), None))
+    assert chosen == [True, True, False, False]
+    set_step(0)
+    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE)
+    config.reset()

@@ -91,7 +91,7 @@ def test_a_spec_is_made_once_until_reset(options):
     [
         (
             "[quantizer]\nblock = 32",
-            "unknown table 'quantizer'; valid: quantiser, layers, record, asked",
+            "unknown table 'quantizer'; valid: quantiser, layers, record, run, asked, schedule",
         ),
         ("quantiser = 3", "quantiser = 3 should be a table, [quantiser]"),
         ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, rounding, "),
@@ -103,9 +103,9 @@ def test_a_spec_is_made_once_until_reset(options):
         ("[quantiser]\nseed = -1", "[quantiser] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
         ("[quantiser]\nseed = true", "[quantiser] seed: True is no seed"),
         ("[quantiser]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
-        ("[record]\nevery = -1", "[record] every: -1 is no interval"),
-        ("[record]\nevery = true", "[record] every: True is no interval"),
-        ("[record]\nevery = 1.5", "[record] every: 1.5 is no interval"),
+        ("[record]\nevery = -1", "[record] every: -1 is no whole number"),
+        ("[record]\nevery = true", "[record] every: True is no whole number"),
+        ("[record]\nevery = 1.5", "[record] every: 1.5 is no whole number"),
         ("[asked]\nlinear = 'mxfp8'", "'linear'; valid: fprop, dgrad, wgrad, qk, pv"),
         ("[asked]\nqk = 'fp8'", "[asked] qk: unknown quant type 'fp8'; valid: none, mxfp8"),
         ("[record]\ndump = 3", "[record] dump: 3 is no list of iterations, such as [1, 100]"),

@@ -173,6 +173,8 @@ def test_a_scalar_can_be_packed_as_hifp8():
     packed = pack(torch.tensor(1.06), QuantSpec("hifp8"))
     assert packed.codes.tolist() == 0x08
     assert packed.unpack() == 1.0
+    scaled = pack(torch.tensor(-3e5), QuantSpec("hifp8", tensor_scale=True))
+    assert scaled.unpack() == -294912.0  # -9 * 2^15
 
 
 def test_what_float16_cannot_hold_is_packed_all_the_same():

@@ -2,7 +2,16 @@ from argparse import Namespace
 
 import pytest
 import torch
-from megatron.quant import RECORDER, Layer, Setup, gemm_operands, merge, progress, set_step
+from megatron.quant import (
+    RECORDER,
+    Layer,
+    Setup,
+    config,
+    gemm_operands,
+    merge,
+    progress,
+    set_step,
+)
 from megatron.run import (
     GuardError,
     after_step,
@@ -11,7 +20,7 @@ from megatron.run import (
     guard,
     note_checkpoint,
 )
-from megatron.run.setup import read_setup
+from megatron.run.setup import read_chunk_tokens, read_setup
 from torch import nn
 
 ARGS = Namespace(curr_iteration=0)
@@ -123,7 +132,8 @@ def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
 
     def two_ranks(ranks, layers):
         real(ranks, layers)
-        ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
+        if layers:
+            ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
@@ -370,6 +380,34 @@ def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
         one_step(Net())
+
+
+# -- blocks that a layout cuts -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("quant_type", "refused"), [("mxfp8", True), ("hifp8", False)])
+def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant_type, refused):
+    run(dgrad=quant_type)
+    net = Net()
+    net.first.output_size, net.first.output_size_per_partition = 96, 48
+    if not refused:
+        before_step([net], ARGS)
+        return
+    with pytest.raises(GuardError, match=r"before the first step.*48 of the 96 elements.*first"):
+        before_step([net], ARGS)
+
+
+def test_a_type_that_a_schedule_brings_later_cuts_as_well(run):
+    run(schedule='fprop = "hifp8 until 0.5, then mxfp4"', fprop="hifp8", wgrad="hifp8")
+    assert guard.blocked_sites(config.current()) == {"fprop"}
+
+
+def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
+    run(wgrad="mxfp4")
+    args = Namespace(curr_iteration=0, context_parallel_size=2, seq_length=64, micro_batch_size=1)
+    with pytest.raises(GuardError, match="chunk of a micro-batch has 16 tokens"):
+        before_step([Net()], args)
+    assert read_chunk_tokens(ARGS) == 0
 
 
 def test_upstreams_arguments_without_a_trap_are_the_defaults():

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from mqo.data import sample
+from mqo.data import sample, tokenizer
 
 _PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{redirect}
 <revision><text xml:space="preserve">{text}</text></revision></page>"""
@@ -78,3 +78,29 @@ def pin(monkeypatch):
         monkeypatch.setattr(sample, "SHA256", hashlib.sha256(member).hexdigest())
 
     return set_hash
+
+
+@pytest.fixture(scope="session")
+def prose():
+    """Sentences of our own, with letters, digits, runs of blanks and signs of several scripts."""
+    words = ["miller", "baker", "flour", "bread", "river", "wheel", "stone", "noon", "barley"]
+    lines = []
+    for n in range(400):
+        a, b, c = (words[(n * k + k) % len(words)] for k in (2, 5, 7))
+        lines.append(
+            f"The {a}'s {b} turned {n * 37} times;  it's the {c}\u2019s \u2014 na\u00efve?\n"
+        )
+    return [
+        *lines,
+        "  \n\t two\n\n\n",
+        "\u6c34\u8eca 12345 \U0001f35e\U0001f35e",
+        "<|endoftext|> !!",
+    ]
+
+
+@pytest.fixture
+def words(tmp_path, prose):
+    """A tokenizer's folder."""
+    folder = tmp_path / "the words"
+    tokenizer.train(iter(prose), folder, 400)
+    return folder

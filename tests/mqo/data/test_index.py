@@ -1,21 +1,13 @@
-"""The .bin/.idx pair: the indexing program, and the check of a prefix that the user gives."""
+"""The .bin/.idx pair: as a sample gets it, and the check of a prefix that the user gives."""
 
-import gzip
-import importlib.util
 import json
 import struct
-from pathlib import Path
 
 import pytest
 from mqo.data import index, tokenizer
-from mqo.errors import DataError, OverlayError
+from mqo.errors import DataError
 from tokenizers import Tokenizer
 
-_TREE = Path(__file__).resolve().parents[3] / "Megatron-LM"
-_materialised = pytest.mark.skipif(
-    not (_TREE / "megatron" / "core").is_dir(),
-    reason="Megatron-LM/megatron/core is not materialised: run 'mqo vendor' and 'mqo apply'",
-)
 _DOCUMENTS = [
     "The miller weighs the flour.",
     "",
@@ -39,21 +31,8 @@ def text(tmp_path):
     return path
 
 
-@pytest.fixture(scope="module")
-def program():
-    """The indexing program as a module; its top imports neither torch nor Megatron."""
-    spec = importlib.util.spec_from_file_location("indexer", _TREE / "tools" / "preprocess_data.py")
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclass looks its own module up by name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "indexer", module)
-        spec.loader.exec_module(module)
-        yield module
-
-
-@_materialised
 def test_documents_follow_each_other_each_ended_by_one_eod(tmp_path, words, text):
-    counts = index.build_index(_TREE, text, words, tmp_path / "out" / "mine")
+    counts = index.build_index(text, words, tmp_path / "out" / "mine")
     encoder = Tokenizer.from_file(str(words / "tokenizer.json"))
     encoder.encode_special_tokens = True
     expected = [[*encoder.encode(d).ids, 0] for d in _DOCUMENTS if d]
@@ -65,57 +44,14 @@ def test_documents_follow_each_other_each_ended_by_one_eod(tmp_path, words, text
     content = prefix.with_suffix(".bin").read_bytes()
     assert list(struct.unpack(f"<{len(flat)}H", content)) == flat  # two bytes a token
     assert flat.count(0) == 3
-    # The index: magic, version, code of the type, sequences, documents + 1, lengths.
-    head = prefix.with_suffix(".idx").read_bytes()
-    magic, _version, _code, sequences, bounds = struct.unpack_from("<9sQBQQ", head)
-    assert (magic, sequences, bounds) == (b"MMIDIDX\x00\x00", 3, 4)
-    lengths = struct.unpack_from("<3i", head, struct.calcsize("<9sQBQQ"))
-    assert list(lengths) == [len(ids) for ids in expected]
     assert {p.name for p in prefix.parent.iterdir()} == {f"{prefix.name}.bin", f"{prefix.name}.idx"}
 
 
-@_materialised
-def test_a_failing_indexer_is_quoted(tmp_path, words, text):
+def test_a_bad_line_of_a_sample_is_an_error(tmp_path, words, text):
     text.write_text('{"title": "no text"}\n', encoding="utf-8")
-    with pytest.raises(DataError) as caught:
-        index.build_index(_TREE, text, words, tmp_path / "out" / "mine")
-    assert "line 1: no JSON object with text" in caught.value.found
+    with pytest.raises(DataError, match=r"the text\.jsonl:1: no JSON object with text"):
+        index.build_index(text, words, tmp_path / "out" / "mine")
     assert not list((tmp_path / "out").glob("*.idx"))
-
-
-def test_a_tree_without_megatron_is_named(tmp_path, words, text):
-    with pytest.raises(OverlayError, match=r"holds no megatron\.core.*mqo vendor"):
-        index.build_index(tmp_path, text, words, tmp_path / "mine")
-
-
-def test_gzipped_lines_read_as_plain_ones(program, tmp_path, text):
-    packed = tmp_path / "text.json.gz"
-    packed.write_bytes(gzip.compress(text.read_bytes()))
-    documents = [(d,) for d in _DOCUMENTS]
-    assert list(program.read_documents(packed, ["text"])) == documents
-    assert list(program.read_documents(text, ["text"])) == documents
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '{"title": "x"}', '{"text": 3}'])
-def test_a_bad_line_is_named_by_its_number(program, tmp_path, line):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "fine"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="line 2"):
-        list(program.read_documents(path, ["text"]))
-
-
-def test_the_end_of_document_id_comes_from_the_tokenizers_configuration(program, words):
-    _, eod = program.load_tokenizer(words)
-    assert eod == 0
-    config = json.loads((words / "tokenizer_config.json").read_text())
-    config["eos_token"] = {"content": tokenizer.PADDING}  # the older, longer form
-    (words / "tokenizer_config.json").write_text(json.dumps(config))
-    assert program.load_tokenizer(words)[1] == 1
-
-
-def test_a_folder_without_tokenizer_is_named(program, tmp_path):
-    with pytest.raises(SystemExit, match=r"no readable tokenizer\.json"):
-        program.load_tokenizer(tmp_path)
 
 
 def _pair(prefix):

@@ -7,10 +7,10 @@ import sys
 import threading
 
 import pytest
-from mqo.data import index, sample, tokenizer
+from mqo.data import index, mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
 from mqo.data.prepare import STAMP, prepare
-from mqo.errors import DataError, OverlayError, UnknownNameError
+from mqo.errors import UnknownNameError
 from mqo.project import Project
 
 
@@ -18,16 +18,13 @@ from mqo.project import Project
 def project(tmp_path, dump, monkeypatch):
     """A checkout in a path with a space; the sample is ours, and indexing counts lines only."""
     project = Project(tmp_path / "a checkout")
-    core = project.tree / "megatron" / "core" / "datasets"
-    core.mkdir(parents=True)
-    (core / "indexed_dataset.py").touch()
     monkeypatch.setattr(sample, "fetch", lambda cache, report: dump)
     monkeypatch.setattr(tokenizer, "DEFAULT_VOCAB_SIZE", 262)
     monkeypatch.setattr(index, "build_index", _count_lines)
     return project
 
 
-def _count_lines(tree, text, words, stem):
+def _count_lines(text, words, stem):
     lines = text.read_text(encoding="utf-8").splitlines()
     for suffix in (".bin", ".idx"):
         stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
@@ -155,21 +152,21 @@ def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
     assert results[0] == results[1]
 
 
-def test_a_tree_without_megatron_is_reported_before_any_work(project, monkeypatch):
-    (project.tree / "megatron" / "core" / "datasets" / "indexed_dataset.py").unlink()
-    monkeypatch.setattr(sample, "fetch", None)
-    with pytest.raises(OverlayError, match="mqo vendor"):
-        prepare(project, "wikipedia", report=print)
-
-
 def test_an_unknown_name_lists_the_valid_ones(project):
     with pytest.raises(UnknownNameError, match=r"'wikipaedia'.*one of dolma, wikipedia"):
         prepare(project, "wikipaedia", report=print)
 
 
-def test_dolma_asks_for_a_prefix(project):
-    with pytest.raises(DataError, match="data prefix"):
-        prepare(project, "dolma", report=print)
+def test_dolma_is_prepared_from_the_mix(project, monkeypatch):
+    mixed = [mix.Document(str(n), "novel", f"The miller met {n} bakers.") for n in range(3)]
+    monkeypatch.setattr(mix, "documents", lambda cache, report: mixed)
+    data = prepare(project, "dolma", report=print)
+    assert data.prefix == project.data / "dolma" / "dolma_text_document"
+    lines = [json.loads(line) for line in data.text.read_text(encoding="utf-8").splitlines()]
+    assert lines == [dataclasses.asdict(document) for document in mixed]
+    # The sources that a machine can get may change; data that was made stays.
+    monkeypatch.setattr(mix, "documents", None)
+    assert prepare(project, "dolma", report=print) == data
 
 
 def test_the_result_cannot_be_changed(project):
@@ -180,7 +177,7 @@ def test_the_result_cannot_be_changed(project):
 
 def test_preparing_imports_no_torch_and_no_megatron():
     code = (
-        "import sys, mqo.data.prepare, mwparserfromhell, tokenizers; "
+        "import sys, mqo.data.prepare, mqo.data.cli, mwparserfromhell, tokenizers, tiktoken; "
         "sys.exit({'torch', 'megatron', 'transformers'} & set(sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,9 +13,9 @@ from mqo.project import Project
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
 
 
-def cell(*words):
-    own, extra = cli.split_flags([*NAMES, "--training-config", "smoke", *words])
-    return cli.cell_from(cli.parser().parse_intermixed_args(own), extra)
+def cell(*words, names=NAMES, front_end=False):
+    own, extra = cli.split_flags([*names, "--training-config", "smoke", *words])
+    return cli.cell_from(cli.parser(front_end).parse_intermixed_args(own), extra)
 
 
 def test_flags_behind_two_dashes_are_megatrons():
@@ -59,19 +59,106 @@ def test_a_missing_name_says_how_to_see_them_all():
         cli.cell_from(args, [])
 
 
+def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
+    for flag in ("--seq-length", "--mod"):  # no abbreviation: Megatron has a thousand flags
+        with pytest.raises(
+            MqoError, match=rf"arguments: {flag}.*Megatron's own flags stand behind"
+        ):
+            cell(flag, "7")
+
+
 def test_the_listing_names_everything():
     text = cli.listing()
     for name in ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "FA_linear_hifp8", "smoke"):
         assert f"  {name}\n" in text
 
 
+def test_types_of_one_kind_of_layer_change_the_mode():
+    made = cell("--attention-quantization", "qk_pv_hifp8", "--linear-quantization", "mxfp4")
+    assert (made.types["fprop"], made.types["qk"], made.types["pv"]) == ("mxfp4", "hifp8", "hifp8")
+    assert made.title == "llama32-1b_wikipedia_linear_mxfp4_qk_hifp8_pv_hifp8_smoke"
+    assert cell("--attention-quantization", "none", "--gemms", "all").mode == "linear_mxfp8"
+
+
+def test_types_alone_need_no_mode():
+    made = cell("--linear-quantization", "hifp8", names=NAMES[:4])
+    assert (made.mode, made.types["fprop"], made.types["qk"]) == ("linear_hifp8", "hifp8", "none")
+
+
+def test_the_types_in_the_tree_cannot_be_changed_by_an_option():
+    source = ["--quantization", "source"]
+    assert (cell(*source).types, cell(*source).mode) == (None, "source")
+    with pytest.raises(MqoError, match=r"all types are those in the tree.*quant_type_modifier"):
+        cell(*source, "--linear-quantization", "mxfp8")
+
+
+def test_the_front_end_for_attention_quantises_attention_alone():
+    made = cell("--fa-quantization", "qk_pv_mxfp4", names=NAMES[:4], front_end=True)
+    assert " ".join(made.types.values()) == "none none none mxfp4 mxfp4"
+    assert cell("--fa-quantization", "bf16", names=NAMES[:4], front_end=True).mode == "bf16"
+    with pytest.raises(UnknownNameError, match=r"attention called 'FA_mxfp8'.*bf16.*qk_pv_hifp8"):
+        cell("--fa-quantization", "FA_mxfp8", names=NAMES[:4], front_end=True)
+    with pytest.raises(MqoError, match=r"--fa-quantization is missing"):
+        cell(names=NAMES[:4], front_end=True)
+    text = cli.listing(front_end=True)
+    assert "  pv_hifp8\n" in text
+    assert "linear" not in text
+
+
+# -- dry runs --------------------------------------------------------------------------------------
+
+
 def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     project = Project(tmp_path)
     text = cli.describe(project, cell("--", "--seed", "7"))
     assert "# source: qk = mxfp8" in text
+    assert f"# source: {project.tree} holds no Megatron yet" in text
     assert "--hidden-size 256" in text
     assert "--seed 7" in text
+    assert "# not yet" not in text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_shows_the_lines_that_the_source_would_change(vendored, monkeypatch):
+    project = Project(vendored.root.parent)
+    lines = cli.describe(project, cell()).splitlines()
+    assert lines.count("# +        custom_quant_type = 'mxfp8'") == 2
+    assert [line for line in lines if line.startswith("# -  ")] == [
+        "# -        custom_quant_type = 'none'"
+    ] * 2
+    text = cli.describe(project, cell("--quantization", "source"))
+    assert f"# source: as {project.tree} has it, to the byte\n" in text
+
+
+def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
+    text = cli.describe(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
+    command = text[text.index("MQO_QUANT_CONFIG=") :].replace(sys.executable, "printf '%s\\n'")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:2] == ["-m", "torch.distributed.run"]
+    assert words[-2:] == ["--seed", "7"]
+    (program,) = [word for word in words if word.endswith("pretrain_gpt.py")]
+    assert program.startswith(
+        f"{tmp_path}/a b/runs/TIME_llama32-1b_wikipedia_FA_linear_mxfp8_smoke"
+    )
+
+
+def test_a_dry_run_without_data_says_what_to_pass(tmp_path):
+    made = cell("--dataset", "dolma")
+    bare = made.dataset.model_copy(update={"sample": False})
+    text = cli.describe(Project(tmp_path), made.model_copy(update={"dataset": bare}))
+    assert "# not yet: No data was given for dolma; it has no sample. Expected: the argu" in text
+    assert "--tokenizer-model TOKENIZER \\\n" in text
+    assert "--data-path DATA_PREFIX \\\n" in text
+
+
+def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
+    (patched.tree.root / "pretrain_gpt.py").write_text("train()\n")
+    made = cell("--megatron", str(patched.tree.root))
+    made = made.model_copy(update={"types": {"fprop": "mxfp8", "dgrad": "none"}})
+    text = cli.describe(Project(tmp_path), made)
+    assert "# +        custom_quant_type = 'mxfp8'\n" in text
+    assert f"{tmp_path}/runs/TIME" in text
 
 
 def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
@@ -81,7 +168,7 @@ def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
     written = tomllib.loads(quant_config({"qk": "mxfp8"}, made))
     assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": list(made.exclude)}}
-    assert "quant.toml" not in cli.describe(Project(tmp_path), cell())
+    assert "# quant.toml" not in cli.describe(Project(tmp_path), cell())
 
 
 def test_what_is_measured_and_dumped_goes_into_quant_toml():

@@ -1,13 +1,19 @@
 """A model's flags: upstream's own, and with upstream's defaults the published model."""
 
 import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from mqo.launch import cli
 from mqo.launch.cell import resolve
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.machine import Machine
-from mqo.matrix import tables
+from mqo.matrix import generate, tables
 
 NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
 
@@ -81,6 +87,72 @@ def test_a_model_is_trained_no_longer_than_published(model):
     }
     longest = tables.models()[model].train_sequence
     assert lengths == {"smoke": 256, "fast": 2048, "standard": longest}
+
+
+# -- upstream's own parser -------------------------------------------------------------------------
+
+PARSE = """
+import argparse, contextlib, json, os, sys
+sys.path.insert(0, sys.argv[1])
+from megatron.training import arguments
+
+# Its thousand options are added once, which takes longer than all else.
+full = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+arguments.add_megatron_arguments = lambda empty: full
+found = []
+for world, words in json.load(sys.stdin):
+    os.environ["WORLD_SIZE"] = str(world)
+    sys.argv = ["pretrain_gpt.py", *words]
+    with contextlib.redirect_stdout(sys.stderr):
+        args = arguments.parse_args()
+        arguments.validate_args(args)
+    types = (args.hidden_size, args.seq_length, args.global_batch_size, str(args.params_dtype))
+    found.append([*types, args.distributed_backend, args.transformer_impl])
+print(json.dumps(found))
+"""
+BF16 = "torch.bfloat16"
+
+
+def cell_of_script(name, training):
+    """The cell that a committed script's own words name."""
+    script = Path(generate.__file__).parents[3] / "script" / name
+    words = shlex.split(script.read_text().partition('train_config.py"')[2], comments=True)
+    args = [word for word in words if word.strip() and word != "$@"]
+    return cli.cell_from(cli.parser().parse_args([*args, "--training-config", training]), [])
+
+
+def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
+    """All cells in each training configuration, on one CPU and on eight GPUs; equal ones once."""
+    pytest.importorskip("torch")
+    asked = {}
+    names = [str(path) for path, _ in generate.scripts()]
+    for name in names:
+        for training in tables.trainings():
+            cell = cell_of_script(name, training)
+            for gpus in (0, 8):
+                # The smallest batch of all is one for a single process.
+                world = 1 if cell.training.is_smoke else max(1, gpus)
+                groups = megatron_flags(cell, Machine(8, gpus), NOWHERE).values()
+                words = tuple(word for group in groups for word in group)
+                asked[(world, words)] = cell, gpus
+    assert len(asked) == 3 * 3 * 2
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root],
+        input=json.dumps(list(asked)),
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (cell, gpus), found in zip(asked.values(), json.loads(done.stdout), strict=True):
+        assert found == [
+            cell.model.hidden_size,
+            cell.training.sequence,
+            cell.training.global_batch,
+            "torch.float32" if cell.training.is_smoke else BF16,
+            "nccl" if gpus else "gloo",
+            "local",
+        ]
 
 
 # -- what upstream has no flags for ----------------------------------------------------------------

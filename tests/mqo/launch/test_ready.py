@@ -21,8 +21,9 @@ def tokenizer(tmp_path):
     return folder
 
 
-def test_the_sample_serves_the_smoke_configuration():
-    check_cell(cell())
+@pytest.mark.parametrize("dataset", ["wikipedia", "dolma"])
+def test_the_sample_serves_the_smoke_configuration(dataset):
+    check_cell(cell(dataset=dataset))
 
 
 def test_a_real_configuration_wants_real_data():
@@ -31,8 +32,10 @@ def test_a_real_configuration_wants_real_data():
 
 
 def test_a_dataset_without_a_sample_wants_data():
+    bare = cell(dataset="dolma")
+    bare = bare.model_copy(update={"dataset": bare.dataset.model_copy(update={"sample": False})})
     with pytest.raises(DataError, match=r"No data was given for dolma; it has no sample"):
-        check_cell(cell(dataset="dolma"))
+        check_cell(bare)
 
 
 def test_a_missing_data_file_is_named(tmp_path, tokenizer):

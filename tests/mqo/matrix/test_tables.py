@@ -149,3 +149,39 @@ def test_an_unknown_name_lists_the_valid_ones():
         UnknownNameError, match=r"no model called 'llama4'.*deepseek2_lite, llama31-8b, llama32-1b"
     ):
         tables.pick(tables.models(), "model", "llama4")
+
+
+@pytest.mark.parametrize(
+    ("mode", "linear", "attention", "name", "types"),
+    [
+        ("bf16", "mxfp8", "mxfp8", "FA_linear_mxfp8", "mxfp8 mxfp8 none"),
+        ("bf16", None, "hifp8", "FA_hifp8", "none hifp8 none"),
+        ("mxfp4", None, None, "mxfp4", "mxfp4 mxfp4 mxfp4"),
+        ("mxfp4", "none", None, "qk_pv_mxfp4", "none mxfp4 mxfp4"),
+        ("FA_linear_mxfp8", None, "none", "linear_mxfp8", "mxfp8 none none"),
+        ("linear_mxfp8", None, "pv_hifp8", "linear_mxfp8_pv_hifp8", "mxfp8 none hifp8"),
+        ("mxfp8", "mxfp8", "qk_pv_mxfp8", "mxfp8", "mxfp8 mxfp8 mxfp8"),
+        ("qk_mxfp8", None, "mxfp8", "qk_mxfp8", "none mxfp8 none"),
+        ("FA_linear_mxfp4", "none", "bf16", "bf16", "none none none"),
+    ],
+)
+def test_a_mode_can_be_changed_and_is_then_called_what_it_is(mode, linear, attention, name, types):
+    made = tables.changed(tables.modes()[mode], linear, attention)
+    assert (made.name, " ".join(made.key)) == (name, types)
+
+
+def test_a_mode_is_not_changed_into_what_does_not_exist():
+    bf16 = tables.modes()["bf16"]
+    with pytest.raises(UnknownNameError, match=r"no type of linear layers called 'fp8'.*mxfp8"):
+        tables.changed(bf16, linear="fp8")
+    for name in ("fp8", "linear_mxfp8", "FA_linear_mxfp8"):
+        with pytest.raises(UnknownNameError, match=rf"attention called '{name}'.*qk_pv_mxfp4"):
+            tables.changed(bf16, attention=name)
+
+
+def test_the_front_end_for_attention_has_the_documented_modes():
+    names = [name for name, mode in tables.modes().items() if mode.front_end]
+    types = ("mxfp8", "mxfp4", "hifp8")
+    sites = ("qk", "pv", "qk_pv")
+    assert sorted(names) == sorted(["bf16", *(f"{site}_{t}" for site in sites for t in types)])
+    assert {tables.modes()[name].linear for name in names} == {"none"}

@@ -14,6 +14,7 @@ def run(tmp_path):
     folder.root.mkdir()
     cell = {"model": {"name": "m"}, "dataset": {"name": "d"}, "mode": "bf16", "gemms": "fprop"}
     folder.cell.write_text(json.dumps(cell | {"training": {"name": "smoke"}, "dtype": "fp32"}))
+    folder.quant_config.write_text('[asked]\nfprop = "mxfp8"\n')
     folder.result.write_text(json.dumps({"vocab_size": 4096}))
     rows = [(1, "lm loss", 8.3), (2, "lm loss", 7.9), (2, "lm loss validation", 7.8)]
     lines = [json.dumps({"iteration": i, "name": n, "value": v}) for i, n, v in rows]
@@ -26,6 +27,14 @@ def test_the_plot_names_the_cell_and_chance(run, tmp_path):
     picture = (tmp_path / "made" / "loss.svg").read_text()
     for text in ("m d bf16 (smoke, fp32)", "chance, ln V", "validation loss"):
         assert f"<!-- {text}" in picture
+
+
+def test_runs_of_one_cell_are_told_apart(run, tmp_path):
+    options = '[quantiser]\nblock = 64\n[schedule]\nfprop = "mxfp8 until 9, then none"\n'
+    run.quant_config.write_text(options)
+    plot([run], tmp_path / "loss.svg")
+    picture = (tmp_path / "loss.svg").read_text()
+    assert "m d bf16, block 64, fprop mxfp8 until 9, then none (smoke, fp32)" in picture
 
 
 def test_a_png_is_a_png(run, tmp_path):

@@ -1,19 +1,17 @@
-"""JSON lines into Megatron's .bin/.idx pair, by the indexing program; checks of given prefixes."""
+"""The .bin/.idx pair of a sample; checks of given prefixes."""
 
 from __future__ import annotations
 
 import difflib
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.errors import DataError, OverlayError
+from mqo.data.encode import load
+from mqo.data.meter import Meter
+from mqo.data.pipeline import Job, index
+from mqo.errors import DataError
 
 _SUFFIXES = (".bin", ".idx")
-_TAIL = 12  # lines of the program's output that an error quotes
 
 
 @dataclass(frozen=True)
@@ -24,43 +22,14 @@ class IndexCounts:
     tokens: int
 
 
-def build_index(tree: Path, text: Path, tokenizer: Path, stem: Path) -> IndexCounts:
+def build_index(text: Path, tokenizer: Path, stem: Path) -> IndexCounts:
     """Tokenises `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
 
-    Runs `tools/preprocess_data.py` of `tree` on that tree's megatron.core, as a process of its own
-    that writes nothing into the tree. Raises OverlayError if the tree holds no megatron.core,
-    DataError if the program fails.
+    In this process alone: a sample is small. Raises DataError for a bad line.
     """
-    check_tree(tree)
-    command = [sys.executable, str(tree / "tools" / "preprocess_data.py")]
-    command += ["--input", str(text), "--output-prefix", str(stem), "--append-eod"]
-    command += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tokenizer)]
-    command += ["--workers", str(os.cpu_count() or 1)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree),  # nothing else: another megatron on the path would hide the tree's
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_TAIL:])
-        raise DataError(
-            f"Indexing {text.name} failed with exit code {done.returncode}; it said:\n{tail}",
-            help="If the fault lies in megatron.core, check the tree with 'mqo status'",
-        )
-    counts = json.loads(done.stdout.strip().splitlines()[-1])
-    return IndexCounts(documents=counts["documents"], tokens=counts["tokens"])
-
-
-def check_tree(tree: Path) -> None:
-    """Raises OverlayError if `tree` holds no megatron.core to index with."""
-    if (tree / "megatron" / "core" / "datasets" / "indexed_dataset.py").is_file():
-        return
-    raise OverlayError(
-        f"{tree} holds no megatron.core",
-        expected="upstream's source, unpacked from the pinned wheel and patched",
-        help="Run 'mqo vendor', then 'mqo apply'",
-    )
+    job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
+    state = index(job, workers=1, meter=Meter(lambda line: None))
+    return IndexCounts(documents=state.documents, tokens=state.tokens)
 
 
 def check_prefix(prefix: Path) -> None:

@@ -6,14 +6,14 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mqo.data import index, sample, tokenizer
+from mqo.data import index, mix, sample, tokenizer
 from mqo.errors import DataError, UnknownNameError
 from mqo.project import Project
 
@@ -45,7 +45,11 @@ class PreparedData:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the outputs depend on; recorded in the stamp and compared at the next call."""
+    """What the outputs depend on; recorded in the stamp and compared at the next call.
+
+    Which of dolma's further sources the machine could get is not among them: data that was once
+    made stays, on a machine without a network, too.
+    """
 
     dataset: str
     source_sha256: str
@@ -58,8 +62,7 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
 
     `report` gets a line a step. Safe to call from several processes (one works, the others wait)
     and to kill at any time: a folder counts only with a stamp that fits every file in it. Raises
-    UnknownNameError for a name that is no dataset, DataError for one without a sample and when a
-    step fails, OverlayError if the tree holds no megatron.core.
+    UnknownNameError for a name that is no dataset, DataError when a step fails.
     """
     _check_name(dataset)
     inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
@@ -83,13 +86,6 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
 def _check_name(dataset: str) -> None:
     if dataset not in DATASETS:
         raise UnknownNameError("dataset", dataset, DATASETS)
-    if dataset == "dolma":
-        raise DataError(
-            "There is no sample of dolma to prepare",
-            expected="a data prefix: an indexed .bin/.idx pair of your own",
-            help="Make one with Megatron-LM/tools/preprocess_data.py and give its prefix "
-            "(the path without .bin or .idx) in place of the sample",
-        )
 
 
 @contextmanager
@@ -109,7 +105,6 @@ def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 def _build(project: Project, target: Path, inputs: _Inputs, report: Callable[[str], None]) -> None:
     """Builds beside the target and renames: the target is at all times whole, or not there."""
-    index.check_tree(project.tree)  # the last step needs it: say so before the first
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
     for leftover in (partial, old):  # of a run that was killed; the lock keeps out living ones
@@ -126,19 +121,17 @@ def _run_steps(
     project: Project, folder: Path, inputs: _Inputs, report: Callable[[str], None]
 ) -> None:
     text, words, stem = _layout(folder, inputs.dataset)
-    dump = sample.fetch(project.cache, report)
-
     start = time.monotonic()
-    count = sample.write_jsonl(sample.articles(dump), text)
+    count = sample.write_jsonl(_documents(project, inputs.dataset, report), text)
     size = text.stat().st_size
-    report(f"Cleaned {count} articles, {size / 1e6:.2f} MB, {_seconds(start)}")
+    report(f"Cleaned {count} documents, {size / 1e6:.2f} MB, {_seconds(start)}")
 
     start = time.monotonic()
     entries = tokenizer.train(_texts(text), words, inputs.vocab_size)
     report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
 
     start = time.monotonic()
-    counts = index.build_index(project.tree, text, words, stem)
+    counts = index.build_index(text, words, stem)
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
@@ -148,6 +141,14 @@ def _run_steps(
         "files": _fingerprints(folder),
     }
     (folder / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+
+
+def _documents(
+    project: Project, dataset: str, report: Callable[[str], None]
+) -> Iterable[sample.Article | mix.Document]:
+    if dataset == "dolma":
+        return mix.documents(project.cache, report)
+    return sample.articles(sample.fetch(project.cache, report))
 
 
 def _layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from mqo.data.wikitext import clean
 from mqo.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 WHEEL = "gensim==4.4.0"
 MEMBER = (
@@ -130,8 +134,8 @@ def _article(page: ElementTree.Element, site: str) -> Article | None:
     return Article(id=page.findtext("{*}id") or "", url=url, title=title, text=text)
 
 
-def write_jsonl(documents: Iterator[Article], path: Path) -> int:
-    """Writes one JSON object a line (id, url, title, text; UTF-8); returns how many."""
+def write_jsonl(documents: Iterable[DataclassInstance], path: Path) -> int:
+    """Writes one JSON object a line (a document's fields, as UTF-8); returns how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for document in documents:

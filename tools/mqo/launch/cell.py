@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mqo.errors import MqoError
 from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Dtype, Gemms, Mode, Model, Training
@@ -26,11 +27,13 @@ class Cell(BaseModel):
     """Model x dataset x mode x training configuration, with what the user changed.
 
     `types` are the quant types per site that are written into the run's source; None leaves the
-    literals of the shared tree as they are (`--quantization source`). `model` is as it is trained:
-    shrunk where the configuration shrinks. `schedule` are 'SITE: schedule' texts. `exclude` are the
-    layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each one
-    matches. `record_every` is in iterations, None the quantisers' own default, 0 for never; `dump`
-    are iterations.
+    literals of the tree as they are (`--quantization source`). `model` is as it is trained:
+    shrunk where the configuration shrinks. `megatron` is a full checkout to run in place of the
+    shared tree, by its own pretrain_gpt.py. `schedule` are 'SITE: schedule' texts. `exclude` are
+    the layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each
+    one matches. `record_every` is in iterations, None the quantisers' own default, 0 for never;
+    `dump` are iterations. `keep_checkpoints` is how many are left of those that the run saves, 0
+    for all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +49,7 @@ class Cell(BaseModel):
     tensorboard: Path | None = None
     tokenizer: Path | None = None
     data_prefix: Path | None = None
+    megatron: Path | None = None
     extra_flags: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     quantiser: Quantiser = Quantiser()
@@ -53,6 +57,8 @@ class Cell(BaseModel):
     exclude: tuple[str, ...] = ()
     record_every: int | None = None
     dump: tuple[int, ...] = ()
+    keep_checkpoints: int = 0
+    check_nan: bool = False
 
     @property
     def title(self) -> str:
@@ -71,26 +77,41 @@ def resolve(
     *,
     gemms: Gemms = "fprop",
     dtype: Dtype | None = None,
+    linear: str | None = None,
+    attention: str | None = None,
     **rest: object,
 ) -> Cell:
     """The cell of these names; UnknownNameError lists the valid ones.
 
-    `quantization` is a mode, or "source" for the types that stand in the shared tree.
+    `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
+    `attention` change the mode, as `tables.changed` has it.
     """
     published = tables.pick(tables.models(), "model", model)
     corpus = tables.pick(tables.datasets(), "dataset", dataset)
     config = tables.pick(tables.trainings(), "training configuration", training)
-    mode: Mode | None = None
-    if quantization != SOURCE:
-        mode = tables.pick(tables.modes(), "quantization mode", quantization)
+    mode = _mode(quantization, linear, attention)
     sequence = min(config.sequence, published.train_sequence)
     return Cell(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
         dataset=corpus,
-        mode=quantization,
+        mode=mode.name if mode else SOURCE,
         types=mode.types(gemms) if mode else None,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         gemms=gemms,
         **rest,
     )
+
+
+def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:
+    """The mode with its changes; None for the types that stand in the tree."""
+    if quantization != SOURCE:
+        mode = tables.pick(tables.modes(), "quantization mode", quantization)
+        return tables.changed(mode, linear, attention)
+    if linear or attention:
+        raise MqoError(
+            f"With the quantization '{SOURCE}' all types are those in the tree",
+            expected="no other type beside it",
+            help="script/quant_type_modifier.py changes those in the tree",
+        )
+    return None

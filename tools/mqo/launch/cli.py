@@ -1,4 +1,4 @@
-"""script/train_config.py: the documented command line.
+"""script/train_config.py and script/flash_attention_config.py: the documented command lines.
 
 argparse rather than typer: five optional positional arguments, options between them, and Megatron's
 own flags behind `--`.
@@ -9,27 +9,38 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from mqo.cli import guarded
-from mqo.errors import MqoError
+from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
+from mqo.launch.process import stops_raise
 from mqo.launch.quantiser import Quantiser, choices
+from mqo.launch.ready import check_cell
 from mqo.launch.run import dry_run, run
+from mqo.launch.source import ready_checkout, source_diff
 from mqo.matrix import tables
+from mqo.overlay.tree import Tree
 from mqo.project import Project
 
-
-def main() -> None:
-    """Train a cell of the matrix, or list what there is."""
-    guarded(lambda: _main(sys.argv[1:]))
+MODE, FA_MODE = "--quantization", "--fa-quantization"
 
 
-def _main(argv: list[str]) -> None:
+def main(front_end: bool = False) -> None:
+    """Train a cell of the matrix, or list what there is.
+
+    `front_end` is the command line for attention alone.
+    """
+    with stops_raise():  # before training, too: what prepares it has processes of its own
+        guarded(lambda: _main(sys.argv[1:], front_end))
+
+
+def _main(argv: list[str], front_end: bool) -> None:
     own, extra = split_flags(argv)
-    args = parser().parse_intermixed_args(own)
+    args = parser(front_end).parse_intermixed_args(own)
     if args.list:
-        print(listing())
+        print(listing(front_end))
         return
     cell = cell_from(args, extra)
     project = Project.here()
@@ -49,11 +60,20 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
-def parser() -> argparse.ArgumentParser:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MqoError(
+            f"The command line is not understood: {message}",
+            help="--help explains it; Megatron's own flags stand behind `--`",
+        )
+
+
+def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         description="Train a cell of the matrix in a run folder of its own.",
         epilog="Everything behind `--` goes to Megatron's own argument parser.",
+        allow_abbrev=False,
     )
     for name, meaning in (
         ("checkpoint", "where to save, and to resume from if it holds a checkpoint"),
@@ -67,10 +87,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="list all valid names")
     made.add_argument("--model")
     made.add_argument("--dataset")
-    made.add_argument("--quantization", help=f"a mode; or '{SOURCE}', the types in the tree")
     made.add_argument("--training-config", default="standard")
-    made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
+    _add_types(made, front_end)
+    made.add_argument("--megatron", type=Path, help="a patched full Megatron-LM checkout to run")
     made.add_argument("--without", action="append", default=[], help="a patch to leave out")
+    made.add_argument(
+        "--keep-last", type=_whole, default=0, metavar="N", help="checkpoints to keep; 0: all"
+    )
+    made.add_argument(
+        "--check-nan", action="store_true", help="find the layer of the first NaN or infinity; slow"
+    )
     made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
     made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
     _add_quantiser(made.add_argument_group("the quantisers (docs/quantisation.md)"))
@@ -81,6 +107,24 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_argument("--master-port", type=int)
     cluster.add_argument("--nproc-per-node", type=int, default=1)
     return made
+
+
+def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
+    if front_end:
+        made.add_argument(FA_MODE, dest="quantization", help="a mode of attention alone")
+        made.set_defaults(
+            front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
+        )
+        return
+    made.set_defaults(front_end=False)
+    made.add_argument(MODE, help=f"a mode; or '{SOURCE}', the types in the tree")
+    made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
+    made.add_argument("--linear-quantization", metavar="T", help="another type of linear layers")
+    made.add_argument(
+        "--attention-quantization",
+        metavar="T",
+        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none",
+    )
 
 
 def _add_quantiser(group: argparse._ArgumentGroup) -> None:
@@ -134,9 +178,18 @@ def _whole(text: str) -> int:
 
 def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
     """The cell that the arguments name; a missing or unknown name lists the valid ones."""
-    for option in ("model", "dataset", "quantization"):
-        if getattr(args, option) is None:
-            raise MqoError(f"--{option} is missing", help="--list shows all valid names")
+    mode = args.quantization
+    if mode is None and (args.linear_quantization or args.attention_quantization):
+        mode = "bf16"  # which these change
+    for option, value in (
+        ("--model", args.model),
+        ("--dataset", args.dataset),
+        (FA_MODE if args.front_end else MODE, mode),
+    ):
+        if value is None:
+            raise MqoError(f"{option} is missing", help="--list shows all valid names")
+    if args.front_end:
+        tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
     tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
     for pattern in args.exclude:
@@ -146,15 +199,18 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
     return resolve(
         args.model,
         args.dataset,
-        args.quantization,
+        mode,
         args.training_config,
         gemms=args.gemms,
+        linear=args.linear_quantization,
+        attention=args.attention_quantization,
         dtype=args.dtype,
         cluster=Cluster(**{name: getattr(args, name) for name in fields}),
         checkpoint=args.checkpoint,
         tensorboard=args.tensorboard,
         tokenizer=args.tokenizer,
         data_prefix=args.data_prefix,
+        megatron=args.megatron,
         extra_flags=tuple(extra),
         without=tuple(args.without),
         quantiser=quantiser_from(args),
@@ -162,6 +218,8 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         exclude=tuple(args.exclude),
         record_every=args.record_every,
         dump=tuple(args.dump),
+        keep_checkpoints=args.keep_last,
+        check_nan=args.check_nan,
     )
 
 
@@ -171,12 +229,13 @@ def quantiser_from(args: argparse.Namespace) -> Quantiser:
     return Quantiser(seed=args.quant_seed, **given)
 
 
-def listing() -> str:
+def listing(front_end: bool = False) -> str:
     """All names, by kind."""
+    modes = _modes(front_end)
     rows = {
         "models": tables.models(),
         "datasets": tables.datasets(),
-        "quantizations": [*tables.modes(), SOURCE],
+        **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),
         "training configs": tables.trainings(),
     }
     return "\n".join(
@@ -184,15 +243,44 @@ def listing() -> str:
     )
 
 
+def _modes(front_end: bool) -> list[str]:
+    return [name for name, mode in tables.modes().items() if mode.front_end or not front_end]
+
+
 def describe(project: Project, cell: Cell) -> str:
-    """The command that a run of the cell would start, and the types and options it would write."""
-    types = cell.types or {}
-    lines = [f"# source: {site} = {value}" for site, value in types.items()]
+    """What a run of the cell would do, as shell: its command, and in comments what it would write.
+
+    That is the types in its source, how that source would differ from the tree's, and its options.
+    Reads the tree if it is there, and changes nothing.
+    """
+    lines = [f"source: {site} = {value}" for site, value in (cell.types or {}).items()]
+    tree, diff = _source_of(project, cell)
     # Sites that the tree gives their types: which, is known when it is read.
-    sites = types or dict.fromkeys(tables.SITES, SOURCE)
+    sites = cell.types or dict.fromkeys(tables.SITES, SOURCE)
     options = quant_config(sites, cell).splitlines()[2 + len(sites) :]
-    lines += [f"# quant.toml: {line}" for line in options]
-    return "\n".join([*lines, as_shell(dry_run(project, cell), {})])
+    lines += [*diff, *(f"quant.toml: {line}" for line in options)]
+    try:
+        check_cell(cell)
+    except DataError as error:
+        lines.append(f"not yet: {error}")
+    command, variables = dry_run(project, cell, tree)
+    return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
+
+
+def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:
+    """A tree that would be run as it is, and how the source would differ from the tree's."""
+    if cell.megatron:
+        tree = ready_checkout(cell, cell.megatron, allow_edits=True)
+        if tree.manifest() is None:
+            return tree.root, [f"source: {tree.root} as it is"]
+    else:
+        tree = Tree(project.tree)
+        if tree.manifest() is None:
+            there = tree.root / "megatron/core"
+            what = "is not patched" if there.exists() else "holds no Megatron"
+            return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
+    diff = source_diff(tree, cell.types).splitlines()
+    return None, diff or [f"source: as {tree.root} has it, to the byte"]
 
 
 def _say(text: str) -> None:

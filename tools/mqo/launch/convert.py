@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import ConvertError, RunError, SetupError
-from mqo.launch.flags import DTYPES, platform_flags, shape_flags
+from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
@@ -55,7 +55,7 @@ def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
     shape, sequence = shape_of_config(config), config["max_position_embeddings"]
     with _staged(target) as stage:
         _run(tree, ["to-megatron", str(source), str(stage), *_program_flags(shape, sequence)])
-    return Converted(str(target), tuple(shape_flags(shape, sequence)))
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
 def megatron_to_hf(
@@ -85,13 +85,13 @@ def megatron_to_hf(
         config = config_of(shape, dtype, sequence) | _copy_tokenizer(tokenizer, stage)
         (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _run(tree, ["to-hf", str(source), str(stage), *flags])
-    return Converted(str(target), tuple(shape_flags(shape, sequence)))
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
 def _program_flags(shape: Shape, sequence: int) -> list[str]:
     """The model without padding of its vocabulary, on the CPU."""
     vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
-    return [*shape_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
+    return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
 
 
 def _read_config(source: Path) -> dict[str, Any]:

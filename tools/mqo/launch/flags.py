@@ -40,7 +40,7 @@ class RunPaths:
 def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
     """{group: flags} for pretrain_gpt.py."""
     return {
-        "model": shape_flags(cell.model, cell.training.sequence),
+        "model": architecture_flags(cell.model, cell.training.sequence),
         "training": _training(cell.training),
         "precision": list(DTYPES[cell.dtype]),
         "platform": platform_flags(machine),
@@ -55,7 +55,13 @@ def platform_flags(machine: Machine) -> list[str]:
     return _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU))
 
 
-def shape_flags(model: Shape, sequence: int) -> list[str]:
+def shape_flags(cell: Cell) -> list[str]:
+    """The flags that say the sizes of model, batch and layout, the user's own last."""
+    model = architecture_flags(cell.model, cell.training.sequence)
+    return [*model, *_training(cell.training), *cell.extra_flags]
+
+
+def architecture_flags(model: Shape, sequence: int) -> list[str]:
     """The model, for sequences of as many tokens."""
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
@@ -142,7 +148,9 @@ def _data(paths: RunPaths) -> list[str]:
 def _output(training: Training, paths: RunPaths) -> list[str]:
     every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
     log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
-    save = ["--save", str(paths.checkpoint), "--save-interval", str(training.iterations)]
+    save = ["--save", str(paths.checkpoint), "--save-interval", str(training.save_interval)]
+    # A job that is told to end saves first; what is saved is hashed, so that damage is seen.
+    save += ["--exit-signal-handler", "--verify-integrity"]
     load = ["--load", str(paths.checkpoint)] if paths.load else []
     board = ["--tensorboard-dir", str(paths.tensorboard), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]

@@ -15,10 +15,6 @@ from pathlib import Path
 
 from mqo.launch.cell import Cell
 from mqo.launch.quantiser import quant_toml
-from mqo.overlay.diff import tree_diff
-from mqo.overlay.series import Series
-from mqo.overlay.snapshot import Snapshot, snapshot
-from mqo.overlay.tree import Tree
 from mqo.runs import RunFolder
 
 
@@ -35,13 +31,6 @@ def create(runs: Path, title: str) -> RunFolder:
     raise FileExistsError(runs / f"{stamp}_{title}")
 
 
-def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
-    """The run's own patched source, and how it differs from upstream, complete."""
-    shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
-    folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
-    return shot
-
-
 def quant_config(types: Mapping[str, str], cell: Cell) -> str:
     """quant.toml of a run of the cell, whose source says `types`."""
     return quant_toml(
@@ -51,7 +40,14 @@ def quant_config(types: Mapping[str, str], cell: Cell) -> str:
         exclude=cell.exclude,
         record_every=cell.record_every,
         dump=cell.dump,
+        run=_own(cell),
     )
+
+
+def _own(cell: Cell) -> dict[str, int | bool]:
+    """The [run] table: what is not about quantising."""
+    keep = {"keep_checkpoints": cell.keep_checkpoints} if cell.keep_checkpoints else {}
+    return keep | ({"check_nan": True} if cell.check_nan else {})
 
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:

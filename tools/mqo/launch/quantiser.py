@@ -46,6 +46,7 @@ def quant_toml(
     exclude: Iterable[str] = (),
     record_every: int | None = None,
     dump: Iterable[int] = (),
+    run: Mapping[str, int | bool] | None = None,
 ) -> str:
     """quant.toml: the types of a run's source, for the guard to hold it to, and its options.
 
@@ -61,6 +62,7 @@ def quant_toml(
         "schedule": schedules(types, schedule),
         "layers": {"exclude": list(exclude)} if exclude else {},
         "record": record | ({"dump": list(dump)} if dump else {}),
+        "run": dict(run or {}),
     }
     lines = ["# What this run quantises; its guard ends it when a site does not run so."]
     for name, table in tables.items():

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqo.data.fit import check_fit
 from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
+from mqo.launch.layout import check_layout
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -29,7 +31,11 @@ class RunData:
 
 
 def check_cell(cell: Cell) -> None:
-    """Refuse at once what would fail minutes later: data that is not there."""
+    """Refuse at once what would fail minutes later: a layout or data that does not fit.
+
+    What the user's own flags say counts.
+    """
+    check_layout(cell)
     if cell.data_prefix is not None:
         check_prefix(cell.data_prefix)
     if cell.tokenizer is not None and not cell.tokenizer.exists():
@@ -42,14 +48,24 @@ def check_cell(cell: Cell) -> None:
             "Only one of tokenizer and data prefix was given",
             expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
         )
-    if cell.data_prefix is None and not (cell.training.is_smoke and cell.dataset.sample):
+    if cell.tokenizer is not None and cell.data_prefix is not None:
+        check_fit(cell.tokenizer, cell.data_prefix)
+    if cell.data_prefix is None and not has_sample(cell):
         smoke = "its sample serves '--training-config smoke' only"
         none = "it has no sample"
         raise DataError(
             f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
-            help="Megatron-LM/tools/preprocess_data.py makes an index of a corpus of yours",
+            help="Make an index of a corpus of yours (JSON lines, a key `text`): "
+            "`PYTHONPATH=Megatron-LM .venv/bin/python Megatron-LM/tools/preprocess_data.py "
+            "--input CORPUS.jsonl --output-prefix OUT --tokenizer-model TOKENIZER --append-eod`; "
+            "its DATA_PREFIX is OUT_text_document",
         )
+
+
+def has_sample(cell: Cell) -> bool:
+    """Whether the cell needs no data given: a sample is for trying."""
+    return cell.training.is_smoke and cell.dataset.sample
 
 
 def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:

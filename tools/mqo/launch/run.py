@@ -6,22 +6,23 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
+from mqo.launch.events import copy_events
 from mqo.launch.flags import RunPaths, megatron_flags
-from mqo.launch.folder import create, quant_config, take_source, write_facts
+from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
-from mqo.launch.ready import RunData, check_cell, ready_data, ready_tree
+from mqo.launch.process import ended_with_us
+from mqo.launch.ready import RunData, check_cell, has_sample, ready_data, ready_tree
+from mqo.launch.source import PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
@@ -35,11 +36,14 @@ _ON_CPU = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. Losses in nats per token; `seconds` is the training process's whole life."""
+    """How a run ended. Losses in nats per token; `seconds` is the training process's whole life.
+
+    Of several nodes the last one alone knows the losses.
+    """
 
     run: str
     iterations: int
-    train_loss: float
+    train_loss: float | None
     valid_loss: float | None
     vocab_size: int | None
     seconds: float
@@ -47,6 +51,8 @@ class Result:
 
     def line(self) -> str:
         """The one line that is printed."""
+        if self.train_loss is None:
+            return f"trained in {self.seconds:.0f} s; the last node has the losses"
         valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
         chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
         quantised = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
@@ -62,32 +68,44 @@ def run(
     """Train the cell in a folder of its own; RunError when training fails."""
     check_cell(cell)
     series, machine = Series.of(project), detect()
-    tree = ready_tree(project, series, report, allow_edits=allow_edits)
+    if cell.megatron is None:
+        tree = ready_tree(project, series, report, allow_edits=allow_edits)
+    else:
+        tree = ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
+        report(f"megatron : {tree.root}")
     data = ready_data(project, cell, report)
     folder = create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
-        report(f"note     : the shared tree says {_types(shot.shared_types)}; this run does not")
+        report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run does not")
     report(f"source   : {_types(shot.types)}")
     asked = quant_config(cell.types or shot.types, cell)
     folder.quant_config.write_text(asked, encoding="utf-8")
-    command, env = build_command(project, cell, machine, folder, data)
+    command, env = build_command(project, cell, machine, folder, data, shot.tree.root)
     write_facts(folder, cell, command, env)
-    coverage.record(project, folder, cell, data, report)
+    if cell.megatron is None:  # else the source has its own idea of a program
+        coverage.record(project, folder, cell, data, report)
     report(f"run      : {folder.root}")
-    started = time.monotonic()
+    started, epoch = time.monotonic(), time.time()
     _train(folder, command, env, cell, report)
-    result = _sum_up(folder, data, dict(shot.types), time.monotonic() - started)
+    if not folder.metrics.exists():
+        copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
+    result = _sum_up(folder, cell, data, dict(shot.types), time.monotonic() - started)
     folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
 
 def build_command(
-    project: Project, cell: Cell, machine: Machine, folder: RunFolder, data: RunData
+    project: Project,
+    cell: Cell,
+    machine: Machine,
+    folder: RunFolder,
+    data: RunData,
+    source: Path,
 ) -> tuple[list[str], dict[str, str]]:
-    """The training command and the variables that it needs."""
+    """The training command, which runs the program in `source`, and the variables it needs."""
     flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
-    program = [*_torchrun(cell), str(folder.source / "pretrain_gpt.py")]
+    program = [*_torchrun(cell), str(source / PROGRAM)]
     workers = max(1, cell.cluster.nproc_per_node)
     env = {
         "MQO_QUANT_CONFIG": str(folder.quant_config),
@@ -102,16 +120,23 @@ def build_command(
     return program + [flag for group in flags.values() for flag in group], env
 
 
-def dry_run(project: Project, cell: Cell) -> list[str]:
-    """The command that `run` would start, in a folder not yet made; touches nothing."""
+def dry_run(
+    project: Project, cell: Cell, source: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The command that `run` would start, in a folder not yet made, and its variables.
+
+    Touches nothing. `source` is the tree that would be run, where that is not a snapshot.
+    """
     folder = RunFolder(project.runs / f"TIME_{cell.title}")
     sample = project.data / cell.dataset.name
-    data = RunData(
-        cell.tokenizer or sample / "tokenizer",
-        cell.data_prefix or sample / f"{cell.dataset.name}_text_document",
-        None,
-    )
-    return build_command(project, cell, detect(), folder, data)[0]
+    if cell.tokenizer and cell.data_prefix:
+        data = RunData(cell.tokenizer.resolve(), cell.data_prefix.resolve(), None)
+    elif has_sample(cell):
+        name = f"{cell.dataset.name}_text_document"
+        data = RunData(sample / "tokenizer", sample / name, None)
+    else:
+        data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    return build_command(project, cell, detect(), folder, data, source or folder.source)
 
 
 def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> RunPaths:
@@ -143,7 +168,7 @@ def _train(
     progress = _Progress(folder.metrics, cell.training.iterations, report)
     with (
         folder.log.open("w", encoding="utf-8") as log,
-        _stopped_with_us(
+        ended_with_us(
             subprocess.Popen(
                 command,
                 env={**os.environ, **env},
@@ -167,6 +192,7 @@ def _train(
             f"Training ended with exit code {code}: {_reason(folder)}",
             expected=f"{cell.training.iterations} steps",
             help=f"The whole output is in {folder.log}",
+            exit_code=code if code > 0 else 128 - code,
         )
 
 
@@ -176,43 +202,16 @@ def _reason(folder: RunFolder) -> str:
         return folder.failure.read_text(encoding="utf-8").strip()
     lines = folder.log.read_text(encoding="utf-8").splitlines()
     for pattern in (
+        r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
         r"mqo: ",
         r"\S+\.py: error: ",
         r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
         r"",
     ):
-        named = [line for line in lines if re.match(pattern, line)]
+        named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]
         if named:
             return named[-1].strip()
     return "it printed nothing"
-
-
-@contextmanager
-def _stopped_with_us(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
-    """Whatever ends us (Ctrl-C, SIGTERM, an error), the process and its workers end as well."""
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
-
-    old = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            _end_group(process)
-        for s, handler in old.items():
-            signal.signal(s, handler)
-
-
-def _end_group(process: subprocess.Popen) -> None:
-    for s, wait in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
-        try:
-            os.killpg(process.pid, s)
-            process.wait(timeout=wait)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 class _Progress:
@@ -243,9 +242,13 @@ class _Progress:
             self.next = row["iteration"] + max(1, self.iterations // 10)
 
 
-def _sum_up(folder: RunFolder, data: RunData, types: dict[str, str], seconds: float) -> Result:
+def _sum_up(
+    folder: RunFolder, cell: Cell, data: RunData, types: dict[str, str], seconds: float
+) -> Result:
     metrics = folder.read_metrics()
     if TRAIN_LOSS not in metrics:
+        if cell.cluster.node_rank < cell.cluster.nnodes - 1:
+            return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
         raise RunError(
             "Training ended well and recorded no loss",
             expected=f"rows named '{TRAIN_LOSS}' in {folder.metrics}",

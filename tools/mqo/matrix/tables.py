@@ -189,12 +189,21 @@ class Dataset(Row):
 
 
 class Mode(Row):
-    """What is quantised: the type of the linear layers' GEMMs, of QK, and of PV."""
+    """What is quantised: the type of the linear layers' GEMMs, of QK, and of PV.
+
+    `scripts` are written of it; `front_end` says that flash_attention_config.py offers it.
+    """
 
     linear: str = NONE
     qk: str = NONE
     pv: str = NONE
-    scripts: bool
+    scripts: bool = False
+    front_end: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is, whatever it is called."""
+        return self.linear, self.qk, self.pv
 
     def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
         """{site: type} for all five sites."""
@@ -221,6 +230,7 @@ class Training(Row):
     eval_interval: int
     eval_iters: int
     log_interval: int
+    save_interval: int
 
     @property
     def is_smoke(self) -> bool:
@@ -263,8 +273,30 @@ def modes() -> dict[str, Mode]:
         for quant_type in table["types"] if "{type}" in family["name"] else [NONE]:
             name = family["name"].format(type=quant_type)
             sites = dict.fromkeys(family["sites"], quant_type)
-            found[name] = Mode(name=name, scripts=family["scripts"], **sites)
+            flags = {k: v for k, v in family.items() if k not in ("name", "sites")}
+            found[name] = Mode(name=name, **flags, **sites)
     return found
+
+
+def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
+    """`mode` with another type of the linear layers, or other ones of attention.
+
+    `attention` is a type, as FA_X has it (QK alone), 'none', or a name like qk_pv_X. The result is
+    called as the first mode that is the same, or else by what it quantises. UnknownNameError lists
+    the valid names.
+    """
+    linear = mode.linear if linear is None else linear
+    check_choice("type of linear layers", linear, (*quant_types(), NONE))
+    offered = {quant_type: modes()[f"FA_{quant_type}"] for quant_type in quant_types()}
+    offered |= {name: m for name, m in modes().items() if m.front_end} | {NONE: modes()["bf16"]}
+    source = mode if attention is None else pick(offered, "quantization of attention", attention)
+    wanted = Mode(name="", linear=linear, qk=source.qk, pv=source.pv)
+    for known in (mode, *modes().values()):
+        if known.key == wanted.key:
+            return known
+    parts = zip(("linear", "qk", "pv"), wanted.key, strict=True)
+    name = "_".join(f"{site}_{quant_type}" for site, quant_type in parts if quant_type != NONE)
+    return wanted.model_copy(update={"name": name})
 
 
 def quant_types() -> tuple[str, ...]:

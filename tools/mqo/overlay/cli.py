@@ -110,9 +110,10 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
 
     now = read(_tree(tree), _series())
     lines = [f"megatron-core {now.version}", f"from {now.origin}"]
+    width = max((len(entry.name) for entry in now.entries), default=0)
     for entry in now.entries:
         count = f"{entry.files} files" if entry.files else ""
-        lines.append(f"  {entry.name:18} {entry.kind:6} {entry.state:12} {count}".rstrip())
+        lines.append(f"  {entry.name:{width}} {entry.kind:6} {entry.state:12} {count}".rstrip())
     lines += [f"  changed by hand: {path}" for path in now.edited]
     for path, literal in now.types:
         lines.append(f"  {literal.site:6} {literal.value:8} {path}:{literal.line}")

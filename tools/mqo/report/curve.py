@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mqo.errors import RunError
@@ -52,7 +53,15 @@ def _label(run: RunFolder) -> str:
     config, dtype = cell["training"]["name"], cell["dtype"]
     which = "" if cell["gemms"] == "fprop" else f", {cell['gemms']} GEMMs"
     names = (cell["model"]["name"], cell["dataset"]["name"], cell["mode"])
-    return f"{' '.join(names)}{which} ({config}, {dtype})"
+    options = "".join(f", {text}" for text in _options(run))
+    return f"{' '.join(names)}{which}{options} ({config}, {dtype})"
+
+
+def _options(run: RunFolder) -> Iterator[str]:
+    """What tells two runs of one cell apart: the quantisers' options and the schedules."""
+    tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
+    for table in ("quantiser", "schedule"):
+        yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
 
 
 def _chance(run: RunFolder) -> float | None:

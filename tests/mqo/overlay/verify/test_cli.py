@@ -1,5 +1,4 @@
 import json
-import re
 import sys
 
 import pytest
@@ -34,12 +33,13 @@ def here(trial, monkeypatch):
 
 
 def releases(out):
-    """The first column of the table."""
-    return [line.split()[0] for line in out.splitlines() if re.match(r"[\d.]+ ", line)]
+    """The versions over the table's columns."""
+    return out.splitlines()[0].split()
 
 
-def last_column(out):
-    return [line.split()[-1] for line in out.splitlines() if re.match(r"[\d.]+ ", line)]
+def forward_row(out):
+    (row,) = (line for line in out.splitlines() if line.startswith("forward pass"))
+    return row.removeprefix("forward pass").split()
 
 
 # -- which releases ----------------------------------------------------------------------------
@@ -47,18 +47,18 @@ def last_column(out):
 
 def test_the_pinned_release_by_default(run, here):
     code, out, err = run()
-    assert (code, releases(out)) == (0, ["1.2.3"])
+    assert (code, releases(out)) == (0, ["1.2"])
     assert "verifying 1.2.3" in err
 
 
 def test_every_pinned_release_oldest_first(run, here):
     code, out, _ = run("--all")
-    assert (code, releases(out)) == (0, ["1.1.0", "1.2.3"])
+    assert (code, releases(out)) == (0, ["1.1", "1.2"])
 
 
 def test_the_releases_that_are_named_each_once(run, here):
     code, out, _ = run("--version", "1.2.3", "--version", "1.1.0", "--version", "1.2.3")
-    assert (code, releases(out)) == (0, ["1.2.3", "1.1.0"])
+    assert (code, releases(out)) == (0, ["1.2", "1.1"])
 
 
 def test_an_unknown_release_lists_the_known_ones_before_anything_is_tried(run, here):
@@ -80,7 +80,7 @@ def test_a_release_that_is_not_green_is_exit_code_1_and_the_others_are_tried(run
     here.change("patches/series.toml", 'supported = ">=1,<2"', 'supported = ">=1.2,<2"')
     code, out, _ = run("--all")
     assert code == 1
-    assert last_column(out) == ["run", "run"]
+    assert forward_row(out) == ["run", "run"]
     assert "\nNOT green: 1.1.0\n" in out
     assert "1.1.0: 1.1.0 is outside `supported`" in out
 
@@ -89,7 +89,7 @@ def test_a_wheel_that_cannot_be_had_is_exit_code_2_and_the_others_are_tried(run,
     here.drop_wheel("1.1.0")
     code, out, _ = run("--all")
     assert code == 2
-    assert last_column(out) == ["tried", "run"]
+    assert forward_row(out) == ["?", "run"]
     assert "\nNOT green: 1.1.0\n" in out
     assert "1.1.0: pip could not download megatron-core==1.1.0" in out
 
@@ -150,7 +150,7 @@ def test_a_trees_upstream_files_are_tried_and_the_tree_is_only_read(run, here, t
     (tree.root / PLAIN).write_bytes(b"edited = True\n")
     before = contents(tree.root)
     code, out, err = run("--tree", str(tree.root))
-    assert (code, releases(out)) == (0, ["1.1.0"])
+    assert (code, releases(out)) == (0, ["1.1"])
     assert "verifying 1.1.0, from wheel of our own" in err
     assert contents(tree.root) == before
 

@@ -1,4 +1,4 @@
-"""The table of `mqo verify`: a row a release, a column an entry, and what is to be said below."""
+"""The table of `mqo verify`: a row an entry, a column a release, and what is to be said below."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Iterable, Sequence
 
 from mqo.overlay.verify.release import Verified
 
-# The usual outcomes in few letters, for a series of many entries.
-SHORT = {"applied": "yes", "not needed": "-"}
+# The outcomes in few letters, for a series of many releases.
+SHORT = {
+    "applied": "yes",
+    "not needed": "-",
+    "drifted": "DRIFT",
+    "not tried": "?",
+    "compiled only": "comp.",
+    "failed": "FAIL",
+}
 
 
 def lines(results: Sequence[Verified]) -> list[str]:
-    """Lines for a terminal of 80 columns: a row a release, the verdict, and what there is to say.
-
-    Names stand over their columns in pieces, one below the other.
-    """
-    names = ["release", *(entry.name for entry in results[0].entries), "forward"]
-    rows = [*_head(names), *map(_row, results)]
+    """Lines for a terminal of 80 columns: the table, the verdict, and what there is to say."""
+    rows = [["", *_heads([result.version for result in results])]]
+    for place, entry in enumerate(results[0].entries):
+        rows.append([entry.name, *(_short(r.entries[place].outcome) for r in results)])
+    rows.append(["forward pass", *(_short(result.forward) for result in results)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -25,15 +31,14 @@ def lines(results: Sequence[Verified]) -> list[str]:
     return [*table, _verdict(results), *(f"{r.version}: {n}" for r in results for n in _notes(r))]
 
 
-def _head(names: Sequence[str]) -> list[list[str]]:
-    pieces = [name.split("_") for name in names]
-    height = max(map(len, pieces))
-    return [list(row) for row in zip(*([""] * (height - len(p)) + p for p in pieces), strict=True)]
+def _heads(versions: Sequence[str]) -> list[str]:
+    """The versions without their last number, where that tells them apart."""
+    short = [version.rpartition(".")[0] or version for version in versions]
+    return short if len(set(short)) == len(versions) else list(versions)
 
 
-def _row(result: Verified) -> list[str]:
-    forward = result.forward.removesuffix(" only")
-    return [result.version, *(SHORT.get(e.outcome, e.outcome) for e in result.entries), forward]
+def _short(outcome: str) -> str:
+    return SHORT.get(outcome, outcome)
 
 
 def _verdict(results: Sequence[Verified]) -> str:

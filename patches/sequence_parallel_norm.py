@@ -1,0 +1,31 @@
+"""Torch's norms under sequence parallelism, which upstream refuses them.
+
+A rank normalises its share of the tokens, so the gradients of the norm's weights are to be summed
+over the tensor-parallel ranks. Upstream does that to all weights that bear this mark.
+"""
+
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
+
+MARKED = """
+import torch
+
+
+def marked(norm: torch.nn.Module, sequence_parallel: bool) -> torch.nn.Module:
+    for weight in norm.parameters():
+        weight.sequence_parallel = sequence_parallel
+    return norm
+"""
+
+NEW = "WrappedTorchNorm.__new__"
+MADE = "norm_cls(normalized_shape=hidden_size, eps=eps)"
+
+FILES = (
+    FileEdits(
+        "megatron/core/transformer/torch_norm.py",
+        (
+            AddImport(MARKED.lstrip()),
+            ReplaceExpression(NEW, Anchor("not config.sequence_parallel"), "True"),
+            ReplaceExpression(NEW, Anchor(MADE), f"marked({MADE}, config.sequence_parallel)"),
+        ),
+    ),
+)

@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""Trains a cell with attention alone quantised. See --help, --list and script/README.md."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import bootstrap
+
+bootstrap.reexec()
+
+from mqo.launch.cli import main  # noqa: E402
+
+main(front_end=True)

@@ -1,0 +1,230 @@
+"""Which checkpoint is gone on from, what is cleared, and what is kept; on folders of our own."""
+
+import pickle
+from argparse import Namespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from megatron.run import CheckpointError, before_load, before_save, checkpoints, unpickle
+from megatron.run.checkpoints import choose, clear_unfinished, keep_last, remove_old
+
+
+@pytest.fixture(autouse=True)
+def nothing_saved(monkeypatch):
+    monkeypatch.setattr(checkpoints, "_saved", None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that makes checkpoints of some iterations, and the tracker."""
+
+    def make(*iterations, tracker=None):
+        for iteration in iterations:
+            (tmp_path / f"iter_{iteration:07d}").mkdir()
+        text = str(max(iterations)) if tracker is None else tracker
+        (tmp_path / checkpoints.TRACKER).write_text(text)
+        (tmp_path / "progress.txt").write_text("")
+        return tmp_path
+
+    return make
+
+
+def damaged(*iterations):
+    """Stands for the look at the files."""
+
+    def fault(path):
+        return "a hash is off" if int(path.name[5:]) in iterations else None
+
+    return fault
+
+
+def left(folder):
+    return sorted(int(path.name[5:]) for path in folder.glob("iter_*"))
+
+
+# -- which one ---------------------------------------------------------------------------------
+
+
+def test_a_whole_newest_one_is_left_to_upstream(folder):
+    assert choose(folder(2, 4, 6), damaged(2, 4)) is None
+
+
+def test_the_newest_whole_one_before_a_damaged_one_is_chosen(folder):
+    made = folder(2, 4, 6, 8)
+    found, why = choose(made, damaged(6, 8))
+    assert found == 4
+    assert (made / checkpoints.TRACKER).read_text() == "4"
+    assert why == "the checkpoint of iteration 8 is damaged (a hash is off)"
+
+
+def test_a_folder_that_is_only_read_from_keeps_its_tracker(folder):
+    made = folder(2, 4)
+    assert choose(made, damaged(4), own=False)[0] == 2
+    assert (made / checkpoints.TRACKER).read_text() == "4"
+
+
+def test_one_beyond_the_tracker_was_not_saved_to_its_end(folder):
+    assert choose(folder(2, 4, 6, tracker="4"), damaged(4))[0] == 2
+
+
+def test_one_that_is_gone_is_damaged(folder):
+    made = folder(2, tracker="4")
+    with pytest.raises(CheckpointError, match=r"iteration 4 is damaged \(it is not there\)"):
+        choose(made, checkpoints.fault)
+
+
+@pytest.mark.parametrize("text", ["", "4x", "-3"])
+def test_an_unreadable_tracker_is_mended(folder, text):
+    made = folder(2, 4, 6, tracker=text)
+    found, why = choose(made, damaged(6))
+    assert found == 4
+    assert why.endswith("latest_checkpointed_iteration.txt names no iteration")
+    assert (made / checkpoints.TRACKER).read_text() == "4"
+
+
+def test_none_whole_is_an_error(folder):
+    with pytest.raises(CheckpointError, match=r"no whole one before it.*--ckpt-step N"):
+        choose(folder(2, 4), damaged(2, 4))
+
+
+def test_nothing_is_to_be_chosen_without_a_tracker_or_of_a_release(folder, tmp_path):
+    assert choose(tmp_path, damaged()) is None
+    assert choose(folder(2, tracker="release"), damaged(2)) is None
+
+
+def test_the_step_is_put_where_upstream_reads_it(folder, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoints, "fault", damaged(4))
+    args = Namespace(load=str(folder(2, 4)), save=None, verify_integrity=True, ckpt_step=None)
+    before_load(args)
+    assert args.ckpt_step == 2
+    said = (
+        "mqo: the checkpoint of iteration 4 is damaged (a hash is off); going on from iteration 2"
+    )
+    assert capsys.readouterr().out == said + "\n"
+
+
+@pytest.mark.parametrize(
+    "change", [{"verify_integrity": False}, {"ckpt_step": 4}, {"load": None}], ids=str
+)
+def test_what_the_user_chose_or_nobody_can_tell_is_left(folder, monkeypatch, change):
+    monkeypatch.setattr(checkpoints, "fault", damaged(4))
+    args = Namespace(load=str(folder(2, 4)), save=None, verify_integrity=True, ckpt_step=None)
+    vars(args).update(change)
+    before = dict(vars(args))
+    before_load(args)
+    assert vars(args) == before
+
+
+# -- the look at the files ---------------------------------------------------------------------
+
+
+def test_a_folder_without_a_manifest_is_not_whole(folder):
+    pytest.importorskip("megatron.core.dist_checkpointing.validation")
+    assert "no integrity.json" in checkpoints.fault(folder(2) / "iter_0000002")
+
+
+def test_a_changed_byte_and_a_missing_file_are_seen(folder):
+    validation = pytest.importorskip("megatron.core.dist_checkpointing.validation")
+    checkpoint = folder(2) / "iter_0000002"
+    (checkpoint / "common.pt").write_bytes(b"words")
+    (checkpoint / "__0_0.distcp").write_bytes(b"numbers")
+    validation.save_integrity_manifest(str(checkpoint))
+    assert checkpoints.fault(checkpoint) is None
+    (checkpoint / "__0_0.distcp").write_bytes(b"numbars")
+    assert "__0_0.distcp: hash mismatch" in checkpoints.fault(checkpoint)
+    (checkpoint / "__0_0.distcp").unlink()
+    assert "__0_0.distcp: file missing" in checkpoints.fault(checkpoint)
+    (checkpoint / checkpoints.MANIFEST).write_text("{")
+    assert checkpoints.fault(checkpoint)
+
+
+# -- clearing and keeping ----------------------------------------------------------------------
+
+
+def test_what_a_kill_left_of_an_iteration_is_cleared_and_what_is_done_is_not(folder):
+    made = folder(2, 4, 6, tracker="4")
+    clear_unfinished(made, 6)
+    clear_unfinished(made, 4)
+    clear_unfinished(made, 8)
+    assert left(made) == [2, 4]
+
+
+def test_old_ones_go_up_to_the_trackers(folder):
+    made = folder(2, 4, 6, 8, 10, tracker="8")
+    remove_old(made, 2)
+    assert left(made) == [6, 8, 10]
+
+
+def test_links_stay(folder, tmp_path):
+    made = folder(4, 6, 8)
+    (tmp_path / "elsewhere").mkdir()
+    (made / "iter_0000002").symlink_to(tmp_path / "elsewhere")
+    remove_old(made, 1)
+    clear_unfinished(made, 2)
+    assert left(made) == [2, 8]
+
+
+def test_a_run_keeps_the_last_ones_of_those_it_saves(folder):
+    made = folder(2, 4, 6)
+    keep_last(1)
+    assert left(made) == [2, 4, 6]  # it has saved none
+    before_save(Namespace(save=str(made)), 8)
+    (made / "iter_0000008").mkdir()
+    (made / checkpoints.TRACKER).write_text("8")
+    keep_last(0)
+    assert left(made) == [2, 4, 6, 8]
+    before_save(Namespace(save=str(made)), 10)
+    keep_last(2)
+    assert left(made) == [6, 8]
+
+
+def test_without_a_tracker_nothing_goes(tmp_path):
+    (tmp_path / "iter_0000002").mkdir()
+    remove_old(tmp_path, 1)
+    assert left(tmp_path) == [2]
+
+
+# -- what would be unpickled -------------------------------------------------------------------
+
+
+class Hostile:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_a_metadata_file_that_would_run_something_is_refused(folder, capsys):
+    made = folder(2)
+    (made / "iter_0000002" / ".metadata").write_bytes(pickle.dumps({"state": Hostile()}))
+    args = Namespace(load=str(made), save=None, verify_integrity=False, ckpt_step=None)
+    with pytest.raises(CheckpointError, match=r"would have builtins\.print run"):
+        before_load(args)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["os.system", "sys.modules"])
+def test_a_dotted_name_of_a_known_module_is_foreign_too(tmp_path, name):
+    # The protocol lets a name go through a module's attributes.
+    module = "torch.distributed.checkpoint.filesystem"
+    text = (
+        pickle.PROTO
+        + b"\x04"
+        + b"".join(
+            pickle.SHORT_BINUNICODE + bytes([len(part)]) + part.encode() for part in (module, name)
+        )
+    )
+    (tmp_path / ".metadata").write_bytes(text + pickle.STACK_GLOBAL + pickle.STOP)
+    assert unpickle.foreign_name(tmp_path) == f"{module}.{name}"
+
+
+def test_torchs_own_metadata_is_not_foreign(tmp_path):
+    state = {"weight": torch.ones(4, 4).bfloat16(), "step": 3, "text": ["a"]}
+    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
+    assert (tmp_path / ".metadata").exists()
+    assert unpickle.foreign_name(tmp_path) is None
+
+
+def test_a_damaged_or_missing_file_is_for_others_to_say(tmp_path):
+    assert unpickle.foreign_name(tmp_path) is None
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04K")
+    assert unpickle.foreign_name(tmp_path) is None

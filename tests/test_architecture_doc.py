@@ -1,0 +1,50 @@
+"""docs/architecture.md against the pinned tree: what it names is there, what is gone is not."""
+
+import re
+
+import pytest
+from mqo.project import Project
+
+PROJECT = Project.here()
+TEXT = (PROJECT.root / "docs/architecture.md").read_text(encoding="utf-8")
+BODY, OLD = TEXT.split("## Paths in older descriptions")
+PATH = re.compile(r"`((?:megatron|tools|pretrain_gpt)[\w./]*)`")
+ROWS = [line.split("|")[1:3] for line in OLD.splitlines() if line.startswith("| `")]
+GONE = [PATH.findall(left)[0] for left, _ in ROWS]
+NOW = [path for _, right in ROWS for path in PATH.findall(right)]
+
+if not (PROJECT.tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+
+def names(path):
+    """Whether the tree has exactly this path, upper and lower case told apart."""
+    here = PROJECT.tree
+    for part in path.split("/"):
+        if part not in {entry.name for entry in here.iterdir()}:
+            return False
+        here /= part
+    return True
+
+
+@pytest.mark.parametrize("path", sorted({*PATH.findall(BODY), *NOW}))
+def test_what_it_names_is_there(path):
+    assert names(path)
+
+
+@pytest.mark.parametrize("path", GONE)
+def test_what_it_calls_gone_is_not_there(path):
+    assert not names(path)
+
+
+def test_there_is_something_to_check():
+    assert len(PATH.findall(BODY)) > 50
+    assert len(GONE) > 5
+
+
+def test_the_functions_and_classes_that_it_names_are_in_their_files():
+    training = (PROJECT.tree / "megatron/training/training.py").read_text(encoding="utf-8")
+    for name in ("pretrain", "train", "train_step"):
+        assert f"\ndef {name}(" in training
+    linear = (PROJECT.tree / "megatron/core/tensor_parallel/layers.py").read_text(encoding="utf-8")
+    assert "\nclass LinearWithGradAccumulationAndAsyncCommunication(" in linear

@@ -1,0 +1,184 @@
+"""Parallel layouts against one process: one checkpoint, the same tokens, ten steps, real runs.
+
+docs/parallelism.md says what is promised, and what was measured.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mqo.launch import run as launch
+from mqo.launch.cell import Cluster, resolve
+from mqo.project import Project
+from mqo.runs import TRAIN_LOSS, RunFolder
+
+pytest.importorskip("torch")
+from safetensors.torch import load_file
+
+PROJECT = Project.here()
+if not (PROJECT.tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+STEPS = 10
+SIZES = (
+    "--num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
+    "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
+    "--global-batch-size 4 --train-samples 40 --lr 1e-4 --min-lr 1e-5 --eval-iters 0"
+)
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
+    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
+)
+MODELS = {"dense": SIZES, "experts": f"{SIZES} {EXPERTS}"}
+
+# Adam turns the rounding noise of a small gradient into a whole step, and a quantiser a small
+# difference into a whole rounding step: with short steps ten of them stay comparable.
+SHORT_STEPS = "--lr 2e-5 --min-lr 2e-6"
+
+NONE = dict.fromkeys(("fprop", "dgrad", "wgrad", "qk", "pv"), "none")
+ALL = dict.fromkeys(NONE, "mxfp8")
+NO_WGRAD = ALL | {"wgrad": "none"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes, and upstream's flags that share the work out among them."""
+
+    processes: int
+    flags: str
+
+
+ONE = Layout(1, "")
+DATA = Layout(2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
+# What a data-parallel rank does in one micro-batch, it does in two.
+ACCUMULATED = Layout(2, f"{DATA.flags} --micro-batch-size 1")
+TENSOR = Layout(2, "--tensor-model-parallel-size 2 --sequence-parallel")
+INTERLEAVED = Layout(
+    2, "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+)
+CONTEXT = Layout(2, "--context-parallel-size 2")
+EXPERT = Layout(2, "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall")
+
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+PAIRS = {
+    "tensor x pipeline, recomputed": (
+        "dense",
+        Layout(4, f"{TENSOR.flags} --pipeline-model-parallel-size 2 {RECOMPUTED}"),
+    ),
+    "tensor x context": ("dense", Layout(4, f"{TENSOR.flags} {CONTEXT.flags}")),
+    "pipeline x context": (
+        "dense",
+        Layout(4, f"{CONTEXT.flags} --pipeline-model-parallel-size 2"),
+    ),
+    "data x context": ("dense", Layout(4, f"{DATA.flags} {CONTEXT.flags}")),
+    "expert x expert-tensor": (
+        "experts",
+        Layout(4, f"{EXPERT.flags} {TENSOR.flags} --expert-tensor-parallel-size 2"),
+    ),
+    "expert x pipeline": ("experts", Layout(4, f"{EXPERT.flags} --pipeline-model-parallel-size 2")),
+}
+
+
+class _ProjectWithRuns(Project):
+    """The checkout, with its runs elsewhere."""
+
+    def __init__(self, root, runs):
+        super().__init__(root)
+        object.__setattr__(self, "_runs", runs)
+
+    @property
+    def runs(self):
+        return self._runs
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """A function that trains a layout from its model's one checkpoint; each run once."""
+    root = tmp_path_factory.mktemp("parallel")
+    project = _ProjectWithRuns(PROJECT.root, root / "runs")
+    done = {}
+
+    def run(layout, types, flags, **rest):
+        cell = resolve(
+            *("llama32-1b", "wikipedia", "mxfp8", "smoke"),
+            extra_flags=tuple(flags.split()),
+            cluster=Cluster(nproc_per_node=layout.processes),
+            **rest,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch.coverage, "record", lambda *args: None)
+            cell = cell.model_copy(update={"types": types})
+            return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+
+    def start(model):
+        place = root / model
+        if not place.exists():
+            once = f"{MODELS[model]} --train-samples 4 --lr 0 --min-lr 0"
+            run(ONE, NONE, once, checkpoint=place)
+        return f"--load {place} --finetune --no-load-optim --no-load-rng"
+
+    def train(layout=ONE, types=NONE, model="dense"):
+        key = (layout, *types.values(), model)
+        if key not in done:
+            rate = "" if types == NONE else SHORT_STEPS
+            flags = f"{MODELS[model]} {start(model)} {layout.flags} {rate}"
+            done[key] = run(layout, types, flags, dump=(1,))
+        return done[key]
+
+    return train
+
+
+def deviations(run, reference):
+    """The largest relative deviations of the loss and of the gradient norm, over the steps."""
+    ours, theirs = run.read_metrics(), reference.read_metrics()
+    found = []
+    for name in (TRAIN_LOSS, "grad-norm"):
+        pairs = list(zip(ours[name], theirs[name], strict=True))
+        assert len(pairs) == STEPS
+        found.append(max(abs(one - right) / abs(right) for (_, one), (_, right) in pairs))
+    print(f"loss {found[0]:.1e}, gradient norm {found[1]:.1e}")
+    return found
+
+
+DENSE = {
+    "data": ACCUMULATED,
+    "tensor": TENSOR,
+    "interleaved": INTERLEAVED,
+    "context": CONTEXT,
+}
+
+
+@pytest.mark.parametrize("layout", DENSE.values(), ids=DENSE)
+def test_without_types_a_layout_trains_as_one_process(train, layout):
+    assert max(deviations(train(layout), train())) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [TENSOR, INTERLEAVED, CONTEXT], ids=["tp", "pp", "cp"])
+def test_types_off_the_token_axis_train_as_in_one_process(train, layout):
+    assert max(deviations(train(layout, NO_WGRAD), train(types=NO_WGRAD))) < 1e-3
+
+
+def test_all_types_see_the_same_bits_on_the_same_tokens(train):
+    """A data-parallel rank's first micro-batch is the first one of the one process."""
+    ours, theirs = (
+        load_file(run.dumps / "iteration_1_rank_0.safetensors")
+        for run in (train(DATA, ALL), train(types=ALL))
+    )
+    assert {name.split("/")[0] for name in theirs} == set(ALL)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if not ours[name].equal(theirs[name])] == []
+
+
+def test_experts_on_other_ranks_train_as_in_one_process(train):
+    assert max(deviations(train(EXPERT, model="experts"), train(model="experts"))) < 1e-5
+
+
+def test_quantised_experts_on_other_ranks_train_as_in_one_process(train):
+    runs = train(EXPERT, NO_WGRAD, "experts"), train(ONE, NO_WGRAD, "experts")
+    assert max(deviations(*runs)) < 1e-3
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("model", "layout"), PAIRS.values(), ids=PAIRS)
+def test_pairs_train_as_one_process(train, model, layout):
+    assert max(deviations(train(layout, model=model), train(model=model))) < 1e-5

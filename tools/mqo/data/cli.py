@@ -1,0 +1,50 @@
+"""`mqo data`: corpora of one's own for training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.overlay.cli import JsonOption, emit
+
+data = typer.Typer(help="Corpora of your own.", no_args_is_help=True)
+
+
+@data.callback()
+def _group() -> None:
+    """With a callback, the only command of the group keeps its name."""
+
+
+@data.command()
+def prepare(
+    kind: Annotated[str, typer.Argument(help="wikipedia, dolma, jsonl or text (a file each).")],
+    input: Annotated[list[Path], typer.Option(help="Files, folders or patterns; repeatable.")],
+    tokenizer: Annotated[Path, typer.Option(help="A folder with tokenizer.json; a rank file.")],
+    output: Annotated[Path, typer.Option(help="Writes OUTPUT_text_document.bin and .idx.")],
+    workers: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
+    key: Annotated[str, typer.Option(help="The JSON key or column of the text.")] = "text",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at a bad document.")] = False,
+    engine: Annotated[str, typer.Option(help="auto, tiktoken or tokenizers.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Tokenise a corpus into the pair of files that training reads; repeated, it goes on."""
+    import sys
+
+    from mqo.data.corpus import find
+    from mqo.data.encode import ENGINES, load
+    from mqo.data.meter import Meter
+    from mqo.data.pipeline import Job, index
+    from mqo.errors import UnknownNameError
+
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    keys = ("text",) if kind == "text" else (key,)
+    files = tuple(find(input, kind))
+    job = Job(files, kind, keys, load(tokenizer, engine), output, strict=strict)
+    state = index(job, workers, Meter(lambda line: print(line, file=sys.stderr)))
+    prefix = output.with_name(f"{output.name}_{keys[0]}_document")
+    text = f"{state.documents:,} documents, {state.tokens:,} tokens: {prefix}"
+    emit("data prepare", state, text, as_json, prefix=prefix)

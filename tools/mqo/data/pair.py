@@ -1,0 +1,151 @@
+"""Megatron's .bin/.idx pairs, written aside: a folder that holds them until they are whole.
+
+    PREFIX.partial/   KEY.bin   token ids          lock        held while a process writes
+                      KEY.len   int32 a document   state.json  how far they count, after a save
+
+The bytes are those of upstream's own builder fed one document at a time; a test compares them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mqo.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAGIC = b"MMIDIDX\x00\x00"
+_TWO_BYTES_BELOW = 65_500  # upstream's bound
+_CODES = {2: 8, 4: 4}  # bytes an id -> upstream's code of the type
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a corpus is indexed: the next chunk (its file, its number), and what was counted.
+
+    `tokens` counts end-of-document tokens, `skipped` empty documents, `bad` unusable ones.
+    """
+
+    file: int = 0
+    chunk: int = 0
+    documents: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    bad: int = 0
+
+
+def id_type(vocab_size: int) -> type[np.number]:
+    """The type that ids are written in: two bytes where the vocabulary allows it."""
+    import numpy as np
+
+    return np.uint16 if vocab_size < _TWO_BYTES_BELOW else np.int32
+
+
+class Pairs:
+    """The pairs of some JSON keys, PREFIX_KEY_document.bin and .idx; one process at a time.
+
+    `inputs` tells what they are made of: files of another digest are thrown away, and those of the
+    same one are continued at `state`. Leaving the context keeps what was written. Raises DataError
+    if another process is writing them.
+    """
+
+    def __init__(self, prefix: Path, keys: tuple[str, ...], inputs: str, width: int) -> None:
+        self._folder = prefix.with_name(prefix.name + ".partial")
+        self._prefix, self._keys, self._inputs, self._width = prefix, keys, inputs, width
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder / "lock", prefix)
+        self.state, sizes = self._load()
+        names = [f"{key}.{end}" for key in keys for end in ("bin", "len")]
+        self._files = {name: (self._folder / name).open("ab") for name in names}
+        for name, file in self._files.items():
+            file.truncate(sizes.get(name, 0))
+
+    def _load(self) -> tuple[State, dict[str, int]]:
+        try:
+            saved: dict[str, Any] = json.loads((self._folder / "state.json").read_bytes())
+            state, sizes = State(**saved["state"]), saved["sizes"]
+            whole = all((self._folder / n).stat().st_size >= size for n, size in sizes.items())
+        except (OSError, ValueError, KeyError, TypeError):
+            return State(), {}
+        if saved.get("inputs") != self._inputs or not whole:
+            return State(), {}
+        return state, sizes
+
+    def add(self, key: str, ids: bytes, lengths: bytes) -> None:
+        """Adds documents: their ids, and the number of ids of each as int32."""
+        self._files[f"{key}.bin"].write(ids)
+        self._files[f"{key}.len"].write(lengths)
+
+    def save(self, state: State) -> None:
+        """Makes `state` the one to continue at."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        saved = {"inputs": self._inputs, "state": asdict(state), "sizes": sizes}
+        fresh = self._folder / "state.json.new"
+        fresh.write_text(json.dumps(saved), encoding="utf-8")
+        fresh.replace(self._folder / "state.json")
+
+    def finish(self) -> None:
+        """Writes the indexes, gives all files their names, and removes the folder."""
+        self._close_files()
+        for key in self._keys:
+            _write_index(self._folder / f"{key}.idx", self._folder / f"{key}.len", self._width)
+        for key in self._keys:
+            name = f"{self._prefix.name}_{key}_document"
+            index = self._prefix.with_name(f"{name}.idx")
+            # An index of older data must at no time stand beside the new data.
+            index.unlink(missing_ok=True)
+            (self._folder / f"{key}.bin").replace(self._prefix.with_name(f"{name}.bin"))
+            (self._folder / f"{key}.idx").replace(index)
+        shutil.rmtree(self._folder)
+
+    def discard(self) -> None:
+        """Removes everything that was written."""
+        shutil.rmtree(self._folder)
+
+    def __enter__(self) -> Pairs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_files()
+        os.close(self._lock)
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _locked(path: Path, prefix: Path) -> int:
+    # The system drops this lock with its process: one that was killed blocks nobody.
+    lock = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise DataError(
+            f"Another process is writing {prefix}",
+            help="Wait for it, or give another output",
+        ) from error
+    return lock
+
+
+def _write_index(path: Path, lengths: Path, width: int) -> None:
+    """Header, lengths (int32), offsets in bytes (int64), and bounds of the documents (int64)."""
+    import numpy as np
+
+    sizes = np.fromfile(lengths, np.int32)
+    ends = np.cumsum(sizes, dtype=np.int64) * width
+    with path.open("wb") as file:
+        file.write(MAGIC + struct.pack("<QBQQ", 1, _CODES[width], len(sizes), len(sizes) + 1))
+        for part in (sizes, ends - sizes.astype(np.int64) * width, np.arange(len(sizes) + 1)):
+            part.tofile(file)

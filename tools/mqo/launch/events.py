@@ -1,0 +1,37 @@
+"""Metrics of a run whose program writes none: upstream's own, which only has TensorBoard's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mqo.runs import RunFolder
+
+
+def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
+    """Write the scalars that were added to TensorBoard's events `since` (seconds of the epoch).
+
+    What upstream plots a second time over samples holds nothing new.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if not tensorboard.is_dir():
+        return
+    # A resumed run repeats iterations; its folder is that of the run before.
+    events = EventAccumulator(
+        str(tensorboard), size_guidance={"scalars": 0}, purge_orphaned_data=False
+    )
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.endswith(" vs samples")]
+    found = [(tag, event) for tag in tags for event in events.Scalars(tag)]
+    with folder.metrics.open("w", encoding="utf-8") as lines:
+        for tag, event in sorted(found, key=lambda row: row[1].wall_time):
+            if event.wall_time < since:
+                continue
+            row = {"iteration": event.step, "name": tag, "value": _number(event.value)}
+            lines.write(json.dumps(row) + "\n")
+
+
+def _number(value: float) -> float | str:
+    """JSON has no NaN and no infinity: those are written as text."""
+    return value if abs(value) < float("inf") else str(value)

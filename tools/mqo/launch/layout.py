@@ -1,0 +1,137 @@
+"""Refuses sizes that fit neither each other nor the processes, before any process starts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from mqo.errors import LayoutError
+from mqo.launch.cell import Cell
+from mqo.launch.flags import shape_flags
+
+# The flags that a layout is checked by. The last mention counts, as it does for upstream.
+_SIZES = {
+    "--tensor-model-parallel-size": 1,
+    "--pipeline-model-parallel-size": 1,
+    "--context-parallel-size": 1,
+    "--expert-model-parallel-size": 1,
+    "--expert-tensor-parallel-size": None,
+    "--hidden-size": None,
+    "--num-attention-heads": None,
+    "--kv-channels": None,
+    "--num-query-groups": None,
+    "--ffn-hidden-size": None,
+    "--num-experts": None,
+    "--moe-ffn-hidden-size": None,
+    "--seq-length": None,
+    "--max-position-embeddings": None,
+    "--micro-batch-size": None,
+    "--global-batch-size": None,
+}
+
+
+def check_layout(cell: Cell) -> None:
+    """LayoutError when the cell's sizes, with the user's own flags, cannot be built or split."""
+    world = cell.cluster.nnodes * cell.cluster.nproc_per_node
+    fault = next(_faults(_read(shape_flags(cell)), world), None)
+    if fault:
+        found, expected, flags = fault
+        raise LayoutError(found, expected=expected, help=f"Change {flags}")
+
+
+def _read(flags: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, default in _SIZES.items():
+        parser.add_argument(name, type=int, default=default)
+    for name in ("--sequence-parallel", "--multi-latent-attention"):
+        parser.add_argument(name, action="store_true")
+    try:
+        return parser.parse_known_args(flags)[0]
+    except argparse.ArgumentError as error:
+        raise LayoutError(str(error), expected="a whole number behind a size") from error
+
+
+def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
+    """(found, expected, which flags to change), the first of which is worth saying."""
+    yield from _shape_faults(args)
+    tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
+    pipeline = args.pipeline_model_parallel_size
+    ranks = tensor * pipeline * context
+    tp = "--tensor-model-parallel-size"
+    if min(ranks, args.expert_model_parallel_size) < 1:
+        yield "A parallel size is below 1", "1 or more", "the --*-parallel-size that says so"
+        return
+    if world % ranks:
+        yield (
+            f"{world} processes do not fit tensor {tensor} x pipeline {pipeline} x context "
+            f"{context} = {ranks}",
+            f"a multiple of {ranks} processes",
+            "--nproc-per-node, --nnodes or the parallel sizes",
+        )
+        return
+    yield from _indivisible("attention heads", args.num_attention_heads, "tensor", tensor, tp)
+    groups = args.num_query_groups
+    if groups and groups % tensor and tensor % groups:
+        yield (
+            f"{groups} query groups and tensor {tensor}: neither divides the other",
+            "a tensor-parallel size that divides the groups, or a multiple of them",
+            tp,
+        )
+    yield from _indivisible("MLP channels", args.ffn_hidden_size, "tensor", tensor, tp)
+    if args.sequence_parallel:
+        yield from _indivisible("tokens", args.seq_length, "context x tensor", context * tensor, tp)
+    if context > 1:
+        text = "--context-parallel-size or --seq-length"
+        yield from _indivisible("tokens", args.seq_length, "2 x context", 2 * context, text)
+    step = args.micro_batch_size * (world // ranks)
+    text = "--global-batch-size, --micro-batch-size or the number of processes"
+    yield from _indivisible(
+        "sequences", args.global_batch_size, "micro-batch x data-parallel ranks", step, text
+    )
+    if args.num_experts:
+        yield from _expert_faults(args, world)
+
+
+def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with the model on any number of processes."""
+    heads, groups = args.num_attention_heads, args.num_query_groups
+    if min(heads, groups or 1) < 1:
+        yield f"{heads} attention heads, {groups} query groups", "1 or more", "their numbers"
+        return
+    if not args.multi_latent_attention and args.kv_channels is None:
+        text = "--hidden-size or --num-attention-heads, or give --kv-channels"
+        yield from _indivisible("channels of a layer", args.hidden_size, "heads", heads, text)
+    if groups:
+        text = "--num-attention-heads or --num-query-groups"
+        yield from _indivisible("attention heads", heads, "query groups", groups, text)
+    longest = args.max_position_embeddings
+    if longest and args.seq_length > longest:
+        yield (
+            f"Sequences of {args.seq_length:,} tokens, and the model has {longest:,} positions",
+            "sequences no longer than that",
+            "--seq-length or --max-position-embeddings",
+        )
+
+
+def _expert_faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
+    experts = args.expert_model_parallel_size
+    tensor = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
+    ranks = experts * tensor * args.pipeline_model_parallel_size
+    flags = "--expert-model-parallel-size or --expert-tensor-parallel-size"
+    if world % ranks:
+        yield (
+            f"{world} processes do not fit expert {experts} x expert-tensor {tensor} x pipeline "
+            f"{args.pipeline_model_parallel_size} = {ranks}",
+            f"a multiple of {ranks} processes",
+            flags,
+        )
+    yield from _indivisible("experts", args.num_experts, "expert", experts, flags)
+    size = args.moe_ffn_hidden_size
+    yield from _indivisible("expert channels", size, "expert-tensor", tensor, flags)
+
+
+def _indivisible(
+    what: str, count: int | None, kind: str, by: int, flags: str
+) -> Iterator[tuple[str, str, str]]:
+    if count is not None and count % by:
+        yield f"{count} {what} cannot be shared out by {kind} {by}", f"a multiple of {by}", flags

@@ -1,0 +1,65 @@
+"""A training process, and all that it starts: whatever ends us, they end as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 15
+
+
+@contextmanager
+def stops_raise() -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is tidied up."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    old = {s: signal.signal(s, stop) for s in STOPS}
+    try:
+        yield
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+@contextmanager
+def ended_with_us(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    """Around a process that leads a session of its own."""
+    with stops_raise():
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                for s in STOPS:  # whoever is impatient would leave processes behind
+                    signal.signal(s, signal.SIG_IGN)
+                end(process)
+
+
+def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
+    """End the process, its group, and what has left the group; ask first, for `grace` seconds.
+
+    torchrun gives each worker a session of its own, which no signal to the group reaches.
+    """
+    try:
+        below = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        below = []
+    for s in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, s)
+            process.wait(timeout=grace)
+            break
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    _, alive = psutil.wait_procs(below, timeout=0)
+    for worker in alive:
+        worker.kill()

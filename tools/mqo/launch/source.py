@@ -1,0 +1,113 @@
+"""The source that a run runs: a snapshot of a patched tree, or a tree patched by hand as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from mqo.errors import OverlayError
+from mqo.launch.cell import Cell
+from mqo.launch.quantiser import Quantiser
+from mqo.matrix import tables
+from mqo.overlay import literals
+from mqo.overlay.apply import refuse_edits
+from mqo.overlay.diff import tree_diff
+from mqo.overlay.goal import types_in, with_types
+from mqo.overlay.quant_types import modifier
+from mqo.overlay.series import Series
+from mqo.overlay.snapshot import Snapshot, snapshot
+from mqo.overlay.tree import Tree
+from mqo.overlay.unified import unified
+from mqo.runs import RunFolder
+
+PROGRAM = "pretrain_gpt.py"
+
+
+def ready_checkout(cell: Cell, path: Path, *, allow_edits: bool) -> Tree:
+    """A full checkout that a run of the cell can run; OverlayError where it cannot.
+
+    One that `mqo apply` patched is copied into the run, with the run's types. Without mqo's records
+    no copy can be given types: the types that stand there must be the cell's.
+    """
+    tree = Tree(path.resolve())
+    if not (tree.root / PROGRAM).is_file():
+        raise OverlayError(
+            f"{tree.root} holds no {PROGRAM}",
+            expected="a full Megatron-LM checkout; megatron-core's wheels bring no program",
+        )
+    tree.settle()
+    if tree.manifest() is None:
+        _check_by_hand(tree, cell)
+    elif not allow_edits:
+        refuse_edits(tree)
+    return tree
+
+
+def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
+    """The run's source, and how it differs from upstream where that is known, complete."""
+    if tree.manifest() is None and cell.megatron:
+        types = said_by_hand(tree)
+        shot = Snapshot(tree, types, types)
+    else:
+        shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
+    if tree.is_vendored or tree.is_checkout:
+        folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
+    return shot
+
+
+def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
+    """The literals' lines that a snapshot of a patched tree would have otherwise, as a diff."""
+    manifest = tree.patched()
+    wanted = types_in(tree, manifest)
+    if types is not None:
+        wanted = {site: types.get(site, literals.NONE) for site in wanted}
+    diffs = []
+    for path in manifest.touched_by("quant_sites"):
+        content = tree.read(path) or b""
+        diffs.append(unified(path, content, with_types(content, wanted)))
+    return b"".join(diffs).decode("utf-8", errors="backslashreplace")
+
+
+def said_by_hand(tree: Tree) -> dict[str, str]:
+    """{site: type} of a tree patched by other means; OverlayError where it does not say."""
+    report = modifier.check(tree.root)
+    if report.due:
+        raise OverlayError(
+            f"{tree.root}: {'; '.join(report.due)}",
+            expected="a checkout with a quant type at each of its sites",
+            help=f"`mqo apply --tree {_quoted(tree)}` patches a git work tree of Megatron-LM",
+        )
+    return {state.place.site: state.type or literals.NONE for state in report.sites}
+
+
+def _check_by_hand(tree: Tree, cell: Cell) -> None:
+    """Nothing may be asked of a tree patched by other means that it would not do, unnoticed."""
+    said = said_by_hand(tree)
+    wrong = {s: t for s, t in (cell.types or {}).items() if said.get(s, literals.NONE) != t}
+    if wrong:
+        options = " ".join(f"--{_OPTIONS.get(s, s)}-quant {t}" for s, t in wrong.items())
+        raise OverlayError(
+            f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
+            f"the types of {cell.mode}; it says {_listed(said, wrong)}",
+            expected=_listed(wrong, wrong),
+            help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
+        )
+    asked = (cell.without, cell.schedule, cell.exclude, cell.dump, cell.record_every is not None)
+    if any(asked) or cell.quantiser != Quantiser():
+        raise OverlayError(
+            f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
+            expected="no option beside the types and the processes",
+            help=f"Undo its patches, and `mqo apply --tree {_quoted(tree)}`",
+        )
+
+
+_OPTIONS = {"fprop": "linear"}  # of quant_type_modifier.py, where it is not called as the site
+
+
+def _quoted(tree: Tree) -> str:
+    return shlex.quote(str(tree.root))
+
+
+def _listed(types: Mapping[str, str], sites: Mapping[str, str]) -> str:
+    return ", ".join(f"{site} = {types[site]}" for site in tables.SITES if site in sites)
