@@ -6,7 +6,8 @@ The corpus is the Wikipedia sample, its articles drawn at random with their para
 stand-in does what Megatron's own tools/preprocess_data.py does: a pool of processes that parse and
 encode one document at a time by Hugging Face's tokenizer, and a parent that feeds upstream's
 builder. Prints a table of whole commands, imports included: wall time, and CPU time of all
-processes, which another load on the machine disturbs less; the best of two rounds. Ends with an error if any bytes differ.
+processes, which another load on the machine disturbs less; the best of two rounds. Ends with an
+error if any bytes differ.
 """
 
 from __future__ import annotations
