@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=True)
 app.add_typer(matrix, name="matrix")
+convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args_is_help=True)
+app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
 
@@ -142,6 +144,45 @@ def coverage(
     found = program.of_cell(project, place, Series.of(project), cell)
     facts = program.names(cell) | found.as_table()
     cli.emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
+
+
+@convert.command()
+def hf_to_megatron(
+    source: Annotated[Path, typer.Argument(help="A folder: config.json and safetensors.")],
+    target: Annotated[Path, typer.Argument(help="A new folder, the checkpoint.")],
+    as_json: cli.JsonOption = False,
+    tree: cli.TreeOption = None,
+) -> None:
+    """Make a checkpoint that a training starts from."""
+    from mqo.launch.convert import hf_to_megatron as convert
+
+    made = convert(_root(tree), source.resolve(), target.resolve())
+    cli.emit("convert", made, "\n".join(made.lines()), as_json)
+
+
+@convert.command()
+def megatron_to_hf(
+    source: Annotated[Path, typer.Argument(help="A checkpoint's folder; its newest weights.")],
+    target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder whose tokenizer is copied along.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens; without it, rows of padding may stay.")
+    ] = None,
+    as_json: cli.JsonOption = False,
+    tree: cli.TreeOption = None,
+) -> None:
+    """Make a folder that transformers loads."""
+    from mqo.launch.convert import megatron_to_hf as convert
+
+    place = tokenizer and tokenizer.resolve()
+    made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size)
+    cli.emit("convert", made, "\n".join(made.lines()), as_json)
+
+
+def _root(tree: Path | None) -> Path:
+    return (tree or Project.here().tree).resolve()
 
 
 @matrix.command()

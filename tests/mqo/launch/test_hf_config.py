@@ -1,0 +1,162 @@
+"""Shapes from config.json and from a checkpoint's arguments, and back."""
+
+import pytest
+from mqo.errors import ConvertError
+from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
+from mqo.matrix import tables
+from mqo.matrix.tables import Shape
+
+MODELS = tuple(tables.models())
+
+
+def shape(model):
+    fields = {name: getattr(tables.models()[model], name) for name in Shape.model_fields}
+    return Shape(**fields)
+
+
+def config(model):
+    return config_of(shape(model), "bf16", 4096)
+
+
+def args(model):
+    """What upstream's parser makes of the model's flags, as far as it is read here."""
+    of = shape(model)
+    found = {
+        "num_layers": of.num_layers,
+        "hidden_size": of.hidden_size,
+        "ffn_hidden_size": of.ffn_hidden_size,
+        "num_attention_heads": of.num_attention_heads,
+        "group_query_attention": of.mla is None,
+        "num_query_groups": of.num_query_groups,
+        "kv_channels": of.hidden_size // of.num_attention_heads,
+        "vocab_size": of.vocab_size,
+        "padded_vocab_size": of.vocab_size + 96,
+        "untie_embeddings_and_output_weights": not of.tied_embeddings,
+        "layernorm_epsilon": of.norm_epsilon,
+        "rotary_base": of.rotary_base,
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "position_embedding_type": "rope",
+    }
+    if of.mla is None:
+        return found | {"use_rope_scaling": True, "rope_scaling_factor": float(of.rope.factor)}
+    return found | {
+        "multi_latent_attention": True,
+        "qk_layernorm": True,
+        "rope_type": "yarn",
+        "rotary_scaling_factor": 40.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        **of.mla.model_dump(),
+        "num_experts": 64,
+        "moe_router_topk": 6,
+        "moe_layer_freq": [0] + [1] * 26,
+        "moe_ffn_hidden_size": 1408,
+        "moe_shared_expert_intermediate_size": 2816,
+        "moe_aux_loss_coeff": 0.001,
+        "moe_router_pre_softmax": True,
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_shape_comes_back_from_its_config(model):
+    assert shape_of_config(config(model)) == shape(model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_shape_comes_back_from_its_arguments(model):
+    assert shape_of_args(args(model)) == shape(model)
+
+
+def test_a_config_says_what_transformers_reads():
+    made = config("llama32-1b")
+    assert (made["architectures"], made["torch_dtype"]) == (["LlamaForCausalLM"], "bfloat16")
+    assert (made["num_key_value_heads"], made["head_dim"]) == (8, 64)
+    assert made["rope_scaling"]["rope_type"] == "llama3"
+    made = config("deepseek2_lite")
+    assert (made["qk_nope_head_dim"], made["q_lora_rank"]) == (128, None)
+    assert made["max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_transformers_takes_the_config(model, tmp_path):
+    """In its own terms: the newer form, with the base among the rotary parameters."""
+    transformers = pytest.importorskip("transformers")
+    kind = {"llama": transformers.LlamaConfig, "deepseek_v2": transformers.DeepseekV2Config}
+    made = kind[config(model)["model_type"]](**config(model))
+    made.save_pretrained(tmp_path)
+    read = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert read["rope_parameters"]["rope_theta"] == shape(model).rotary_base
+    assert shape_of_config(read) == shape(model)
+
+
+def test_without_scaling_there_is_none():
+    plain = config("llama31-8b") | {"rope_scaling": None, "num_key_value_heads": None}
+    found = shape_of_config(plain)
+    assert (found.rope, found.num_query_groups) == (None, 32)
+    assert config_of(found, "fp32", 8)["rope_scaling"] is None
+    unscaled = args("llama31-8b") | {"use_rope_scaling": False}
+    assert shape_of_args(unscaled).rope is None
+    assert shape_of_args(args("deepseek2_lite") | {"rope_type": "rope"}).rope is None
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "message"),
+    [
+        ("llama31-8b", {"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel"),
+        ("llama31-8b", {"architectures": None}, r"architecture \(none\)"),
+        ("llama31-8b", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama31-8b", {"attention_bias": True}, "attention_bias = True"),
+        ("llama31-8b", {"head_dim": 96}, "head_dim = 96"),
+        ("llama31-8b", {"rope_scaling": {"rope_type": "linear"}}, "rope_type = 'linear'"),
+        ("llama31-8b", {"hidden_size": 4096.5}, "hidden_size 4096.5"),
+        ("deepseek2_lite", {"q_lora_rank": 1536}, "q_lora_rank = 1536"),
+        ("deepseek2_lite", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+        ("deepseek2_lite", {"routed_scaling_factor": 2.5}, "routed_scaling_factor = 2.5"),
+    ],
+)
+def test_what_a_config_says_and_flags_cannot_is_refused(model, change, message):
+    with pytest.raises(ConvertError, match=message):
+        shape_of_config(config(model) | change)
+
+
+def test_another_end_of_the_scaling_is_refused():
+    made = config("llama31-8b")
+    made["rope_scaling"] |= {"original_max_position_embeddings": 4096}
+    with pytest.raises(ConvertError, match="original=4096"):
+        shape_of_config(made)
+
+
+def test_a_missing_field_is_named():
+    made = config("llama31-8b")
+    del made["num_hidden_layers"]
+    with pytest.raises(ConvertError, match="lacks 'num_hidden_layers'"):
+        shape_of_config(made)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "message"),
+    [
+        ("llama31-8b", {"normalization": "LayerNorm"}, "normalization = 'LayerNorm'"),
+        ("llama31-8b", {"num_experts": 8}, "num_experts = 8"),
+        ("llama31-8b", {"kv_channels": 64}, "kv_channels = 64"),
+        ("deepseek2_lite", {"moe_grouped_gemm": True}, "moe_grouped_gemm = True"),
+        ("deepseek2_lite", {"moe_layer_freq": [1] * 26 + [0]}, "experts in the layers"),
+        ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "2000 wide"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused(model, change, message):
+    with pytest.raises(ConvertError, match=message):
+        shape_of_args(args(model) | change)
+
+
+def test_a_vocabulary_that_only_the_tokenizer_knew_counts_with_its_padding():
+    found = shape_of_args(args("llama31-8b") | {"vocab_size": None})
+    assert found.vocab_size == 128256 + 96
+
+
+def test_the_dtype_is_that_of_the_arguments():
+    assert dtype_of_args({"bf16": True, "fp16": False}) == "bf16"
+    assert dtype_of_args({"bf16": False, "fp16": True}) == "fp16"
+    assert dtype_of_args({}) == "fp32"

@@ -1,0 +1,164 @@
+"""Weights between Hugging Face's folders and upstream's checkpoints.
+
+What is on either side is found out here; the weights go through Megatron-LM/tools/convert.py, a
+process on the tree. The target appears when it is complete, by a rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import ConvertError, RunError, SetupError
+from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
+from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
+from mqo.launch.machine import Machine
+from mqo.matrix.tables import Shape
+
+PROGRAM = "tools/convert.py"
+TRACKER = "latest_checkpointed_iteration.txt"
+# What a tokenizer consists of, in its various forms, and what goes with it.
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja")
+TOKENIZER += ("added_tokens.json", "generation_config.json")
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written, and the flags by which Megatron's programs take it for the same model."""
+
+    target: str
+    flags: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        return [self.target, f"model flags: {shlex.join(self.flags)}"]
+
+
+def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
+    """Write the weights in the folder `source` as a checkpoint, from which a training starts.
+
+    Their dtype stays; where they have several, the checkpoint has fp32.
+    """
+    config = _read_config(source)
+    shape, sequence = shape_of_config(config), config["max_position_embeddings"]
+    with _staged(target) as stage:
+        _run(tree, ["to-megatron", str(source), str(stage), *_program_flags(shape, sequence)])
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
+
+
+def megatron_to_hf(
+    tree: Path,
+    source: Path,
+    target: Path,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+) -> Converted:
+    """Write a checkpoint's newest weights as a folder that transformers loads, in their dtype.
+
+    `tokenizer` is a folder whose tokenizer goes with them. `vocab_size` is in rows of the
+    embedding; without it, what the checkpoint says, which may have rows of padding.
+    """
+    if not (source / TRACKER).is_file():
+        raise ConvertError(
+            f"There is no {TRACKER} in {source}", expected="a checkpoint as Megatron saves one"
+        )
+    if tokenizer is not None and not tokenizer.is_dir():
+        raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")
+    args = _describe(tree, source)
+    found = shape_of_args(args)
+    shape = found.model_copy(update={"vocab_size": vocab_size or found.vocab_size})
+    dtype, sequence = dtype_of_args(args), args["max_position_embeddings"]
+    flags = [*_program_flags(shape, sequence), *DTYPES[dtype]]
+    with _staged(target) as stage:
+        config = config_of(shape, dtype, sequence) | _copy_tokenizer(tokenizer, stage)
+        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _run(tree, ["to-hf", str(source), str(stage), *flags])
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
+
+
+def _program_flags(shape: Shape, sequence: int) -> list[str]:
+    """The model without padding of its vocabulary, on the CPU."""
+    vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
+    return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
+
+
+def _read_config(source: Path) -> dict[str, Any]:
+    try:
+        return json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConvertError(
+            f"There is no config.json in {source}", expected="a folder as transformers saves one"
+        ) from None
+    except ValueError as error:
+        raise ConvertError(f"{source / 'config.json'} is no JSON: {error}") from None
+
+
+def _describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
+    """The arguments that a checkpoint was written with."""
+    with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
+        facts = Path(folder) / "args.json"
+        _run(tree, ["describe", str(checkpoint), str(facts)])
+        return json.loads(facts.read_text(encoding="utf-8"))
+
+
+def _copy_tokenizer(tokenizer: Path | None, stage: Path) -> dict[str, Any]:
+    """Copy a tokenizer's files; the ids of special tokens, from the config.json beside them."""
+    config: dict[str, Any] = {}
+    if tokenizer is not None:
+        for path in {path for glob in TOKENIZER for path in tokenizer.glob(glob)}:
+            shutil.copyfile(path, stage / path.name)
+        if (tokenizer / "config.json").exists():
+            config = _read_config(tokenizer)
+    # Without a value transformers would take the ids of a tokenizer of its own.
+    return {name: config.get(name) for name in SPECIAL}
+
+
+@contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that becomes it when all went well."""
+    if target.exists():
+        raise ConvertError(f"{target} is there already", expected="a new folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        stage = Path(folder) / target.name
+        stage.mkdir()
+        yield stage
+        stage.rename(target)
+
+
+def _run(tree: Path, words: list[str]) -> None:
+    """Run the program; ConvertError in its words where the files are to blame, else RunError."""
+    if importlib.util.find_spec("modelopt") is None:
+        raise SetupError(
+            "nvidia-modelopt is not installed, which knows the names of the weights",
+            help="`.venv/bin/pip install -c constraints.txt -e '.[modelopt]'` brings it",
+        )
+    with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
+        failure = Path(folder) / "failure.json"
+        # A run's options are none of this one's; everything that is read is on disk.
+        env = {k: v for k, v in os.environ.items() if k != "MQO_QUANT_CONFIG"}
+        env |= {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(failure)}
+        command = [sys.executable, "-W", "ignore", str(tree / PROGRAM), *words]
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if failure.exists():
+            raise ConvertError(**json.loads(failure.read_text(encoding="utf-8")))
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise RunError(
+            f"{PROGRAM} ended with exit code {done.returncode}: {last[-1]}",
+            detail=done.stderr[-4000:],
+        )
