@@ -1,5 +1,6 @@
 import types
 
+import megatron.run
 import pytest
 import torch
 from mqo.errors import DriftError
@@ -174,8 +175,45 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
     assert steps == [("model", "args"), "step", 7, "rest"]
 
 
+def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
+    calls = []
+
+    def note(name):
+        monkeypatch.setattr(megatron.run, name, lambda *given: calls.append((name, *given)))
+
+    for name in ("note_checkpoint", "before_load", "before_save"):
+        note(name)
+    source = """
+        import argparse
+
+        def check_checkpoint_args(checkpoint_args):
+            calls.append("checked")
+
+        def save_checkpoint(iteration, non_persistent_ckpt=False):
+            calls.append("saved")
+
+        def load_checkpoint(load_arg="load"):
+            calls.append("loaded")
+        """
+    scope = {"calls": calls, "get_args": lambda: "args"}
+    exec(sites("run_hooks", "megatron/training/checkpointing.py", source), scope)
+    scope["check_checkpoint_args"]("theirs")
+    scope["load_checkpoint"]()
+    scope["save_checkpoint"](7)
+    scope["save_checkpoint"](8, non_persistent_ckpt=True)
+    assert calls == [
+        ("note_checkpoint", "theirs"),
+        "checked",
+        ("before_load", "args", "load"),
+        "loaded",
+        ("before_save", "args", 7),
+        "saved",
+        "saved",
+    ]
+
+
 @pytest.mark.parametrize("name", ["cpu_trainer", "run_hooks"])
 def test_the_entry_changes_the_files_that_it_names_by_few_lines(vendored, name):
     changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), name)}
     assert set(changes) == {edits.path for edits in SERIES[name].load_edits()}
-    assert all(d.added <= 4 and d.removed <= 3 for d in changes.values())
+    assert all(d.added <= 6 and d.removed <= 3 for d in changes.values())

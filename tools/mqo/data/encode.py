@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -61,7 +62,7 @@ _TRIED = 100_000  # characters on which the two engines are compared
 class Encoder:
     """Encodes texts, markers within a text as plain text.
 
-    `encode` gives an array of ids a text, any integer type. `eod` ends a document, None if the
+    `encode` gives an array of ids (uint32) a text. `eod` ends a document, None if the
     tokenizer names no such token. `digest` tells tokenizers apart. `slow` is the same vocabulary in
     the library that defines it.
     """
@@ -154,8 +155,6 @@ def gpt2(vocabulary: Path, merges: Path, engine: str = "auto") -> Encoder:
 
 
 def _of(tokenizer: Tokenizer, eod: int | None) -> Encoder:
-    import numpy as np
-
     # A document that spells out a marker is text about markers, and must not end there.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -164,7 +163,7 @@ def _of(tokenizer: Tokenizer, eod: int | None) -> Encoder:
     digest = hashlib.sha256(description.encode()).hexdigest()
 
     def encode(texts: list[str]) -> list[np.ndarray]:
-        return [np.array(e.ids, np.int64) for e in tokenizer.encode_batch_fast(texts)]
+        return [_array(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts)]
 
     size = tokenizer.get_vocab_size()
     slow = Encoder("tokenizers", encode, size, eod, digest)
@@ -295,13 +294,20 @@ def _tiktoken(
     code = tiktoken.Encoding("mqo", pat_str=pattern, mergeable_ranks=table, special_tokens={})
 
     def encode(texts: list[str]) -> list[np.ndarray]:
-        return [code.encode_to_numpy(text, disallowed_special=()) for text in texts]
+        # encode_to_numpy is slower: it looks for special tokens, even where there are none.
+        return [_array(code.encode_ordinary(text)) for text in texts]
 
     def encode_between(texts: list[str]) -> list[np.ndarray]:
         return [np.concatenate([first, ids, last]) for ids in encode(texts)]
 
     first, last = np.array(before or [], np.uint32), np.array(after or [], np.uint32)
     return encode_between if before or after else encode
+
+
+def _array(ids: list[int]) -> np.ndarray:
+    import numpy as np
+
+    return np.frombuffer(array("I", ids), np.uint32)  # three times as fast as np.array
 
 
 def _chosen(encoder: Encoder, engine: str, path: Path) -> Encoder:

@@ -56,10 +56,9 @@ def check_cell(cell: Cell) -> None:
         raise DataError(
             f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
-            help="Make an index of a corpus of yours (JSON lines, a key `text`): "
-            "`PYTHONPATH=Megatron-LM .venv/bin/python Megatron-LM/tools/preprocess_data.py "
-            "--input CORPUS.jsonl --output-prefix OUT --tokenizer-model TOKENIZER --append-eod`; "
-            "its DATA_PREFIX is OUT_text_document",
+            help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
+            "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
+            "OUT_text_document",
         )
 
 
