@@ -17,10 +17,10 @@ def test_a_row_a_release_and_what_is_to_be_said_below():
         Verified("4.0.0", UNTRIED, error="no such wheel."),
     ]
     assert lines(results) == [
-        "             1.0 1.10  2.0   3.0  4.0",
-        "sites        yes yes   DRIFT yes  ?",
-        "wide_sweep   -   -     -     -    ?",
-        "forward pass run comp. ?     FAIL ?",
+        "             1.0 1.10 2.0  3.0  4.0",
+        "sites        yes yes  LOST yes  ?",
+        "wide_sweep   -   -    -    -    ?",
+        "forward pass run comp ?    FAIL ?",
         "NOT green: 2.0.0, 3.0.0, 4.0.0",
         "1.10.0: compiled only: needs torch, which is not installed",
         "2.0.0: sites drifted: `g(a)` occurs 0 times",

@@ -10,9 +10,9 @@ from mqo.overlay.verify.release import Verified
 SHORT = {
     "applied": "yes",
     "not needed": "-",
-    "drifted": "DRIFT",
+    "drifted": "LOST",
     "not tried": "?",
-    "compiled only": "comp.",
+    "compiled only": "comp",
     "failed": "FAIL",
 }
 
