@@ -4,7 +4,7 @@ The code here is written for torch.cuda; the sweep that follows in the series tu
 upstream's own, into the facade's.
 """
 
-from mqo.overlay.edits import Anchor, FileEdits, PrependBody, ReplaceExpression
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 
 # Which two chunks of the sequence a context-parallel rank has.
 CHUNKS = 'torch.tensor([cp_rank, (2 * cp_size - cp_rank - 1)], device="cpu", pin_memory={})'
@@ -97,5 +97,20 @@ FILES = (
             ),
         ),
         versions=">=0.12",
+    ),
+    FileEdits(
+        "megatron/core/tensor_parallel/mappings.py",
+        (
+            # The ranks that share an expert have different numbers of tokens for it.
+            AddImport("from megatron.device import all_gather, reduce_scatter"),
+            ReplaceExpression(
+                "_gather_along_first_dim", Anchor("torch.distributed.all_gather"), "all_gather"
+            ),
+            ReplaceExpression(
+                "_reduce_scatter_along_first_dim",
+                Anchor("torch.distributed.reduce_scatter"),
+                "reduce_scatter",
+            ),
+        ),
     ),
 )

@@ -153,26 +153,32 @@ def test_without_types_a_layout_trains_as_one_process(train, layout):
     assert max(deviations(train(layout), train())) < 1e-5
 
 
-@pytest.mark.parametrize("layout", [TENSOR, INTERLEAVED, CONTEXT], ids=["tp", "pp", "cp"])
+@pytest.mark.parametrize("layout", [TENSOR, CONTEXT], ids=["tensor", "context"])
 def test_types_off_the_token_axis_train_as_in_one_process(train, layout):
     assert max(deviations(train(layout, NO_WGRAD), train(types=NO_WGRAD))) < 1e-3
 
 
 def test_all_types_see_the_same_bits_on_the_same_tokens(train):
-    """A data-parallel rank's first micro-batch is the first one of the one process."""
+    """A data-parallel rank's first micro-batch is the first one of the one process.
+
+    Upstream divides a gradient by the micro-batches of a rank, here one instead of two, which is
+    exact, and moves an mx scale alone.
+    """
     ours, theirs = (
         load_file(run.dumps / "iteration_1_rank_0.safetensors")
         for run in (train(DATA, ALL), train(types=ALL))
     )
     assert {name.split("/")[0] for name in theirs} == set(ALL)
     assert ours.keys() == theirs.keys()
-    assert [name for name in theirs if not ours[name].equal(theirs[name])] == []
+    share = {name: 2 if name.endswith("/grad") else 1 for name in theirs}
+    assert [name for name in theirs if not ours[name].equal(share[name] * theirs[name])] == []
 
 
 def test_experts_on_other_ranks_train_as_in_one_process(train):
     assert max(deviations(train(EXPERT, model="experts"), train(model="experts"))) < 1e-5
 
 
+@pytest.mark.heavy
 def test_quantised_experts_on_other_ranks_train_as_in_one_process(train):
     runs = train(EXPERT, NO_WGRAD, "experts"), train(ONE, NO_WGRAD, "experts")
     assert max(deviations(*runs)) < 1e-3

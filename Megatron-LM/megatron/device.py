@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
 
 
 class _Inert:
@@ -186,6 +188,26 @@ def accelerator_device(*address: object) -> torch.device:
 def accelerator_tensor_type(name: str) -> str:
     """What `Tensor.type()` says here for `name`, e.g. "torch.cuda.FloatTensor"."""
     return name if HAS_CUDA else name.replace("torch.cuda.", "torch.")
+
+
+def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
+    """`torch.distributed.all_gather`; gloo's wants parts of one size, here they may differ."""
+    if HAS_CUDA:
+        distributed.all_gather(parts, own, group=group)
+        return
+    parts[group.rank()].copy_(own)
+    for rank, part in enumerate(parts):
+        distributed.broadcast(part, distributed.get_global_rank(group, rank), group=group)
+
+
+def reduce_scatter(own: Tensor, parts: list[Tensor], group: ProcessGroup) -> None:
+    """`torch.distributed.reduce_scatter`; gloo's wants parts of one size, here they may differ."""
+    if HAS_CUDA:
+        distributed.reduce_scatter(own, parts, group=group)
+        return
+    whole = torch.cat(parts)
+    distributed.all_reduce(whole, group=group)
+    own.copy_(whole.split([len(part) for part in parts])[group.rank()])
 
 
 class _AbsentTriton:

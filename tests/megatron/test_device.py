@@ -176,6 +176,47 @@ def test_names_that_it_lacks_are_torchs(facade):
         facade.no_such_thing  # noqa: B018 - it raises
 
 
+# -- collectives of unequal parts ---------------------------------------------------------------
+
+
+class Group:
+    """The second of two ranks."""
+
+    def rank(self):
+        return 1
+
+
+def test_parts_of_different_sizes_are_gathered(monkeypatch):
+    stages = []
+    monkeypatch.setattr(device, "HAS_CUDA", False)
+    monkeypatch.setattr(device.distributed, "get_global_rank", lambda group, rank: 10 + rank)
+    monkeypatch.setattr(
+        device.distributed,
+        "broadcast",
+        lambda part, source, group: stages.append((source, part.tolist())),
+    )
+    device.all_gather([torch.zeros(1), torch.zeros(3)], torch.arange(3.0), Group())
+    assert stages == [(10, [0.0]), (11, [0.0, 1.0, 2.0])]
+
+
+def test_a_rank_gets_the_sum_of_its_own_part(monkeypatch):
+    monkeypatch.setattr(device, "HAS_CUDA", False)
+    monkeypatch.setattr(device.distributed, "all_reduce", lambda whole, group: whole.mul_(2))
+    own, parts = torch.zeros(3), [torch.ones(1), torch.arange(3.0)]
+    device.reduce_scatter(own, parts, Group())
+    assert own.tolist() == [0, 2, 4]
+    assert parts[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_with_cuda_a_collective_is_torchs_own(monkeypatch, name):
+    monkeypatch.setattr(device, "HAS_CUDA", True)
+    monkeypatch.setattr(device.distributed, name, lambda *args, group: called.append(group))
+    called = []
+    getattr(device, name)([], torch.ones(1), "group")
+    assert called == ["group"]
+
+
 # -- triton ------------------------------------------------------------------------------------
 
 
