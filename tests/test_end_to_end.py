@@ -4,6 +4,7 @@ A few steps of the smoke model each; the same runs serve several tests.
 """
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -169,6 +170,32 @@ def test_each_mode_of_the_scripts_quantises_its_own_sites_and_no_others(start, n
     expected = {"FA": {"qk"}, "linear": {"fprop"}, "FA_linear": {"qk", "fprop"}, "": set()}
     kind, _, quant_type = name.rpartition("_")
     assert ran == {(site, quant_type) for site in expected[kind]}
+
+
+# Layers of MLA and of experts as small as TINY's.
+TINY_EXPERTS = (
+    *("--moe-layer-freq", "[0]*1+[1]*1", "--moe-ffn-hidden-size", "64"),
+    *("--moe-shared-expert-intermediate-size", "64", "--kv-lora-rank", "32"),
+    *("--qk-head-dim", "32", "--qk-pos-emb-head-dim", "32", "--v-head-dim", "32"),
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mode", list(tables.modes()))
+@pytest.mark.parametrize("model", list(tables.models()))
+def test_every_model_learns_in_every_mode(start, model, mode):
+    """Minutes: a run for each. The guard is quiet, or the run would not have ended well."""
+    flags = TINY + (TINY_EXPERTS if tables.models()[model].moe else ())
+    run = start(mode, model=model, flags=flags)
+    trained = [loss for _, loss in losses(run)[0]]
+    assert len(trained) == 6
+    assert all(math.isfinite(loss) for loss in trained)
+    assert trained[-1] < trained[0]
+    wanted = {(s, t) for s, t in tables.modes()[mode].types().items() if t != "none"}
+    assert {(row["site"], row["quant_type"]) for row in stats_of(run)} == wanted
+    if not wanted:
+        bare = start(mode, model=model, flags=(*flags, *UNFUSED), without=("quant_sites",))
+        assert losses(bare) == losses(start(mode, model=model, flags=(*flags, *UNFUSED)))
 
 
 def test_an_unquantised_run_records_nothing(start):
