@@ -1,5 +1,6 @@
 """train_config.py's command line: what it accepts, what it refuses, and what it shows."""
 
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -132,7 +133,9 @@ def test_a_dry_run_shows_the_lines_that_the_source_would_change(vendored, monkey
 
 def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
     text = cli.describe(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
-    command = text[text.index("MQO_QUANT_CONFIG=") :].replace(sys.executable, "printf '%s\\n'")
+    # Quoted where the checkout's own path has a space.
+    python = shlex.quote(sys.executable)
+    command = text[text.index("MQO_QUANT_CONFIG=") :].replace(python, "printf '%s\\n'")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
     assert words[:2] == ["-m", "torch.distributed.run"]
