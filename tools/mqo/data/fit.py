@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import struct
 from array import array
 from pathlib import Path
 
+from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError
 
-# Upstream's index: magic, version, code of the ids' type, numbers of sequences and documents.
-_HEADER = struct.Struct("<9sQBQQ")
-_MAGIC = b"MMIDIDX\x00\x00"
 # Codes of the types that ids are written in -> Python's array types of the same width.
-_TYPES = {4: "i", 8: "H"}
+_TYPES = {CODES[2]: "H", CODES[4]: "i"}
 _WINDOWS, _WINDOW = 64, 1 << 16  # parts of a large index that are looked at, and ids in each
 
 
@@ -54,10 +51,10 @@ def largest_id(prefix: Path) -> int:
 
 def _type_code(path: Path) -> str:
     with path.open("rb") as index:
-        head = index.read(_HEADER.size)
-    if len(head) == _HEADER.size:
-        magic, version, code, *_ = _HEADER.unpack(head)
-        if (magic, version) == (_MAGIC, 1) and code in _TYPES:
+        head = index.read(HEADER.size)
+    if len(head) == HEADER.size:
+        magic, version, code, *_ = HEADER.unpack(head)
+        if (magic, version) == MAGIC and code in _TYPES:
             return _TYPES[code]
     raise DataError(
         f"{path} is no index of Megatron's, or not of token ids",

@@ -22,9 +22,11 @@ from mqo.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-MAGIC = b"MMIDIDX\x00\x00"
+# Upstream's index begins so: magic, version, code of the ids' type, numbers of sequences, documents.
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00", 1
 _TWO_BYTES_BELOW = 65_500  # upstream's bound
-_CODES = {2: 8, 4: 4}  # bytes an id -> upstream's code of the type
+CODES = {2: 8, 4: 4}  # bytes an id -> upstream's code of the type
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,6 @@ def _write_index(path: Path, lengths: Path, width: int) -> None:
     sizes = np.fromfile(lengths, np.int32)
     ends = np.cumsum(sizes, dtype=np.int64) * width
     with path.open("wb") as file:
-        file.write(MAGIC + struct.pack("<QBQQ", 1, _CODES[width], len(sizes), len(sizes) + 1))
+        file.write(HEADER.pack(*MAGIC, CODES[width], len(sizes), len(sizes) + 1))
         for part in (sizes, ends - sizes.astype(np.int64) * width, np.arange(len(sizes) + 1)):
             part.tofile(file)
