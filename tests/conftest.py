@@ -11,6 +11,17 @@ settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")
+def checkout_with():
+    """A function that makes the checkout with some folders elsewhere: `runs=PATH`, `cache=PATH`."""
+
+    def make(**folders):
+        places = {name: property(lambda self, path=path: path) for name, path in folders.items()}
+        return type("CheckoutWith", (Project,), places)(Project.here().root)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def vendored():
     """The checkout's Megatron tree, materialised and patched; skips where it is not."""
     tree = Tree(Project.here().tree)

@@ -50,10 +50,10 @@ if not (PROJECT.tree / "megatron/core").exists():
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
+def start(tmp_path_factory, checkout_with):
     """A function that runs a cell (each one once) in a place of the tests' own."""
     runs = tmp_path_factory.mktemp("runs of the tests")
-    project = _ProjectWithRuns(PROJECT.root, runs)
+    project = checkout_with(runs=runs)
     done = {}
 
     def start(quantization, **rest):
@@ -71,18 +71,6 @@ def start(tmp_path_factory):
         return done[key]
 
     return start
-
-
-class _ProjectWithRuns(Project):
-    """The checkout, with its runs elsewhere."""
-
-    def __init__(self, root, runs):
-        super().__init__(root)
-        object.__setattr__(self, "_runs", runs)
-
-    @property
-    def runs(self):
-        return self._runs
 
 
 def stats_of(run):

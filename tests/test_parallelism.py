@@ -79,23 +79,11 @@ PAIRS = {
 }
 
 
-class _ProjectWithRuns(Project):
-    """The checkout, with its runs elsewhere."""
-
-    def __init__(self, root, runs):
-        super().__init__(root)
-        object.__setattr__(self, "_runs", runs)
-
-    @property
-    def runs(self):
-        return self._runs
-
-
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(tmp_path_factory, checkout_with):
     """A function that trains a layout from its model's one checkpoint; each run once."""
     root = tmp_path_factory.mktemp("parallel")
-    project = _ProjectWithRuns(PROJECT.root, root / "runs")
+    project = checkout_with(runs=root / "runs")
     done = {}
 
     def run(layout, types, flags, **rest):

@@ -3,7 +3,6 @@
 The models are random ones of each kind; their logits are held to those of transformers.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -26,14 +25,8 @@ VOCABULARY = 131
 
 
 @pytest.fixture(scope="module")
-def program():
-    path = Project.here().tree / "tools/convert.py"
-    spec = importlib.util.spec_from_file_location("convert_program", path)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # where dataclasses looks itself up
-        spec.loader.exec_module(module)
-    return module
+def program(load_program):
+    return load_program("convert")
 
 
 # -- the checks ------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
 """How products are told apart, on small functions and modules of our own."""
 
-import importlib.util
-import sys
 import types
 from dataclasses import astuple
 
 import pytest
-from mqo.project import Project
 
 torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -15,14 +12,8 @@ META = {"device": "meta", "requires_grad": True}
 
 
 @pytest.fixture(scope="module")
-def program():
-    path = Project.here().tree / "tools/coverage.py"
-    spec = importlib.util.spec_from_file_location("coverage_program", path)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # where dataclasses looks itself up
-        spec.loader.exec_module(module)
-    return module
+def program(load_program):
+    return load_program("coverage")
 
 
 @pytest.fixture

@@ -61,26 +61,14 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def measured(vendored, tmp_path_factory):
+def measured(vendored, tmp_path_factory, checkout_with):
     """{name: coverage} of the toy cells; nothing is taken from the checkout's cache."""
     pytest.importorskip("torch")
-    project = _ProjectWithCache(Project.here().root, tmp_path_factory.mktemp("cache"))
+    project = checkout_with(cache=tmp_path_factory.mktemp("cache"))
     series = Series.of(project)
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda c: coverage.of_cell(project, vendored, series, c), CELLS.values())
         return dict(zip(CELLS, found, strict=True))
-
-
-class _ProjectWithCache(Project):
-    """The checkout, with its cache elsewhere."""
-
-    def __init__(self, root, cache):
-        super().__init__(root)
-        object.__setattr__(self, "_cache", cache)
-
-    @property
-    def cache(self):
-        return self._cache
 
 
 def quantised(found):
