@@ -110,7 +110,15 @@ def test_types_that_it_does_not_say_are_refused_with_the_command_that_sets_them(
 
 @pytest.mark.parametrize(
     "options",
-    [{"exclude": ("x",)}, {"quantiser": Quantiser(block=16)}, {"record_every": 0}, {"dump": (1,)}],
+    [
+        {"exclude": ("x",)},
+        {"quantiser": Quantiser(block=16)},
+        {"record_every": 0},
+        {"dump": (1,)},
+        {"schedule": ("qk: mxfp8",)},
+        {"keep_checkpoints": 2},
+        {"check_nan": True},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_options_that_nothing_there_would_heed_are_refused(by_hand, options):

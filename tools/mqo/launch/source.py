@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mqo.errors import OverlayError
 from mqo.launch.cell import Cell
-from mqo.launch.quantiser import Quantiser
+from mqo.launch.folder import quant_config
+from mqo.launch.quantiser import quant_toml
 from mqo.matrix import tables
 from mqo.overlay import literals
 from mqo.overlay.apply import refuse_edits
@@ -93,8 +94,7 @@ def _check_by_hand(tree: Tree, cell: Cell) -> None:
             expected=_listed(wrong, wrong),
             help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
-    asked = (cell.without, cell.schedule, cell.exclude, cell.dump, cell.record_every is not None)
-    if any(asked) or cell.quantiser != Quantiser():
+    if cell.without or cell.schedule or quant_config(said, cell) != quant_toml(said):
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
             expected="no option beside the types and the processes",
