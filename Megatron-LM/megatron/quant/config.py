@@ -19,7 +19,7 @@ from .formats import (
     check_type,
 )
 from .progress import step, total
-from .schedule import Schedule, parse, type_at
+from .schedule import Phase, Schedule, parse, type_at
 from .sites import SITES
 from .spec import QuantSpec
 
@@ -54,6 +54,10 @@ class QuantConfig:
     exclude: tuple[str, ...] = ()
     keep_checkpoints: int = 0
     check_nan: bool = False
+
+    def phases(self, site: str) -> Schedule:
+        """Return the types that `site` is asked to run as, by schedule or as the only one."""
+        return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
 
 # bool is an int in Python, and `true` is no number.

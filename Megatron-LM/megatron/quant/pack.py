@@ -88,7 +88,7 @@ def _encoded(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
         return codes
     rows, target = _rows(rounded), _rows(codes)
     exponents = _by_row(exponents, len(rows), spec)
-    table = _code_table(spec.quant_type).to(rounded.device)
+    table = _code_table(spec.quant_type, rounded.device)
     for part in _parts(rows):
         values = _unscaled(rows[part].float(), exponents[part], spec)
         patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
@@ -153,21 +153,21 @@ def _scale_of(scales: Tensor) -> Tensor:
 
 def _decoded(codes: Tensor, quant_type: str) -> Tensor:
     """Return the values [rows, elements] of codes [rows, bytes], float32."""
-    table = _value_table(quant_type).to(codes.device)
+    table = _value_table(quant_type, codes.device)
     return table.index_select(0, codes.flatten().int()).view(len(codes), -1)
 
 
 @functools.cache
-def _value_table(quant_type: str) -> Tensor:
+def _value_table(quant_type: str, device: torch.device) -> Tensor:
     """Return the values of every byte [256, 1], or [256, 2] where it holds two codes."""
     values = torch.tensor(code_values(quant_type), dtype=torch.float32)
     if quant_type != "mxfp4":
-        return values.unsqueeze(1)
-    return torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1)
+        return values.unsqueeze(1).to(device)
+    return torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1).to(device)
 
 
 @functools.cache
-def _code_table(quant_type: str) -> Tensor:
+def _code_table(quant_type: str, device: torch.device) -> Tensor:
     """Return the code of each bfloat16 pattern that is one of the format's values, else 0.
 
     Every format's values are a bfloat16's. Of the codes of one value the first counts.
@@ -180,4 +180,4 @@ def _code_table(quant_type: str) -> Tensor:
             codes[patterns.isnan()] = code
         else:
             codes[values[code].bfloat16().view(torch.int16).int().item() & 0xFFFF] = code
-    return codes
+    return codes.to(device)

@@ -46,8 +46,8 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
     if rank() == 0:
         try:
             found = _look(args, Path(folder))
-        except CheckpointError as fault:
-            error = str(fault)
+        except CheckpointError as none:
+            error = str(none)
     found, error = all_ranks((found, error))[0]
     if error:
         raise CheckpointError(error)

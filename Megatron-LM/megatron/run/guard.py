@@ -145,9 +145,11 @@ def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
 
 def blocked_sites(options: QuantConfig) -> set[str]:
     """The sites that quantise in blocks at any step."""
-    phases = {site: {phase.quant_type for phase in s} for site, s in options.schedule.items()}
-    types = {site: {wanted} for site, wanted in options.asked.items()} | phases
-    return {site for site, names in types.items() if names & MX_ELEMENTS.keys()}
+    return {
+        site
+        for site in SITES
+        if any(phase.quant_type in MX_ELEMENTS for phase in options.phases(site))
+    }
 
 
 def contradictions(options: QuantConfig) -> list[str]:
@@ -161,11 +163,8 @@ def contradictions(options: QuantConfig) -> list[str]:
 
 def ever_asked(options: QuantConfig) -> dict[str, str]:
     """The first type that each site is asked to run as, if it is at any time."""
-    phases = {site: [phase.quant_type for phase in s] for site, s in options.schedule.items()}
-    return {
-        site: next((t for t in phases.get(site, [wanted]) if t != "none"), "none")
-        for site, wanted in (dict.fromkeys(phases, "none") | dict(options.asked)).items()
-    }
+    types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
+    return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
 
 def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> None:

@@ -34,9 +34,6 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:
     """A site's types in the form of a schedule, with steps."""
-    schedule = options.schedule.get(site)
-    if schedule is None:
-        return options.asked[site]
-    *first, last = schedule
+    *first, last = options.phases(site)
     parts = [f"{phase.quant_type} until {phase.ends(total)}" for phase in first]
     return ", then ".join([", ".join(parts), last.quant_type] if parts else [last.quant_type])
