@@ -113,7 +113,7 @@ def _install() -> None:
     _say("installing pinned packages; the first time this takes a few minutes")
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--progress-bar", "off", "--constraint", str(constraints)]
-    command += ["--editable", f"{ROOT}[dev,report]"]
+    command += ["--editable", f"{ROOT}[dev,report,modelopt]"]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = []
     for line in pip.stdout:  # type: ignore[union-attr]

