@@ -1,0 +1,31 @@
+"""Resuming with the distributed optimizer on torch's own Adam, and in fp32.
+
+Where neither Transformer Engine nor apex is installed, upstream reads Adam's step count from the
+state of its parameters. A resumed run asks for it before it has loaded that state: it is 0 then.
+Once loaded, one tensor held the count of all parameters, and Adam counted a step for each of them;
+and the count, which checkpoints hold for groups alone, was then looked for by parameter.
+In fp32 a main parameter is a part of the model's own, which may not be written to as a variable.
+"""
+
+from mqo.overlay.edits import Anchor, FileEdits, InsertBefore, ReplaceExpression, WrapOperands
+
+STEPS = 'list(set([s["step"].item() for s in inner_state_dict["state"].values()]))'
+COUNT = 's["step"] = step'
+FOUND = Anchor("not isinstance(tensors[key], torch.Tensor)", versions=">=0.17")
+PLACE = "dst_tensors[key].copy_"
+
+SAVE = "DistributedOptimizer.state_dict"
+LOAD = "DistributedOptimizer.load_state_dict"
+SET = "DistributedOptimizer._set_main_param_and_optimizer_states"
+
+FILES = (
+    FileEdits(
+        "megatron/core/optimizer/distrib_optimizer.py",
+        (
+            ReplaceExpression(SAVE, Anchor(STEPS), f"({STEPS} or [0])"),
+            WrapOperands(LOAD, (Anchor(COUNT),), {"step": "torch.clone"}),
+            InsertBefore(SET, (FOUND, Anchor(PLACE)), 'if key == "step":\n    continue\n'),
+            ReplaceExpression(SET, Anchor(PLACE), "dst_tensors[key].detach().copy_"),
+        ),
+    ),
+)
