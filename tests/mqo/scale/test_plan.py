@@ -48,8 +48,10 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_helps():
 def test_modes_of_equal_numbers_stand_together():
     named = [names for names, _ in groups("llama31-8b", 8)]
     assert sorted(name for names in named for name in names) == sorted(tables.modes())
-    assert {"FA_mxfp4", "qk_hifp8"} <= set(next(names for names in named if "FA_mxfp8" in names))
-    assert ["bf16"] in named
+    first = next(names for names in named if "bf16" in names)
+    assert {"FA_mxfp8", "qk_hifp8"} < set(first)
+    assert not {"linear_mxfp8", "pv_mxfp4", "mxfp8"} & set(first)
+    assert len(named) == 4
 
 
 def test_a_plans_command_is_the_documented_one():

@@ -80,6 +80,7 @@ def stage_memory(
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
+    rounded = _rounded(model, training, weights) * (mode.linear != NONE)
     ends = BF16 * tokens * model.hidden_size * 2 * last  # the last norm's input and output
     return Memory(
         weights=BF16 * count,
@@ -88,7 +89,7 @@ def stage_memory(
         activations=in_flight * sum(kept) + ends,
         scores=_scores(model, training, layout, len(layers) * in_flight) if mode.pv != NONE else 0,
         logits=LOGIT * tokens * padded_vocabulary(model, layout) * last,
-        working=again + BF16 * (weights.largest + _rounded(model, training, mode, layout, weights)),
+        working=again + BF16 * (weights.largest + rounded),
         context=CONTEXT,
         cache=BF16 * weights.linear * (mode.linear != NONE),
     )
@@ -152,15 +153,9 @@ def _scores(model: Model, training: Training, layout: Layout, layers: int) -> in
     return one * (SCORE_KEPT * (layers if layout.recompute == "none" else 1) + SCORE_WORKING)
 
 
-def _rounded(model: Model, training: Training, mode: Mode, layout: Layout, weights: Weights) -> int:
-    """Values of the rounded operands of one product: the largest weight's, and of its input."""
-    tokens = training.micro_batch * training.sequence
-    linear = weights.largest + tokens * model.hidden_size
-    query = tokens * model.num_attention_heads // layout.tensor * _head(model)
-    return max(linear * (mode.linear != NONE), 2 * query * (mode.qk != NONE))
+def _rounded(model: Model, training: Training, weights: Weights) -> int:
+    """Values of the rounded operands of one linear layer: the largest weight, and its input.
 
-
-def _head(model: Model) -> int:
-    if model.mla:
-        return model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim
-    return model.hidden_size // model.num_attention_heads
+    Attention's are less than that, and are left out.
+    """
+    return weights.largest + training.micro_batch * training.sequence * model.hidden_size
