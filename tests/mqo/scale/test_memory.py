@@ -36,7 +36,7 @@ LATENT = PUBLISHED.model_copy(
 )
 FEW = {"dense_layers": 0, "num_experts": 4, "topk": 2, "expert_ffn_size": 96}
 EXPERTS = LATENT.model_copy(update={"moe": PUBLISHED.moe.model_copy(update=FEW)})
-SCORES = SCORE_KEPT // BF16 * 4 * 512  # heads x keys, for each token
+SCORES = SCORE_KEPT // BF16 * 4 * 256  # heads x keys, for each token
 CASES = {
     "grouped": (GROUPED, "fused", 0),
     "grouped, PV": (GROUPED, "unfused", SCORES),
