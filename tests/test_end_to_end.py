@@ -5,6 +5,9 @@ A few steps of the smoke model each; the same runs serve several tests.
 
 import json
 import math
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -363,6 +366,75 @@ def until_iteration(command, run, iteration):
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         process.wait()
+
+
+NODE = """
+import json, sys
+from pathlib import Path
+from mqo.launch import cli, run
+from mqo.launch.cell import Cluster, resolve
+from mqo.project import Project
+
+runs, checkpoint, rank, port, *flags = sys.argv[1:]
+where = Cluster(nnodes=2, node_rank=int(rank), master_addr="127.0.0.1", master_port=int(port))
+cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(flags),
+               cluster=where, checkpoint=Path(checkpoint))
+project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
+run.coverage.record = lambda *args: None
+with cli.stops_raise():
+    cli.guarded(lambda: run.run(project(Project.here().root), cell))
+"""
+
+
+def two_nodes(runs, checkpoint, *flags):
+    """Two launchers of one training, as a batch system starts one on each machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, runs, checkpoint, str(rank), port, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.heavy
+def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
+    """SIGUSR1 to each launcher in the third step or later; the same command ends what is left."""
+    flags = (*STEPS, *TINY, "--micro-batch-size", "4", "--tensor-model-parallel-size", "2")
+    flags += ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+    runs, saved = tmp_path / "runs", tmp_path / "checkpoints"
+    nodes = two_nodes(runs, saved, *flags, "--train-samples", "4096")
+    try:
+        while all(node.poll() is None for node in nodes):
+            rows = [RunFolder(run).read_metrics().get(TRAIN_LOSS, []) for run in runs.glob("*")]
+            if any(row and row[-1][0] >= 3 for row in rows):
+                break
+            time.sleep(0.01)
+        for node in nodes:
+            node.send_signal(signal.SIGUSR1)
+        said = [node.communicate()[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [os.EX_TEMPFAIL] * 2, said
+    assert all("asked to leave, and saved" in text for text in said)
+    done = tracked(saved)
+    assert done >= 3
+    flags += ("--train-samples", "4096", "--exit-interval", str(done + 2))
+    nodes = two_nodes(runs, saved, *flags)
+    said = [node.communicate()[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    folders = sorted(run.name.partition("_llama")[2] for run in runs.iterdir())
+    assert folders == [f"32-1b_wikipedia_mxfp8_smoke_node{n}" for n in (0, 0, 1, 1)]
+    first, last = sorted(runs.glob("*_node*"))[2:]
+    assert not RunFolder(first).metrics.exists()
+    assert [step for step, _ in RunFolder(last).read_metrics()[TRAIN_LOSS]] == [done + 1, done + 2]
+    assert {row["site"] for row in stats_of(RunFolder(first))} == {"fprop", "qk", "pv"}
 
 
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):

@@ -59,3 +59,34 @@ def test_a_signal_unwinds_and_the_handlers_of_before_come_back(signum, raised, c
         os.kill(os.getpid(), signum)
     assert getattr(left.value, "code", None) == code
     assert signal.getsignal(signum) == before
+
+
+# A worker as torchrun has them, which does at SIGTERM what upstream does: it saves, and ends well.
+SAVER = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *args: sys.exit(0))
+print("runs", flush=True)
+signal.pause()
+"""
+# In torchrun's place: any signal of its own would end it, and SAVE goes to it as well.
+AGENT = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
+"""
+
+
+def test_a_request_to_save_reaches_the_workers_and_not_what_started_them():
+    before = signal.getsignal(process.SAVE)
+    command = [sys.executable, "-c", AGENT, SAVER]
+    with (
+        process.leaves_on_signal() as leaving,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent,
+    ):
+        assert agent.stdout.readline() == "runs\n"
+        leaving.watch(agent)
+        assert not leaving.was_asked
+        agent.send_signal(process.SAVE)
+        os.kill(os.getpid(), process.SAVE)
+        assert agent.wait() == 0
+        assert leaving.was_asked
+    assert signal.getsignal(process.SAVE) == before

@@ -1,8 +1,8 @@
 """What is refused before anything is prepared."""
 
 import pytest
-from mqo.errors import DataError, EditedError, OverlayError
-from mqo.launch.cell import resolve
+from mqo.errors import DataError, EditedError, LayoutError, OverlayError
+from mqo.launch.cell import Cluster, resolve
 from mqo.launch.ready import check_cell, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
@@ -36,6 +36,15 @@ def test_a_dataset_without_a_sample_wants_data():
     bare = bare.model_copy(update={"dataset": bare.dataset.model_copy(update={"sample": False})})
     with pytest.raises(DataError, match=r"No data was given for dolma; it has no sample"):
         check_cell(bare)
+
+
+def test_several_nodes_want_a_place_to_save_that_they_share(tmp_path):
+    where = Cluster(nnodes=2, nproc_per_node=2)
+    with pytest.raises(LayoutError, match=r"2 nodes would each save.*CHECKPOINT, a folder that"):
+        check_cell(cell(cluster=where, extra_flags=("--micro-batch-size", "1")))
+    check_cell(
+        cell(cluster=where, extra_flags=("--micro-batch-size", "1"), checkpoint=tmp_path / "new")
+    )
 
 
 def test_a_missing_data_file_is_named(tmp_path, tokenizer):

@@ -75,6 +75,23 @@ def test_a_failure_is_told_in_the_programs_own_words(folder):
     assert error.value.exit_code == 3
 
 
+def test_a_training_that_saved_and_left_on_request_is_to_be_tried_again(folder):
+    """The worker itself has the launcher asked, until it is told to end."""
+    worker = f"""
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
+    os.kill({os.getpid()}, signal.SIGUSR1)
+"""
+    program = f"""
+        import subprocess, sys
+        sys.exit(subprocess.run([sys.executable, "-c", {worker!r}]).returncode)
+    """
+    with pytest.raises(RunError, match="asked to leave, and saved") as error:
+        train(folder, program)
+    assert error.value.exit_code == os.EX_TEMPFAIL
+
+
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
     with pytest.raises(RunError, match="exit code -9") as error:
         train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")

@@ -62,8 +62,10 @@ class Cell(BaseModel):
 
     @property
     def title(self) -> str:
-        """The cell in a folder name."""
-        return f"{self.model.name}_{self.dataset.name}_{self.mode}_{self.training.name}"
+        """The cell in a folder name; of several nodes each has a folder."""
+        name = f"{self.model.name}_{self.dataset.name}_{self.mode}_{self.training.name}"
+        where = self.cluster
+        return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
 
 SOURCE = "source"

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Asks a run to save and leave, as batch systems do ahead of a time limit; it may take its time.
+SAVE = signal.SIGUSR1
 GRACE_S = 15
 
 
@@ -40,6 +42,41 @@ def ended_with_us(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
                 for s in STOPS:  # whoever is impatient would leave processes behind
                     signal.signal(s, signal.SIG_IGN)
                 end(process)
+
+
+class Leaving:
+    """What SAVE does to a training process: `was_asked` says whether it came."""
+
+    def __init__(self) -> None:
+        self.was_asked = False
+
+    def watch(self, process: subprocess.Popen) -> None:
+        """From now on, pass SAVE on to the workers of `process`, which is torchrun.
+
+        They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
+        gets nothing: it would kill them after half a minute.
+        """
+
+        def ask(signum: int, frame: object) -> None:
+            self.was_asked = True
+            with suppress(psutil.NoSuchProcess):
+                for worker in psutil.Process(process.pid).children():
+                    worker.terminate()
+
+        signal.signal(SAVE, ask)
+
+
+@contextmanager
+def leaves_on_signal() -> Iterator[Leaving]:
+    """Around the start and the life of a training process.
+
+    SAVE is ignored by what is started inside, for some batch systems send it to every process.
+    """
+    old = signal.signal(SAVE, signal.SIG_IGN)
+    try:
+        yield Leaving()
+    finally:
+        signal.signal(SAVE, old)
 
 
 def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mqo.data.fit import check_fit
 from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
-from mqo.errors import DataError, OverlayError
+from mqo.errors import DataError, LayoutError, OverlayError
 from mqo.launch.cell import Cell
 from mqo.launch.layout import check_layout
 from mqo.overlay.apply import Applied, apply, refuse_edits
@@ -36,6 +36,11 @@ def check_cell(cell: Cell) -> None:
     What the user's own flags say counts.
     """
     check_layout(cell)
+    if cell.cluster.nnodes > 1 and cell.checkpoint is None:
+        raise LayoutError(
+            f"{cell.cluster.nnodes} nodes would each save their part in a run folder of their own",
+            expected="the argument CHECKPOINT, a folder that all nodes share",
+        )
     if cell.data_prefix is not None:
         check_prefix(cell.data_prefix)
     if cell.tokenizer is not None and not cell.tokenizer.exists():

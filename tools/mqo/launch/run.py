@@ -20,7 +20,7 @@ from mqo.launch.events import copy_events
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
-from mqo.launch.process import ended_with_us
+from mqo.launch.process import ended_with_us, leaves_on_signal
 from mqo.launch.ready import RunData, check_cell, has_sample, ready_data, ready_tree
 from mqo.launch.source import PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
@@ -164,10 +164,15 @@ def _torchrun(cell: Cell) -> list[str]:
 def _train(
     folder: RunFolder, command: list[str], env: dict[str, str], cell: Cell, report: Report
 ) -> None:
-    """Run the command, its output in log.txt, its progress reported; RunError when it fails."""
+    """Run the command, its output in log.txt, its progress reported.
+
+    RunError when it fails, and when it was asked to save and leave: the exit code is then
+    os.EX_TEMPFAIL, "try again".
+    """
     progress = _Progress(folder.metrics, cell.training.iterations, report)
     with (
         folder.log.open("w", encoding="utf-8") as log,
+        leaves_on_signal() as leaving,
         ended_with_us(
             subprocess.Popen(
                 command,
@@ -182,6 +187,7 @@ def _train(
             )
         ) as process,
     ):
+        leaving.watch(process)
         for line in process.stdout:  # type: ignore[union-attr]
             log.write(line)
             log.flush()
@@ -193,6 +199,12 @@ def _train(
             expected=f"{cell.training.iterations} steps",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
+        )
+    if leaving.was_asked:
+        raise RunError(
+            "Training was asked to leave, and saved before",
+            help="The same command, with a CHECKPOINT, goes on from there",
+            exit_code=os.EX_TEMPFAIL,
         )
 
 

@@ -1,0 +1,123 @@
+"""The weights of single ranks of large jobs: upstream's model, built on the meta device.
+
+    python Megatron-LM/tools/rank_weights.py < JOBS > FACTS
+
+JOBS is a JSON list of {"world": processes, "rank": which of them, "flags": [Megatron's]}; FACTS has
+a row a job: "dense" and "expert" weights of that rank, and upstream's own estimates in bytes, of
+weights with optimizer ("static_bytes") and of activations ("activation_bytes"). No process
+talks to another: the group is torch's fake one, so that one machine can be rank 5 of 64.
+
+Belongs to the tree that it lies in; `benchmarks/scale.py` and the tests of mqo.scale judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    """Read the jobs, write a row for each."""
+    with contextlib.redirect_stdout(sys.stderr):  # upstream prints its arguments
+        take_over()
+        rows = [row(**job) for job in json.load(sys.stdin)]
+    print(json.dumps(rows))
+
+
+def take_over() -> None:
+    """Before megatron.core is imported: meta for the device, and no GPU."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    sys.path.insert(0, str(ROOT))
+    import own_tree  # noqa: F401  (checks where megatron comes from)
+    from megatron import device
+
+    meta = torch.device("meta")
+    device.accelerator.current_device = lambda: meta
+    device.accelerator_type = lambda: "meta"
+    device.accelerator_device = lambda *address: meta
+
+
+def row(world: int, rank: int, flags: list[str]) -> dict[str, float]:
+    """The facts of one rank of a job."""
+    from megatron.training import theoretical_memory_usage as upstream
+    from megatron.training.vocab_utils import calculate_padded_vocab_size
+
+    args = read_arguments(world, rank, flags)
+    with rank_of(args):
+        model = build()
+    counts = {"dense": 0, "expert": 0}
+    for parameter in model.parameters():
+        # Upstream marks what is reduced over the expert groups.
+        counts["dense" if getattr(parameter, "allreduce", True) else "expert"] += parameter.numel()
+    args.padded_vocab_size = calculate_padded_vocab_size(
+        args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size
+    )
+    micro_batches = args.global_batch_size // args.micro_batch_size // args.data_parallel_size
+    return counts | {
+        "static_bytes": upstream.compute_weight_and_optimizer_memory(args),
+        "activation_bytes": upstream.compute_activation_memory(args, micro_batches),
+    }
+
+
+def read_arguments(world: int, rank: int, flags: list[str]) -> Any:
+    """Upstream's arguments, checked by it for that many processes."""
+    from megatron.training import arguments, global_vars
+
+    os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank)}
+    sys.argv[1:] = flags
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    global_vars.set_args(args)
+    return args
+
+
+@contextlib.contextmanager
+def rank_of(args: Any) -> Any:
+    """Inside, this process is the rank, with all of upstream's groups."""
+    from megatron.core import mpu, tensor_parallel
+
+    store = FakeStore()
+    torch.distributed.init_process_group(
+        "fake", store=store, rank=args.rank, world_size=args.world_size
+    )
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    try:
+        yield
+    finally:
+        mpu.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+def build() -> torch.nn.Module:
+    """The rank's part of the model that the arguments describe."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from pretrain_gpt import model_config
+
+    config = model_config()
+    config.finalize()
+    builder = config.get_builder_cls()(config)
+    with torch.device("meta"):
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Computes a layout and a GPU's memory for each model and mode on 8 and on 64 GPUs of 80 GB.
+
+    PYTHONPATH=tools python benchmarks/scale.py
+
+Nothing is run at that size. mqo.scale says how it is computed; what it says of the weights is held
+here against upstream's own model, built on the meta device as one rank of the planned job, and its
+sums against upstream's own estimate. Ends with an error where the weights are not the same.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+
+from mqo.matrix import tables
+from mqo.project import Project
+from mqo.scale.memory import GIB, Memory
+from mqo.scale.plan import Plan, groups, meta_job, plan
+from mqo.scale.weights import rank_weights
+
+GPUS = (8, 64)
+PARTS = [field.name for field in fields(Memory)]
+LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
+
+
+def main() -> None:
+    """Print both tables."""
+    print(f"| model | GPUs | modes | {LAYOUT} | {' | '.join(PARTS[:-1])} | total | cache |")
+    print("|" + "---|" * (3 + 6 + len(PARTS) + 1))
+    for name in tables.models():
+        for gpus in GPUS:
+            for modes, made in groups(name, gpus):
+                print(memory_row(made, families(modes)))
+    print()
+    sums = "ours GB | upstream's GB"
+    print(f"| model | GPUs | weights of a rank | built | states: {sums} | activations: {sums} |")
+    print("|" + "---|" * 8)
+    for row in check_rows([plan(name, "bf16", gpus) for name in tables.models() for gpus in GPUS]):
+        print(row)
+
+
+def families(modes: list[str]) -> str:
+    """The modes, the quant types in their names as X, each once."""
+    named = modes
+    for quant_type in tables.quant_types():
+        named = [name.replace(quant_type, "X") for name in named]
+    return " ".join(f"`{name}`" for name in dict.fromkeys(named))
+
+
+def memory_row(made: Plan, modes: str) -> str:
+    """A plan, and its memory in GiB."""
+    one, memory = made.layout, made.memory
+    sizes = (one.tensor, one.pipeline, one.expert, one.data, one.recompute, made.micro_batches)
+    parts = [getattr(memory, part) / GIB for part in PARTS]
+    parts.insert(-1, memory.total / GIB)
+    words = [made.cell.model.name, one.gpus, modes, *sizes, *(f"{part:.1f}" for part in parts)]
+    return f"| {' | '.join(map(str, words))} |"
+
+
+def check_rows(plans: list[Plan]) -> Iterator[str]:
+    """Ours beside upstream's, for a rank of the worst stage of each plan."""
+    jobs = [meta_job(p.cell, p.layout, p.stage * p.layout.gpus // p.layout.pipeline) for p in plans]
+    program = Project.here().tree / "tools/rank_weights.py"
+    command = [sys.executable, "-I", "-W", "ignore", str(program)]
+    done = subprocess.run(command, input=json.dumps(jobs), stdout=subprocess.PIPE, text=True)
+    for made, theirs in zip(plans, json.loads(done.stdout), strict=True):
+        memory = made.memory
+        ours = rank_weights(made.cell.model, made.layout, made.stage)
+        built = theirs["dense"] + theirs["expert"]
+        if (ours.dense, ours.expert) != (theirs["dense"], theirs["expert"]):
+            raise SystemExit(f"{made.cell.model.name}: {ours}, and built {theirs}")
+        states = memory.weights + memory.gradients + memory.optimizer
+        activations = memory.activations + memory.logits
+        sums = (states, theirs["static_bytes"], activations, theirs["activation_bytes"])
+        counts = f"{ours.dense + ours.expert:,} | {built:,}"
+        gigabytes = " | ".join(f"{number / 1e9:.2f}" for number in sums)
+        yield f"| {made.cell.model.name} | {made.layout.gpus} | {counts} | {gigabytes} |"
+
+
+if __name__ == "__main__":
+    main()

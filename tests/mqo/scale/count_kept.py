@@ -1,0 +1,112 @@
+"""Prints what a layer keeps for backward, in values a token: {case: values}, counted by autograd.
+
+Started by test_memory.py as a process of its own: upstream's groups are a process's.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+TREE = Path(sys.argv[1])
+HIDDEN, HEADS, GROUPS, BATCH, SEQUENCE, FFN = 256, 4, 2, 1, 256, 512
+LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
+EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
+EXPERTS |= {"moe_shared_expert_intermediate_size": 192}
+
+
+def load():
+    """Megatron-LM/tools/verify_forward.py, with sizes of this test."""
+    spec = importlib.util.spec_from_file_location("small", TREE / "tools/verify_forward.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.HIDDEN, module.HEADS, module.GROUPS = HIDDEN, HEADS, GROUPS
+    module.BATCH, module.SEQUENCE = BATCH, SEQUENCE
+    return module
+
+
+def options(text):
+    """Make a TOML text the quantisers' options of this process."""
+    from megatron.quant import config
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        os.environ[config.ENVIRONMENT_VARIABLE] = file.name
+        config.reset()
+        config.current()
+
+
+def kept(small, layers, latent, backend, changes):
+    """Bytes that a model's loss holds for backward, parameters apart, each storage once."""
+    from megatron.core.transformer.transformer_config import (
+        MLATransformerConfig,
+        TransformerConfig,
+    )
+
+    normalization, make_spec = small.local_spec()
+    common = small.common(normalization) | {"num_layers": layers, "ffn_hidden_size": FFN}
+    common |= {"bias_activation_fusion": True, "bf16": True, "params_dtype": torch.bfloat16}
+    common |= {"attention_softmax_in_fp32": False}
+    common |= changes
+    if latent:
+        extra = {"q_lora_rank": None, "qk_layernorm": True, "transformer_impl": "local"}
+        config = MLATransformerConfig(**LATENTS, **extra, **common)
+        spec = make_spec(multi_latent_attention=True, qk_layernorm=True, **experts(changes))
+    else:
+        config = TransformerConfig(num_query_groups=GROUPS, **common)
+        spec = make_spec(**experts(changes))
+    model = small.build(config, spec).bfloat16()
+    config.attention_backend = backend
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held, alive = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # so that no memory is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = small.mean_loss(model)
+    assert loss.requires_grad
+    return sum(held.values())
+
+
+def experts(changes):
+    count = changes.get("num_moe_experts")
+    return {"num_experts": count, "moe_grouped_gemm": False} if count else {}
+
+
+def main():
+    sys.path.insert(0, str(TREE))
+    small = load()
+    small.start()
+    core = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    full = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    full |= {"recompute_num_layers": 1}
+    cases = {
+        "grouped": (False, "flash", {}),
+        "grouped, PV": (False, "unfused", {}),
+        "grouped, PV, core_attn": (False, "unfused", core),
+        "grouped, full": (False, "flash", full),
+        "latent": (True, "flash", {}),
+        "latent, PV": (True, "unfused", {}),
+        "latent, PV, core_attn": (True, "unfused", core),
+        "latent, experts": (True, "flash", EXPERTS),
+    }
+    found = {}
+    for name, (latent, backend, changes) in cases.items():
+        options('[schedule]\npv = "mxfp8"\n' if "PV" in name else "[schedule]\n")
+        few, many = (kept(small, n, latent, backend, changes) for n in (1, 2))
+        found[name] = (many - few) / BATCH / SEQUENCE / 2
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Each rank's weights, against upstream's own model on the meta device at the same sizes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from mqo.matrix import tables
+from mqo.scale.layout import Layout
+from mqo.scale.plan import cell_of, meta_job
+from mqo.scale.weights import padded_vocabulary, rank_weights
+
+# Model, layout, a rank, and its stage: each size that a plan may have.
+RANKS = [
+    ("llama32-1b", Layout(8), 0, 0),
+    ("llama32-1b", Layout(8, pipeline=2), 7, 1),
+    ("llama31-8b", Layout(8, tensor=2), 1, 0),
+    ("llama31-8b", Layout(64, tensor=4, pipeline=4), 0, 0),
+    ("llama31-8b", Layout(64, tensor=4, pipeline=4), 63, 3),
+    ("deepseek2_lite", Layout(8, expert=8), 5, 0),
+    ("deepseek2_lite", Layout(64, expert=4), 63, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def built(vendored):
+    """{model, layout, rank: upstream's counts}, all of them by one process."""
+    pytest.importorskip("torch")
+    jobs = [
+        meta_job(cell_of(name, "bf16", layout), layout, rank) for name, layout, rank, _ in RANKS
+    ]
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", vendored.root / "tools/rank_weights.py"],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)
+    return {one[:3]: row for one, row in zip(RANKS, rows, strict=True)}
+
+
+@pytest.mark.parametrize(("name", "layout", "rank", "stage"), RANKS)
+def test_a_rank_holds_the_weights_that_upstream_gives_it(built, name, layout, rank, stage):
+    found = rank_weights(tables.models()[name], layout, stage)
+    counts = built[name, layout, rank]
+    assert (found.dense, found.expert) == (counts["dense"], counts["expert"])
+
+
+def test_one_rank_holds_the_published_total():
+    for model in tables.models().values():
+        found = rank_weights(model, Layout(1), 0)
+        assert found.dense + found.expert == model.parameters
+
+
+def test_a_vocabulary_is_padded_for_its_ranks():
+    model = tables.models()["llama31-8b"]
+    rows = [padded_vocabulary(model, Layout(8, tensor=size)) for size in (1, 2, 4)]
+    assert rows == [128256, 128256, 128512]

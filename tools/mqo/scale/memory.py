@@ -1,0 +1,161 @@
+"""A GPU's memory at a layout, in bytes, part by part: computed, in bf16 with Adam.
+
+What a layer keeps is counted from what autograd saves of upstream's local implementation as CUDA
+runs it: SwiGLU in one kernel, attention fused unless PV has a type, no dropout. A test counts the
+same on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from mqo.matrix.tables import NONE, Mode, Model, Training
+from mqo.scale.layout import Layout
+from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
+
+# How local attention runs: fused where PV has no type; core_attn is unfused and recomputed.
+Attention = Literal["fused", "unfused", "core_attn"]
+
+GIB = 1 << 30
+BF16, FP32 = 2, 4
+# Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
+OPTIMIZER = 3 * FP32
+# bf16 logits, and the fp32 copy that becomes the softmax and then the gradient.
+LOGIT = BF16 + FP32
+# Of unfused attention with a type in PV: probabilities, and the rounded ones, for backward.
+SCORE_KEPT = 2 * BF16
+# Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
+SCORE_WORKING = 2 * BF16
+# An allowance: the tokens of a rank's experts, of an even share. The router's loss evens them out,
+# and no step is exactly even.
+UNEVEN = 1.5
+# An allowance, not a count: CUDA's context, NCCL's and cuBLAS's buffers.
+CONTEXT = 3 * GIB
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU. The total is an upper bound: not all parts are at their largest together.
+
+    `working` is what one layer's backward pass needs beside what was kept: what it recomputes, the
+    bf16 gradient of its weight and rounded operands. `cache` is no part of the total: what
+    --cache-weights would add.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    scores: int
+    logits: int
+    working: int
+    context: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """Without `cache`."""
+        return sum(getattr(self, field.name) for field in fields(self)) - self.cache
+
+
+def stage_memory(
+    model: Model, training: Training, mode: Mode, layout: Layout, stage: int
+) -> Memory:
+    """The memory of a GPU of a pipeline stage."""
+    weights = rank_weights(model, layout, stage)
+    count = weights.dense + weights.expert
+    states = OPTIMIZER * weights.dense // layout.data
+    states += OPTIMIZER * weights.expert // layout.expert_data
+    layers = layout.layers(model, stage)
+    attention: Attention = "fused" if mode.pv == NONE else "unfused"
+    if layout.recompute == "core_attn":
+        attention = "core_attn"
+    tokens = training.micro_batch * training.sequence // layout.tensor
+    uneven = UNEVEN if layout.expert > 1 else 1
+    kept = [BF16 * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
+    again = max(kept) if layout.recompute == "full" else 0
+    if layout.recompute == "full":
+        kept = [BF16 * tokens * model.hidden_size] * len(layers)
+    last = stage == layout.pipeline - 1
+    micro_batches = training.global_batch // (training.micro_batch * layout.data)
+    in_flight = min(layout.pipeline - stage, micro_batches)
+    rounded = _rounded(model, training, weights) * (mode.linear != NONE)
+    ends = BF16 * tokens * model.hidden_size * 2 * last  # the last norm's input and output
+    return Memory(
+        weights=BF16 * count,
+        gradients=FP32 * count,
+        optimizer=states,
+        activations=in_flight * sum(kept) + ends,
+        scores=_scores(model, training, layout, len(layers) * in_flight) if mode.pv != NONE else 0,
+        logits=LOGIT * tokens * padded_vocabulary(model, layout) * last,
+        working=again + BF16 * (weights.largest + rounded),
+        context=CONTEXT,
+        cache=BF16 * weights.linear * (mode.linear != NONE),
+    )
+
+
+def layer_values(model: Model, layer: int, attention: Attention, *, uneven: float = 1) -> int:
+    """Values that a layer keeps for backward of a token, the scores apart.
+
+    Both norms keep what comes in and what goes out: the latter is the next linear layers' input.
+    The rotation keeps sines and cosines, twice, of a sequence: of a token in micro-batches of one.
+    `uneven` is how many times its even share of tokens a rank's experts get.
+    """
+    kept, rotated = (_latent if model.mla else _grouped)(model, attention)
+    return 4 * model.hidden_size + kept + 4 * rotated + _mlp(model, layer, uneven)
+
+
+def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
+    """Query, key, value and context, and the width that is rotated.
+
+    Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
+    recomputed, the value is kept as a view of all that was projected.
+    """
+    heads, groups = model.num_attention_heads, model.num_query_groups or 0
+    head = model.hidden_size // heads
+    values = {
+        "fused": 2 * (heads + groups) * head + heads * FP32 // BF16,
+        "unfused": 4 * heads * head,
+        "core_attn": 3 * (heads + groups) * head,
+    }
+    return values[attention], head
+
+
+def _latent(model: Model, attention: Attention) -> tuple[int, int]:
+    """The latents before and after their norm, then as above; fused has values padded to keys."""
+    mla, heads = model.mla, model.num_attention_heads
+    assert mla is not None
+    key, value = mla.qk_head_dim + mla.qk_pos_emb_head_dim, mla.v_head_dim
+    fused = 4 * key + value + FP32 // BF16
+    latents = 2 * mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    each = fused if attention == "fused" else 2 * key + 2 * value
+    return latents + heads * each, mla.qk_pos_emb_head_dim
+
+
+def _mlp(model: Model, layer: int, uneven: float) -> int:
+    """Gate and up, and their product, which is the input of what leads down again.
+
+    Experts have inputs of their own. A router keeps some numbers an expert.
+    """
+    if not is_sparse(model, layer):
+        return 3 * model.ffn_hidden_size
+    moe = model.moe
+    assert moe is not None
+    routed = moe.topk * (model.hidden_size + 3 * moe.expert_ffn_size)
+    return 3 * moe.shared_ffn_size + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
+
+
+def _scores(model: Model, training: Training, layout: Layout, layers: int) -> int:
+    """Bytes of all s x s tensors of unfused attention."""
+    heads = model.num_attention_heads // layout.tensor
+    one = training.micro_batch * heads * training.sequence**2
+    return one * (SCORE_KEPT * (layers if layout.recompute == "none" else 1) + SCORE_WORKING)
+
+
+def _rounded(model: Model, training: Training, weights: Weights) -> int:
+    """Values of the rounded operands of one linear layer: the largest weight, and its input.
+
+    Attention's are less than that, and are left out.
+    """
+    return weights.largest + training.micro_batch * training.sequence * model.hidden_size

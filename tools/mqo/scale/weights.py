@@ -1,0 +1,79 @@
+"""How many weights a rank holds. A test holds it against upstream's model, built on meta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mqo.matrix.tables import Model
+from mqo.scale.layout import Layout
+
+VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one rank: those that all data-parallel ranks hold, and those of its experts.
+
+    `linear` of all these are in linear layers, the head among them; `largest` is the largest one.
+    """
+
+    dense: int
+    expert: int
+    linear: int
+    largest: int
+
+
+def padded_vocabulary(model: Model, layout: Layout) -> int:
+    """Rows of the embedding, as upstream pads them for its tensor-parallel ranks."""
+    multiple = VOCABULARY_MULTIPLE * layout.tensor
+    return -(-model.vocab_size // multiple) * multiple
+
+
+def rank_weights(model: Model, layout: Layout, stage: int) -> Weights:
+    """Those of a rank of pipeline stage `stage`."""
+    hidden, tensor = model.hidden_size, layout.tensor
+    last = stage == layout.pipeline - 1
+    table = padded_vocabulary(model, layout) * hidden // tensor
+    # Tied, it is the head, too, of which the last of several stages has a copy.
+    tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
+    layers = layout.layers(model, stage)
+    dense = sum(not is_sparse(model, layer) for layer in layers)
+    sparse = len(layers) - dense
+    linear = len(layers) * _attention(model, tensor) + last * table
+    linear += dense * _mlp(model, model.ffn_hidden_size) // tensor
+    norms = len(layers) * (2 * hidden + (model.mla.kv_lora_rank if model.mla else 0))
+    expert = routers = 0
+    if model.moe:
+        linear += sparse * _mlp(model, model.moe.shared_ffn_size) // tensor
+        each = _mlp(model, model.moe.expert_ffn_size) // tensor
+        expert = sparse * model.moe.num_experts // layout.expert * each
+        routers = sparse * hidden * model.moe.num_experts
+    lookup = table * (tables - last)
+    return Weights(
+        dense=linear + lookup + norms + last * hidden + routers,
+        expert=expert,
+        linear=linear + expert,
+        largest=max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor),
+    )
+
+
+def is_sparse(model: Model, layer: int) -> bool:
+    """Whether the layer has experts."""
+    return model.moe is not None and layer >= model.moe.dense_layers
+
+
+def _mlp(model: Model, width: int) -> int:
+    """Gate, up and down."""
+    return 3 * model.hidden_size * width
+
+
+def _attention(model: Model, tensor: int) -> int:
+    """A layer's projections; of latent attention the one down to the latents is not split."""
+    hidden, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
+    if mla is None:
+        groups = 2 * (model.num_query_groups or heads)
+        return (2 * heads + groups) * (hidden // heads) * hidden // tensor
+    down = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    query = hidden * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
+    up = mla.kv_lora_rank * (mla.qk_head_dim + mla.v_head_dim)
+    return down + heads * (query + up + mla.v_head_dim * hidden) // tensor
