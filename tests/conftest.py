@@ -5,6 +5,8 @@ from hypothesis import settings
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 
+from .real_runs import Starter
+
 # A machine may be busy: no test is to fail for its time.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
@@ -19,6 +21,12 @@ def checkout_with():
         return type("CheckoutWith", (Project,), places)(Project.here().root)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory, checkout_with):
+    """A function that runs a cell for real, each one once; `real_runs` has it."""
+    return Starter(checkout_with(runs=tmp_path_factory.mktemp("runs of the tests")))
 
 
 @pytest.fixture(scope="session")

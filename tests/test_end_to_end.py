@@ -5,20 +5,12 @@ A few steps of the smoke model each; the same runs serve several tests.
 
 import json
 import math
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
-from contextlib import suppress
 
-import psutil
 import pytest
 from mqo.errors import OverlayError, RunError
-from mqo.launch import run as launch
-from mqo.launch.cell import resolve
 from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.overlay.apply import apply
@@ -26,21 +18,12 @@ from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.report import stats
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 pytest.importorskip("torch")
+from .real_runs import TINY, losses, stats_of
+
 PROJECT = Project.here()
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
-MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
-STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
-
-# A model so small that bf16 is quick on any machine, with two micro-batches a step.
-TINY = (
-    *("--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
-    *("--num-attention-heads", "4", "--num-query-groups", "2"),
-    *("--seq-length", "64", "--max-position-embeddings", "64"),
-    *("--global-batch-size", "8", "--train-samples", "48"),
-)
 DISTRIBUTED_BF16 = (
     "--bf16",
     "--use-distributed-optimizer",
@@ -50,39 +33,6 @@ DISTRIBUTED_BF16 = (
 
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory, checkout_with):
-    """A function that runs a cell (each one once) in a place of the tests' own."""
-    runs = tmp_path_factory.mktemp("runs of the tests")
-    project = checkout_with(runs=runs)
-    done = {}
-
-    def start(quantization, **rest):
-        model = rest.pop("model", "llama32-1b")
-        key = (model, quantization, *sorted(rest.items()))
-        if key not in done:
-            flags = STEPS + rest.pop("flags", ())
-            cell = resolve(model, "wikipedia", quantization, "smoke", extra_flags=flags, **rest)
-            with pytest.MonkeyPatch.context() as patch:
-                # It takes a process of its own; these runs' serve the tests.
-                if key not in MEASURED:
-                    patch.setattr(launch.coverage, "record", lambda *args: None)
-                result = launch.run(project, cell, report=lambda text: None)
-            done[key] = RunFolder(runs / result.run)
-        return done[key]
-
-    return start
-
-
-def stats_of(run):
-    return json.loads(run.quant_stats.read_text())
-
-
-def losses(run):
-    metrics = run.read_metrics()
-    return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
 
 
 UNFUSED = ("--attention-backend", "unfused")
@@ -286,155 +236,6 @@ def test_cached_weights_change_no_loss(start, flags):
         for run in (cached, plain)
     ]
     assert calls[0] == calls[1]
-
-
-def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
-    """Three steps, and three more in a new process, are six: the type changes at the fourth."""
-    rest = {
-        "quantiser": Quantiser(cache_weights=True),
-        "schedule": ("linear: mxfp4 until 0.5, then mxfp8",),
-    }
-    whole = start("linear_mxfp4", flags=TINY, **rest)
-    types = {(r["quant_type"], r["calls"]) for r in stats_of(whole) if r["site"] == "fprop"}
-    # Two micro-batches a step, and two of evaluation at the end.
-    assert types == {("mxfp4", 6), ("mxfp8", 6 + 2)}
-    rest |= {"checkpoint": tmp_path / "checkpoint"}
-    begun = start(
-        "linear_mxfp4", flags=(*TINY, "--save-interval", "2", "--exit-interval", "2"), **rest
-    )
-    resumed = start("linear_mxfp4", flags=TINY, **rest)
-    assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
-    assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
-
-
-def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
-    """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
-    rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}
-    flags = (*TINY, "--train-samples", "64", "--save-interval", "2")
-    whole = start("linear_mxfp4", flags=flags, checkpoint=tmp_path / "whole", **rest)
-    folder, saved = tmp_path / "killed", tmp_path / "killed" / "checkpoints"
-    folder.mkdir()
-    (folder / "quant.toml").write_text(whole.quant_config.read_text())
-    command = whole.command.read_text().replace(str(tmp_path / "whole"), str(saved))
-    command = command.replace(str(whole.quant_config), str(folder / "quant.toml"))
-    until_iteration(command, RunFolder(folder), 6)
-    assert tracked(saved) in (4, 6)
-    newest = saved / f"iter_{tracked(saved):07d}"
-    damaged = next(newest.glob("*.distcp"))
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
-    half = saved / "iter_0000008"
-    half.mkdir()
-    (half / "__7_7.distcp").write_bytes(b"half")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert f"mqo: the checkpoint of iteration {tracked_before(newest)} is damaged" in done.stdout
-    expected = dict(losses(whole)[0])
-    assert len(expected) == 8
-    rows = RunFolder(folder).read_metrics()[TRAIN_LOSS]
-    assert len(rows) > 8  # some steps were done twice
-    assert {step for step, _ in rows} == set(expected)
-    assert all(loss == expected[step] for step, loss in rows)
-    assert sorted(path.name for path in saved.glob("iter_*")) == [
-        f"iter_{iteration:07d}" for iteration in (4, 6, 8)
-    ]
-    assert not (half / "__7_7.distcp").exists()
-
-
-def tracked(checkpoints):
-    return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-
-
-def tracked_before(checkpoint):
-    return int(checkpoint.name.removeprefix("iter_"))
-
-
-def until_iteration(command, run, iteration):
-    """Run the command, and kill it and all its children once the iteration is recorded."""
-    process = subprocess.Popen(["bash", "-c", command])
-    try:
-        while process.poll() is None:
-            if run.metrics.exists():
-                rows = run.read_metrics().get(TRAIN_LOSS, [])
-                if rows and rows[-1][0] >= iteration:
-                    break
-            time.sleep(0.01)
-        assert process.poll() is None, "it ended before it could be killed"
-    finally:
-        parent = psutil.Process(process.pid)
-        # Workers are in sessions of their own, so it takes more than the group.
-        for one in (parent, *parent.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        process.wait()
-
-
-NODE = """
-import json, sys
-from pathlib import Path
-from mqo.launch import cli, run
-from mqo.launch.cell import Cluster, resolve
-from mqo.project import Project
-
-runs, checkpoint, rank, port, *flags = sys.argv[1:]
-where = Cluster(nnodes=2, node_rank=int(rank), master_addr="127.0.0.1", master_port=int(port))
-cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(flags),
-               cluster=where, checkpoint=Path(checkpoint))
-project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
-run.coverage.record = lambda *args: None
-with cli.stops_raise():
-    cli.guarded(lambda: run.run(project(Project.here().root), cell))
-"""
-
-
-def two_nodes(runs, checkpoint, *flags):
-    """Two launchers of one training, as a batch system starts one on each machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", NODE, runs, checkpoint, str(rank), port, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-
-
-@pytest.mark.heavy
-def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
-    """SIGUSR1 to each launcher in the third step or later; the same command ends what is left."""
-    flags = (*STEPS, *TINY, "--micro-batch-size", "4", "--tensor-model-parallel-size", "2")
-    flags += ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
-    runs, saved = tmp_path / "runs", tmp_path / "checkpoints"
-    nodes = two_nodes(runs, saved, *flags, "--train-samples", "4096")
-    try:
-        while all(node.poll() is None for node in nodes):
-            rows = [RunFolder(run).read_metrics().get(TRAIN_LOSS, []) for run in runs.glob("*")]
-            if any(row and row[-1][0] >= 3 for row in rows):
-                break
-            time.sleep(0.01)
-        for node in nodes:
-            node.send_signal(signal.SIGUSR1)
-        said = [node.communicate()[0] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [os.EX_TEMPFAIL] * 2, said
-    assert all("asked to leave, and saved" in text for text in said)
-    done = tracked(saved)
-    assert done >= 3
-    flags += ("--train-samples", "4096", "--exit-interval", str(done + 2))
-    nodes = two_nodes(runs, saved, *flags)
-    said = [node.communicate()[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    folders = sorted(run.name.partition("_llama")[2] for run in runs.iterdir())
-    assert folders == [f"32-1b_wikipedia_mxfp8_smoke_node{n}" for n in (0, 0, 1, 1)]
-    first, last = sorted(runs.glob("*_node*"))[2:]
-    assert not RunFolder(first).metrics.exists()
-    assert [step for step, _ in RunFolder(last).read_metrics()[TRAIN_LOSS]] == [done + 1, done + 2]
-    assert {row["site"] for row in stats_of(RunFolder(first))} == {"fprop", "qk", "pv"}
 
 
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):

@@ -4,16 +4,16 @@ docs/parallelism.md says what is promised, and what was measured.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from mqo.launch import run as launch
 from mqo.launch.cell import Cluster, resolve
 from mqo.project import Project
-from mqo.runs import TRAIN_LOSS, RunFolder
+from mqo.runs import TRAIN_LOSS
 
 pytest.importorskip("torch")
 from safetensors.torch import load_file
+
+from . import real_runs
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
@@ -93,10 +93,7 @@ def train(tmp_path_factory, checkout_with):
             cluster=Cluster(nproc_per_node=layout.processes),
             **rest,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch.coverage, "record", lambda *args: None)
-            cell = cell.model_copy(update={"types": types})
-            return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+        return real_runs.run(project, cell.model_copy(update={"types": types}))
 
     def start(model):
         place = root / model

@@ -1,26 +1,37 @@
 """Going on from a checkpoint, in the layout that saved it and in others: real runs."""
 
+import os
+import random
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 import pytest
-from mqo.launch import run as launch
 from mqo.launch.cell import Cluster, resolve
+from mqo.launch.quantiser import Quantiser
+from mqo.matrix import tables
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, RunFolder
 
 pytest.importorskip("torch")
+from . import real_runs
+from .real_runs import STEPS, TINY, losses, stats_of
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
-STEPS, SAVED = 6, 3
+LAST, SAVED = 6, 3
 SIZES = (
     "--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
-    f"--global-batch-size 4 --train-samples {4 * STEPS} --lr 2e-5 --min-lr 2e-6 --eval-iters 0 "
+    f"--global-batch-size 4 --train-samples {4 * LAST} --lr 2e-5 --min-lr 2e-6 --eval-iters 0 "
     f"--save-interval {SAVED}"
 )
 EXPERTS = (
@@ -63,9 +74,7 @@ def train(tmp_path_factory, checkout_with):
             cluster=Cluster(nproc_per_node=layout.processes),
             checkpoint=place,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch.coverage, "record", lambda *args: None)
-            return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+        return real_runs.run(project, cell)
 
     def train(layout, start=None):
         if (layout, start) not in done:
@@ -81,31 +90,219 @@ def train(tmp_path_factory, checkout_with):
     return train
 
 
-def losses(run):
-    return run.read_metrics()[TRAIN_LOSS]
+def heavy(*values, id):
+    return pytest.param(*values, id=id, marks=pytest.mark.heavy)
 
 
-@pytest.mark.parametrize("layout", [TWO + SHARDED, TENSOR], ids=["distributed optimizer", "tensor"])
+SAME = [pytest.param(TWO + SHARDED, id="distributed optimizer"), heavy(TENSOR, id="tensor")]
+
+
+@pytest.mark.parametrize("layout", SAME)
 def test_the_same_layout_goes_on_bit_equal(train, layout):
     (_, whole), (_, rest) = train(layout), train(layout, start=layout)
-    assert len(losses(rest)) == STEPS - SAVED
-    assert losses(rest) == losses(whole)[SAVED:]
+    assert len(losses(rest)[0]) == LAST - SAVED
+    assert losses(rest)[0] == losses(whole)[0][SAVED:]
 
 
-OTHERS = {
-    "one to tensor": (ONE, TENSOR),
-    "tensor to pipeline": (TENSOR, PIPELINE),
-    "pipeline to data": (PIPELINE, TWO),
-    "distributed optimizer, two to one": (TWO + SHARDED, ONE + SHARDED),
-    "distributed optimizer, data to tensor": (TWO + RESHARDABLE, TENSOR + RESHARDABLE),
-    "experts, one to two": (ONE + EXPERTS, EXPERT),
-}
+OTHERS = [
+    pytest.param(TWO + RESHARDABLE, TENSOR + RESHARDABLE, id="distributed optimizer, to tensor"),
+    heavy(TWO + SHARDED, ONE + SHARDED, id="distributed optimizer, to one"),
+    heavy(ONE, TENSOR, id="one to tensor"),
+    heavy(TENSOR, PIPELINE, id="tensor to pipeline"),
+    heavy(PIPELINE, TWO, id="pipeline to data"),
+    heavy(ONE + EXPERTS, EXPERT, id="experts, one to two"),
+]
 
 
-@pytest.mark.parametrize(("saved", "layout"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(("saved", "layout"), OTHERS)
 def test_another_layout_goes_on_alike(train, saved, layout):
     (_, whole), (_, rest) = train(saved), train(layout, start=saved)
-    assert [step for step, _ in losses(rest)] == list(range(SAVED + 1, STEPS + 1))
-    for (_, ours), (_, theirs) in zip(losses(rest), losses(whole)[SAVED:], strict=True):
+    assert [step for step, _ in losses(rest)[0]] == list(range(SAVED + 1, LAST + 1))
+    for (_, ours), (_, theirs) in zip(losses(rest)[0], losses(whole)[0][SAVED:], strict=True):
         print(abs(ours - theirs) / theirs)
         assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
+    """Three steps, and three more in a new process, are six: the type changes at the fourth."""
+    rest = {
+        "quantiser": Quantiser(cache_weights=True),
+        "schedule": ("linear: mxfp4 until 0.5, then mxfp8",),
+    }
+    whole = start("linear_mxfp4", flags=TINY, **rest)
+    types = {(r["quant_type"], r["calls"]) for r in stats_of(whole) if r["site"] == "fprop"}
+    # Two micro-batches a step, and two of evaluation at the end.
+    assert types == {("mxfp4", 6), ("mxfp8", 6 + 2)}
+    rest |= {"checkpoint": tmp_path / "checkpoint"}
+    begun = start(
+        "linear_mxfp4", flags=(*TINY, "--save-interval", "2", "--exit-interval", "2"), **rest
+    )
+    resumed = start("linear_mxfp4", flags=TINY, **rest)
+    assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
+    assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
+
+
+EIGHT = (*TINY, "--train-samples", "64", "--save-interval", "2")
+
+
+def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
+    """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
+    rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}
+    whole = start("linear_mxfp4", flags=EIGHT, checkpoint=tmp_path / "whole", **rest)
+    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
+    twin.kill_when(lambda: twin.last_step() >= 6)
+    assert twin.tracked() in (4, 6)
+    newest = twin.saved / f"iter_{twin.tracked():07d}"
+    damaged = next(newest.glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    half = twin.saved / "iter_0000008"
+    half.mkdir()
+    (half / "__7_7.distcp").write_bytes(b"half")
+    assert f"mqo: the checkpoint of iteration {twin.tracked()} is damaged" in twin.finish()
+    assert twin.agrees_with(whole)
+    assert [iteration for iteration, _ in twin.checkpoints()] == [4, 6, 8]
+    assert not (half / "__7_7.distcp").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mode", tables.modes())
+def test_a_run_that_is_killed_at_any_time_ends_as_one_that_was_not(start, tmp_path, mode):
+    """SIGKILL at a step, then while it saves; in every mode."""
+    whole = start(mode, flags=EIGHT, checkpoint=tmp_path / "whole")
+    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
+    step = random.Random(mode).randint(1, 5)
+    twin.kill_when(lambda: twin.last_step() >= step)
+    twin.kill_when(lambda: twin.is_saving(after=4))
+    twin.finish()
+    assert twin.agrees_with(whole)
+
+
+class Twin:
+    """A run's very command again, with a folder and checkpoints of its own."""
+
+    def __init__(self, folder, run, checkpoints):
+        folder.mkdir()
+        self.run, self.saved = RunFolder(folder), folder / "checkpoints"
+        self.run.quant_config.write_text(run.quant_config.read_text())
+        command = run.command.read_text().replace(str(checkpoints), str(self.saved))
+        self.command = command.replace(str(run.quant_config), str(self.run.quant_config))
+
+    def kill_when(self, due):
+        """Start it, and kill it and all its children once `due()`."""
+        process = subprocess.Popen(["bash", "-c", self.command], stdout=subprocess.DEVNULL)
+        try:
+            while process.poll() is None and not due():
+                time.sleep(0.005)
+            assert process.poll() is None, "it ended before it could be killed"
+        finally:
+            parent = psutil.Process(process.pid)
+            # Workers are in sessions of their own, so it takes more than the group.
+            for one in (parent, *parent.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            process.wait()
+
+    def finish(self):
+        """What it prints when it is left to end."""
+        done = subprocess.run(["bash", "-c", self.command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def last_step(self):
+        rows = self.run.read_metrics().get(TRAIN_LOSS) if self.run.metrics.exists() else None
+        return rows[-1][0] if rows else 0
+
+    def checkpoints(self):
+        """(iteration, folder) of all, complete or not."""
+        folders = sorted(self.saved.glob("iter_*"))
+        return [(int(folder.name.removeprefix("iter_")), folder) for folder in folders]
+
+    def is_saving(self, after):
+        return any(iteration > max(after, self.tracked()) for iteration, _ in self.checkpoints())
+
+    def tracked(self):
+        return tracked(self.saved)
+
+    def agrees_with(self, whole):
+        """Whether it made the same steps, some of them twice, with the same losses to the bit."""
+        expected, rows = dict(losses(whole)[0]), losses(self.run)[0]
+        assert len(expected) == 8
+        assert len(rows) > 8
+        return {step for step, _ in rows} == set(expected) and all(
+            loss == expected[step] for step, loss in rows
+        )
+
+
+def tracked(checkpoints):
+    """The newest complete iteration, 0 without one."""
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(tracker.read_text() or 0) if tracker.exists() else 0
+
+
+NODE = """
+import json, sys
+from pathlib import Path
+from mqo.launch import cli, run
+from mqo.launch.cell import Cluster, resolve
+from mqo.project import Project
+
+runs, checkpoint, rank, port, *flags = sys.argv[1:]
+where = Cluster(nnodes=2, node_rank=int(rank), master_addr="127.0.0.1", master_port=int(port))
+cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(flags),
+               cluster=where, checkpoint=Path(checkpoint))
+project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
+run.coverage.record = lambda *args: None
+with cli.stops_raise():
+    cli.guarded(lambda: run.run(project(Project.here().root), cell))
+"""
+
+
+def two_nodes(runs, checkpoint, *flags):
+    """Two launchers of one training, as a batch system starts one on each machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, runs, checkpoint, str(rank), port, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.heavy
+def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
+    """SIGUSR1 to each launcher in the third step or later; the same command ends what is left."""
+    flags = (*STEPS, *TINY, "--micro-batch-size", "4", "--tensor-model-parallel-size", "2")
+    flags += ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+    runs, saved = tmp_path / "runs", tmp_path / "checkpoints"
+    nodes = two_nodes(runs, saved, *flags, "--train-samples", "4096")
+    try:
+        while all(node.poll() is None for node in nodes):
+            rows = [RunFolder(run).read_metrics().get(TRAIN_LOSS, []) for run in runs.glob("*")]
+            if any(row and row[-1][0] >= 3 for row in rows):
+                break
+            time.sleep(0.01)
+        for node in nodes:
+            node.send_signal(signal.SIGUSR1)
+        said = [node.communicate()[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [os.EX_TEMPFAIL] * 2, said
+    assert all("asked to leave, and saved" in text for text in said)
+    done = tracked(saved)
+    assert done >= 3
+    flags += ("--train-samples", "4096", "--exit-interval", str(done + 2))
+    nodes = two_nodes(runs, saved, *flags)
+    said = [node.communicate()[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    folders = sorted(run.name.partition("_llama")[2] for run in runs.iterdir())
+    assert folders == [f"32-1b_wikipedia_mxfp8_smoke_node{n}" for n in (0, 0, 1, 1)]
+    first, last = sorted(runs.glob("*_node*"))[2:]
+    assert not RunFolder(first).metrics.exists()
+    assert [step for step, _ in RunFolder(last).read_metrics()[TRAIN_LOSS]] == [done + 1, done + 2]
+    assert {row["site"] for row in stats_of(RunFolder(first))} == {"fprop", "qk", "pv"}

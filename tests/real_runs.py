@@ -1,0 +1,57 @@
+"""Short real runs through the launcher, for the tests that look at what they leave behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mqo.launch import run as launch
+from mqo.launch.cell import resolve
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+
+# These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
+MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
+STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
+
+# A model so small that bf16 is quick on any machine, with two micro-batches a step.
+TINY = (
+    *("--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--num-attention-heads", "4", "--num-query-groups", "2"),
+    *("--seq-length", "64", "--max-position-embeddings", "64"),
+    *("--global-batch-size", "8", "--train-samples", "48"),
+)
+
+
+class Starter:
+    """Runs cells, each one once, in a place of the tests' own."""
+
+    def __init__(self, project):
+        self.project, self.done = project, {}
+
+    def __call__(self, quantization, **rest):
+        """The run folder of the cell: model, `flags` and all else that `resolve` takes."""
+        model = rest.pop("model", "llama32-1b")
+        key = (model, quantization, *sorted(rest.items()))
+        if key not in self.done:
+            flags = STEPS + rest.pop("flags", ())
+            cell = resolve(model, "wikipedia", quantization, "smoke", extra_flags=flags, **rest)
+            self.done[key] = run(self.project, cell, coverage=key in MEASURED)
+        return self.done[key]
+
+
+def run(project, cell, *, coverage=False):
+    """The run folder of a cell that was trained."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not coverage:
+            patch.setattr(launch.coverage, "record", lambda *args: None)
+        return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+
+
+def stats_of(run):
+    """The rows of what its quantisers recorded."""
+    return json.loads(run.quant_stats.read_text())
+
+
+def losses(run):
+    """[(step, loss)] of training and, where there was any, of validation."""
+    metrics = run.read_metrics()
+    return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
