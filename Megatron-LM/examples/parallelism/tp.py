@@ -15,7 +15,7 @@ from megatron.device import accelerator_type
 from torch import Tensor
 from torch.nn.functional import gelu, mse_loss
 
-TOKENS, HIDDEN, FFN = 32, 96, 384
+TOKENS, HIDDEN, FFN = 32, 64, 320
 
 
 class Mlp(torch.nn.Module):

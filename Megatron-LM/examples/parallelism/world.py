@@ -34,7 +34,7 @@ from megatron.device import HAS_CUDA, accelerator, accelerator_type  # noqa: E40
 
 Tensors = dict[str, Tensor]
 Made = TypeVar("Made")
-# fp32 rounds an operation by up to 6e-8, and sums in another order add up several of those: 5e-7 is
+# fp32 rounds an operation by up to 6e-8, and sums in another order add up several of those: 6e-7 is
 # the most that was seen. What a demo would get wrong is wrong by 1e-3 or more.
 TOLERANCE = 5e-6
 COLLECTIVES = {
