@@ -1,0 +1,96 @@
+"""Tensor parallelism (TP): the weights of a layer are cut, every rank computes a part of it.
+
+    .venv/bin/python Megatron-LM/examples/parallelism/tp.py
+
+An MLP is  y = gelu(x A) B.  Cut A by columns and B by the same rows: then gelu(x A_r) B_r needs
+nothing of another rank, and the parts add up to y. That is one all-reduce forward, and one
+backward for the gradient of x, which every rank's columns contribute to.
+"""
+
+import torch
+import world
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.device import accelerator_type
+from torch import Tensor
+from torch.nn.functional import gelu, mse_loss
+
+TOKENS, HIDDEN, FFN = 32, 64, 320
+
+
+class Mlp(torch.nn.Module):
+    """Written once: alone it is whole, on several ranks each builds its part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = world.config(hidden_size=HIDDEN, ffn_hidden_size=FFN)
+        both = {"config": config, "init_method": config.init_method, "skip_bias_add": False}
+        # gather_output=False and input_is_parallel=True: between the two nothing is sent.
+        self.up = ColumnParallelLinear(HIDDEN, FFN, bias=True, gather_output=False, **both)
+        self.down = RowParallelLinear(FFN, HIDDEN, bias=True, input_is_parallel=True, **both)
+        self.to(accelerator_type())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] from [tokens, hidden]; Megatron's layers return a bias, too."""
+        part, _ = self.up(x)
+        y, _ = self.down(gelu(part))
+        return y
+
+
+def step(model: Mlp, wire: world.Wire) -> tuple[world.Tensors, world.Tensors]:
+    """The loss, and every gradient, that of the input as well."""
+    x = world.random(TOKENS, 1, HIDDEN, seed=2).requires_grad_()
+    wire.phase = "forward"
+    loss = mse_loss(model(x), world.random(TOKENS, 1, HIDDEN, seed=3))
+    wire.phase = "backward"
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    return {"loss": loss.detach()}, {"input": x.grad, **gradients}
+
+
+def cut(name: str, whole: Tensor) -> Tensor:
+    """This rank's part of a weight or of its gradient.
+
+    torch keeps weights as [out, in]: a column of A is a row of `up.weight`.
+    """
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name)
+    if dim is None:  # the bias of `down` is added behind the sum, and whole on every rank
+        return whole
+    return whole.chunk(ranks, dim)[parallel_state.get_tensor_model_parallel_rank()]
+
+
+def held(model: Mlp, whole: world.Tensors) -> list[str]:
+    """This rank's channels, and each part's shape."""
+    share = FFN // parallel_state.get_tensor_model_parallel_world_size()
+    first = parallel_state.get_tensor_model_parallel_rank() * share
+    return [f"channels {first}-{first + share - 1} of {FFN}"] + [
+        f"{name:12} {list(part.shape)!s:10} of {list(whole[name].shape)}"
+        for name, part in model.named_parameters()
+    ]
+
+
+def one_process() -> tuple[world.Tensors, ...]:
+    """The weights that the parts are cut from, and what a step with them gives."""
+    model = Mlp()
+    return world.weights_of(model), *step(model, world.Wire())
+
+
+def demo() -> None:
+    """The same step on parts."""
+    whole, expected_loss, expected = world.alone(one_process)
+    with world.groups(tensor_model_parallel_size=torch.distributed.get_world_size()):
+        model = Mlp()
+        world.load(model, {name: cut(name, weight) for name, weight in whole.items()})
+        world.say("holds", held(model, whole))
+
+        with world.Wire() as wire:
+            loss, gradients = step(model, wire)
+        world.say("sends", wire.lines())
+
+        parts = {name: cut(name, gradient) for name, gradient in expected.items()}
+        world.agree(loss=(loss, expected_loss), gradients=(gradients, parts))
+
+
+if __name__ == "__main__":
+    world.run(demo, processes=2)
