@@ -19,6 +19,7 @@ from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.overlay import cli
 from mqo.project import Project
+from mqo.sweep.cli import sweep
 
 app = typer.Typer(
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantised, undo it exactly.",
@@ -32,6 +33,7 @@ convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
+app.command()(sweep)
 
 
 def main() -> None:
