@@ -122,6 +122,28 @@ def plot(
 
 
 @app.command()
+def rerun(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    allow_versions: Annotated[
+        bool, typer.Option("--allow-versions", help="Try with other packages, too.")
+    ] = False,
+    as_json: cli.JsonOption = False,
+) -> None:
+    """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
+    from mqo.launch.rerun import BitEqual
+    from mqo.launch.rerun import rerun as replay
+    from mqo.runs import RunFolder
+
+    def say(text: str) -> None:
+        typer.echo(text, err=as_json)
+
+    original = RunFolder(run.resolve())
+    found = replay(Project.here(), original, allow_versions=allow_versions, report=say)
+    cli.emit("rerun", found, found.line(), as_json)
+    raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
+
+
+@app.command()
 def coverage(
     model: Annotated[str, typer.Option(help="A model of the matrix.")],
     mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")],

@@ -42,6 +42,7 @@ def sweep(
 
     Exit 1 if a cell failed, twice; the others run all the same.
     """
+    from mqo.errors import MqoError
     from mqo.launch.cell import Cluster
     from mqo.matrix import tables
     from mqo.project import Project
@@ -63,11 +64,14 @@ def sweep(
         data_prefix=data_prefix and data_prefix.resolve(),
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
+    if data_prefix and len({job.cell.dataset.name for job in asked}) > 1:
+        raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
     cells.check(asked)
     project = Project.here()
     place = SweepFolder((folder or default_folder(project, asked)).resolve())
     with place.held():
-        ended = _run(project, place, asked, _executor(place, slurm, jobs, nproc_per_node))
+        executor = _executor(place, slurm, jobs, nproc_per_node, len(asked))
+        ended = _run(project, place, asked, executor)
     raise typer.Exit(0 if all(entry.state == "done" for entry in ended) else 1)
 
 
@@ -90,15 +94,17 @@ def _seeds(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _executor(place: SweepFolder, slurm: str | None, jobs: int | None, processes: int) -> Executor:
+def _executor(
+    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, cells: int
+) -> Executor:
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
     if slurm is None:
-        return Local(shares(detect(), jobs, processes))
+        return Local(shares(detect(), jobs, processes, cells))
     from mqo.sweep.slurm import Slurm, options
 
-    return Slurm(place, options(slurm), jobs or 100)
+    return Slurm(place, options(slurm), jobs or cells)
 
 
 def _run(

@@ -52,9 +52,13 @@ def command(run: RunFolder) -> list[str]:
 
 
 def shares(
-    machine: Machine, jobs: int | None, processes: int, environ: Mapping[str, str] = os.environ
+    machine: Machine,
+    jobs: int | None,
+    processes: int,
+    cells: int,
+    environ: Mapping[str, str] = os.environ,
 ) -> list[dict[str, str]]:
-    """The variables of each of `jobs` that run at once, None for as many as there is room for.
+    """The variables of each of `jobs` that run at once; None: as many of `cells` as there is room.
 
     On GPUs a job has one for each of its `processes`, and no other job has it; on CPUs it has as
     many threads as cores are left to it. MqoError for more than there is room for.
@@ -64,7 +68,7 @@ def shares(
         devices = [str(n) for n in range(machine.gpus)]
     units, what = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
     room = units // processes
-    count = jobs or max(1, room)
+    count = jobs or max(1, min(room, cells))
     if count > room and (machine.has_cuda or count > 1):
         raise MqoError(
             f"{count} jobs of {processes} processes each want {count * processes} {what}",
