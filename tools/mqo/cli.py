@@ -123,7 +123,7 @@ def plot(
 
 @app.command()
 def rerun(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path | None, typer.Argument(help="A run folder; the newest one.")] = None,
     allow_versions: Annotated[
         bool, typer.Option("--allow-versions", help="Try with other packages, too.")
     ] = False,
@@ -132,13 +132,14 @@ def rerun(
     """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
     from mqo.launch.rerun import BitEqual
     from mqo.launch.rerun import rerun as replay
-    from mqo.runs import RunFolder
+    from mqo.runs import RunFolder, latest
 
     def say(text: str) -> None:
         typer.echo(text, err=as_json)
 
-    original = RunFolder(run.resolve())
-    found = replay(Project.here(), original, allow_versions=allow_versions, report=say)
+    project = Project.here()
+    original = RunFolder(run.resolve()) if run else latest(project.runs)
+    found = replay(project, original, allow_versions=allow_versions, report=say)
     cli.emit("rerun", found, found.line(), as_json)
     raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
 

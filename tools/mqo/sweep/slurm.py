@@ -11,7 +11,7 @@ from mqo.runs import RunFolder
 from mqo.sweep.local import command, log_of
 from mqo.sweep.state import SweepFolder
 
-INSTALL = ".venv/bin/python -m pip install -c constraints.txt '.[slurm]'"
+INSTALL = ".venv/bin/python -m pip install -c constraints.txt -e '.[slurm]'"
 # submitit's own names for what every cluster has; the rest are sbatch's.
 SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "name", "timeout_min")
 CLUSTER = "cluster"
