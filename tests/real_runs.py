@@ -55,3 +55,9 @@ def losses(run):
     """[(step, loss)] of training and, where there was any, of validation."""
     metrics = run.read_metrics()
     return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
+
+
+def tracked(checkpoints):
+    """The newest complete iteration, 0 without one."""
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(tracker.read_text() or 0) if tracker.exists() else 0

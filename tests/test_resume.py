@@ -21,7 +21,7 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 
 pytest.importorskip("torch")
 from . import real_runs
-from .real_runs import STEPS, TINY, losses, stats_of
+from .real_runs import STEPS, TINY, losses, stats_of, tracked
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
@@ -231,12 +231,6 @@ class Twin:
         return {step for step, _ in rows} == set(expected) and all(
             loss == expected[step] for step, loss in rows
         )
-
-
-def tracked(checkpoints):
-    """The newest complete iteration, 0 without one."""
-    tracker = checkpoints / "latest_checkpointed_iteration.txt"
-    return int(tracker.read_text() or 0) if tracker.exists() else 0
 
 
 NODE = """

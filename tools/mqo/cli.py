@@ -19,6 +19,7 @@ from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.overlay import cli
 from mqo.project import Project
+from mqo.sweep.cli import sweep
 
 app = typer.Typer(
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantised, undo it exactly.",
@@ -32,6 +33,7 @@ convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
+app.command()(sweep)
 
 
 def main() -> None:
@@ -117,6 +119,29 @@ def plot(
     chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
     draw(chosen, out)
     print(out)
+
+
+@app.command()
+def rerun(
+    run: Annotated[Path | None, typer.Argument(help="A run folder; the newest one.")] = None,
+    allow_versions: Annotated[
+        bool, typer.Option("--allow-versions", help="Try with other packages, too.")
+    ] = False,
+    as_json: cli.JsonOption = False,
+) -> None:
+    """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
+    from mqo.launch.rerun import BitEqual
+    from mqo.launch.rerun import rerun as replay
+    from mqo.runs import RunFolder, latest
+
+    def say(text: str) -> None:
+        typer.echo(text, err=as_json)
+
+    project = Project.here()
+    original = RunFolder(run.resolve()) if run else latest(project.runs)
+    found = replay(project, original, allow_versions=allow_versions, report=say)
+    cli.emit("rerun", found, found.line(), as_json)
+    raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
 
 
 @app.command()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mqo.errors import RunError
 
@@ -54,6 +55,25 @@ class RunFolder:
             if line.endswith("\n") and "value" in (row := json.loads(line)):
                 found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
         return found
+
+
+class MetricsTail:
+    """Reads a metrics.jsonl that is being written: `rows` gives what came since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read = path, 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The new rows, whole ones alone; none while there is no file."""
+        if not self.path.exists() or self.path.stat().st_size <= self.read:
+            return
+        with self.path.open("rb") as lines:
+            lines.seek(self.read)
+            for text in lines:
+                if not text.endswith(b"\n"):
+                    break
+                self.read += len(text)
+                yield json.loads(text)
 
 
 def latest(runs: Path) -> RunFolder:

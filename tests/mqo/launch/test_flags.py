@@ -82,11 +82,9 @@ def test_a_shrunk_models_layers_stay_dense_first():
 
 @pytest.mark.parametrize("model", tables.models())
 def test_a_model_is_trained_no_longer_than_published(model):
-    lengths = {
-        name: int(flags(model, name)["--seq-length"]) for name in ("smoke", "fast", "standard")
-    }
+    lengths = {name: int(flags(model, name)["--seq-length"]) for name in tables.trainings()}
     longest = tables.models()[model].train_sequence
-    assert lengths == {"smoke": 256, "fast": 2048, "standard": longest}
+    assert lengths == {"tiny": 64, "smoke": 256, "fast": 2048, "standard": longest}
 
 
 # -- upstream's own parser -------------------------------------------------------------------------
@@ -135,7 +133,7 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
                 groups = megatron_flags(cell, Machine(8, gpus), NOWHERE).values()
                 words = tuple(word for group in groups for word in group)
                 asked[(world, words)] = cell, gpus
-    assert len(asked) == 3 * 3 * 2
+    assert len(asked) == 3 * 4 * 2
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root],
         input=json.dumps(list(asked)),

@@ -148,7 +148,8 @@ def _data(paths: RunPaths) -> list[str]:
 def _output(training: Training, paths: RunPaths) -> list[str]:
     every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
     log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
-    save = ["--save", str(paths.checkpoint), "--save-interval", str(training.save_interval)]
+    save = ["--save", str(paths.checkpoint)] if training.save_interval or paths.load else []
+    save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
     # A job that is told to end saves first; what is saved is hashed, so that damage is seen.
     save += ["--exit-signal-handler", "--verify-integrity"]
     load = ["--load", str(paths.checkpoint)] if paths.load else []

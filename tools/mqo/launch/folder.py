@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -14,8 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mqo.launch.cell import Cell
+from mqo.launch.inputs import Inputs
 from mqo.launch.quantiser import quant_toml
 from mqo.runs import RunFolder
+
+_JOIN = " \\\n  "
 
 
 def create(runs: Path, title: str) -> RunFolder:
@@ -51,10 +56,10 @@ def _own(cell: Cell) -> dict[str, int | bool]:
 
 
 def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:
-    """The command (to be pasted), the resolved cell, and the environment."""
+    """The command (to be pasted), the resolved cell, and the environment with what is read."""
     folder.command.write_text(f"#!/usr/bin/env bash\n{as_shell(command, env)}\n", encoding="utf-8")
     folder.cell.write_text(cell.model_dump_json(indent=1), encoding="utf-8")
-    facts = json.dumps(_environment(env), indent=1)
+    facts = json.dumps(_environment(env) | {"inputs": Inputs.of(command).as_table()}, indent=1)
     folder.environment.write_text(facts, encoding="utf-8")
 
 
@@ -66,18 +71,30 @@ def as_shell(command: list[str], env: Mapping[str, str]) -> str:
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
-    return " \\\n  ".join(lines)
+    return _JOIN.join(lines)
+
+
+def from_shell(text: str) -> tuple[list[str], dict[str, str]]:
+    """The command and the variables of a command.sh, as `as_shell` was given them."""
+    words = shlex.split(text.replace(_JOIN, " "), comments=True)
+    names = list(itertools.takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
+    return words[len(names) :], dict(name.split("=", 1) for name in names)
+
+
+def packages() -> dict[str, str]:
+    """{name: version} of what is installed."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return dict(sorted(found.items()))
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, object]:
-    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return {
         "python": sys.version,
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "commit": _commit(),
         "variables": dict(env),
-        "packages": dict(sorted(packages.items())),
+        "packages": packages(),
     }
 
 

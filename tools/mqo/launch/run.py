@@ -25,7 +25,7 @@ from mqo.launch.ready import RunData, check_cell, has_sample, ready_data, ready_
 from mqo.launch.source import PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
 from mqo.project import Project
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 
 Report = Callable[[str], None]
 
@@ -63,9 +63,17 @@ class Result:
 
 
 def run(
-    project: Project, cell: Cell, *, allow_edits: bool = False, report: Report = print
+    project: Project,
+    cell: Cell,
+    *,
+    allow_edits: bool = False,
+    report: Report = print,
+    folder: RunFolder | None = None,
 ) -> Result:
-    """Train the cell in a folder of its own; RunError when training fails."""
+    """Train the cell in a folder of its own, a new one or `folder`; RunError when training fails.
+
+    `folder` exists, and holds nothing that a run keeps.
+    """
     check_cell(cell)
     series, machine = Series.of(project), detect()
     if cell.megatron is None:
@@ -74,7 +82,7 @@ def run(
         tree = ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
     data = ready_data(project, cell, report)
-    folder = create(project.runs, cell.title)
+    folder = folder or create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run does not")
@@ -85,12 +93,25 @@ def run(
     write_facts(folder, cell, command, env)
     if cell.megatron is None:  # else the source has its own idea of a program
         coverage.record(project, folder, cell, data, report)
+    return train(folder, cell, command, env, data, dict(shot.types), report)
+
+
+def train(
+    folder: RunFolder,
+    cell: Cell,
+    command: list[str],
+    env: dict[str, str],
+    data: RunData,
+    types: dict[str, str],
+    report: Report,
+) -> Result:
+    """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
     started, epoch = time.monotonic(), time.time()
     _train(folder, command, env, cell, report)
     if not folder.metrics.exists():
         copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
-    result = _sum_up(folder, cell, data, dict(shot.types), time.monotonic() - started)
+    result = _sum_up(folder, cell, data, types, time.monotonic() - started)
     folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
@@ -107,10 +128,13 @@ def build_command(
     flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
     program = [*_torchrun(cell), str(source / PROGRAM)]
     workers = max(1, cell.cluster.nproc_per_node)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
         "MQO_QUANT_CONFIG": str(folder.quant_config),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "OMP_NUM_THREADS": str(max(1, machine.cores // workers)),
+        "OMP_NUM_THREADS": threads
+        if threads.isdecimal()
+        else str(max(1, machine.cores // workers)),
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -230,27 +254,19 @@ class _Progress:
     """Reports new rows of metrics.jsonl: every tenth of the way, and each validation."""
 
     def __init__(self, path: Path, iterations: int, report: Report) -> None:
-        self.path, self.iterations, self.report = path, iterations, report
-        self.read = 0
+        self.tail, self.iterations, self.report = MetricsTail(path), iterations, report
         self.next = 1
 
     def update(self) -> None:
-        if not self.path.exists() or self.path.stat().st_size <= self.read:
-            return
-        with self.path.open(encoding="utf-8") as lines:
-            lines.seek(self.read)
-            for text in lines:
-                if not text.endswith("\n"):
-                    break
-                self.read += len(text.encode())
-                self._row(json.loads(text))
+        for row in self.tail.rows():
+            self._row(row)
 
     def _row(self, row: dict) -> None:
         at = f"{row['iteration']:>6}/{self.iterations}"
         if row["name"] == VALID_LOSS:
-            self.report(f"  step {at}  validation loss {row['value']:.4f}")
+            self.report(f"  step {at}  validation loss {float(row['value']):.4f}")
         elif row["name"] == TRAIN_LOSS and row["iteration"] >= self.next:
-            self.report(f"  step {at}  loss {row['value']:.4f}")
+            self.report(f"  step {at}  loss {float(row['value']):.4f}")
             self.next = row["iteration"] + max(1, self.iterations // 10)
 
 

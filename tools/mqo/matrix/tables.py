@@ -214,7 +214,8 @@ class Mode(Row):
 class Training(Row):
     """A training configuration. Batches in sequences, `sequence` in tokens, `samples` in sequences.
 
-    `shrink_*` divide the model's width and depth.
+    `shrink_*` divide the model's width and depth. `save_interval` is in iterations; 0 saves
+    nothing, or at the end where a folder for checkpoints is given.
     """
 
     shrink_width: int = 1

@@ -1,0 +1,95 @@
+"""`mqo sweep` as a command, its jobs programs of our own and nothing prepared."""
+
+import sys
+
+import pytest
+from mqo import cli
+from mqo.launch import machine
+from mqo.project import Project
+from mqo.sweep import cli as sweeps
+from mqo.sweep import local
+from mqo.sweep.state import SweepFolder
+
+from .conftest import program
+
+TWO = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,FA_mxfp8")
+
+
+@pytest.fixture
+def mqo(tmp_path, monkeypatch, capsys):
+    """A function that runs `mqo sweep`: its exit code, its output and its errors."""
+    monkeypatch.setattr(Project, "runs", tmp_path / "runs")
+    monkeypatch.setattr(machine, "detect", lambda: machine.Machine(2, 0))
+    monkeypatch.setattr(sweeps, "prepare", lambda project, asked: print("prepared"))
+
+    def run(*words, body=""):
+        job = [sys.executable, "-c", program(body)]
+        monkeypatch.setattr(local, "command", lambda run: [*job, str(run.root)])
+        monkeypatch.setattr(sys, "argv", ["mqo", "sweep", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+def test_a_sweep_and_the_same_command_again(mqo, tmp_path):
+    code, out, err = mqo(*TWO)
+    assert (code, err) == (0, "")
+    assert out.endswith("2 of 2 done\n")
+    assert max(map(len, out.partition("\ncell ")[2].splitlines())) <= 80
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert {entry.state for entry in SweepFolder(folder).read()} == {"done"}
+    assert folder.name.startswith("tiny_")
+    code, out, _ = mqo(*TWO, body="sys.exit(1)")
+    assert code == 0
+    assert "2 of 2 cells are done already, and skipped" in out
+    assert "prepared" not in out
+    mqo(*TWO, "--", "--lr", "1")
+    assert len(list((tmp_path / "runs" / "sweeps").iterdir())) == 2
+
+
+def test_a_failed_cell_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
+    body = 'if mode == "bf16": sys.exit("mqo: out of steps")'
+    code, out, _ = mqo(*TWO, "-o", tmp_path / "mine", body=body)
+    assert code == 1
+    *_, failed, counts = out.splitlines()
+    assert counts == "1 of 2 done, 1 failed"
+    name = "llama32-1b_wikipedia_bf16"
+    assert failed == f"failed   : {name}: out of steps ({tmp_path}/mine/{name}_2)"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--models", "gpt"), "no model called 'gpt'"),
+        (("--modes", "fp8*"), "no quantization mode called 'fp8*'"),
+        (("--training-config", "big"), "no training configuration called 'big'"),
+        (("--gemms", "wgrad"), "no choice of GEMMs called 'wgrad'"),
+        (("--dtype", "fp8"), "no dtype called 'fp8'"),
+        (("--seeds", "1,x"), "The seed 'x' is no whole number"),
+        (("--training-config", "fast"), "No data was given for wikipedia"),
+        (("--jobs", "3"), "at most 2 jobs"),
+        (("--slurm", "gpu"), "KEY=VALUE"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_to_run(mqo, words, text):
+    code, out, err = mqo(*TWO, *words)
+    assert (code, out) == (2, "")
+    assert text in err
+
+
+def test_a_folder_of_another_sweep_is_refused_before_anything_is_prepared(mqo, tmp_path):
+    mqo(*TWO, "-o", tmp_path)
+    code, out, err = mqo(*TWO, "-o", tmp_path, "--", "--lr", "1")
+    assert code == 2
+    assert "prepared" not in out
+    assert "with other settings" in err
+
+
+def test_an_index_is_of_one_dataset(mqo, tmp_path):
+    words = ("--datasets", "all", "--tokenizer", tmp_path, "--data-prefix", tmp_path / "x")
+    code, _, err = mqo("--models", "llama32-1b", *words)
+    assert code == 2
+    assert "--data-prefix" in err

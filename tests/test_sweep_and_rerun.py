@@ -1,0 +1,76 @@
+"""Many cells side by side, and the same one again: real runs."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from mqo.errors import RunError
+from mqo.launch.rerun import BitEqual, compare, rerun
+from mqo.project import Project
+from mqo.runs import TRAIN_LOSS, RunFolder
+from mqo.sweep.state import SweepFolder
+
+pytest.importorskip("torch")
+from .real_runs import TINY, losses, stats_of, tracked
+
+if not (Project.here().tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+
+def test_a_sweep_trains_its_cells_side_by_side_and_goes_on_where_it_ended(tmp_path):
+    words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_linear_mxf*")
+    command = [sys.executable, "-m", "mqo", "sweep", *words, "-o", str(tmp_path), "--", *TINY]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = SweepFolder(tmp_path).read()
+    assert [entry.state for entry in entries] == ["done", "done"]
+    found = [losses(SweepFolder(tmp_path).run_of(entry)) for entry in entries]
+    assert found[0] != found[1]
+    assert {len(trained) for trained, _ in found} == {6}
+    assert not list(tmp_path.glob("*/checkpoints"))
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert "2 of 2 cells are done already, and skipped" in again.stdout
+    assert SweepFolder(tmp_path).read() == entries
+
+
+def test_a_replay_is_bit_equal(start, checkout_with, tmp_path):
+    run = start("FA_linear_mxfp8", flags=TINY)
+    found = rerun(checkout_with(runs=tmp_path), run, report=lambda text: None)
+    assert found == BitEqual(found.run, 6)
+    again = RunFolder(tmp_path / found.run)
+    assert losses(again) == losses(run)
+    assert stats_of(again) == stats_of(run)
+    assert again.checkpoints.exists()
+    # What tells that it could differ: another bit in what the original recorded.
+    rows = run.metrics.read_text().splitlines(keepends=True)
+    at = next(
+        n for n, row in enumerate(rows) if f'"{TRAIN_LOSS}"' in row and '"iteration": 4' in row
+    )
+    changed = RunFolder(tmp_path / "changed")
+    changed.root.mkdir()
+    row = json.loads(rows[at])
+    rows[at] = json.dumps(row | {"value": math.nextafter(row["value"], 0)}) + "\n"
+    changed.metrics.write_text("".join(rows))
+    assert compare(changed, again).step == 4
+
+
+def test_a_replay_goes_on_from_the_checkpoint_that_its_run_had_loaded(
+    start, checkout_with, tmp_path
+):
+    """Not from what that run saved in the same folder later."""
+    rest = {"checkpoint": tmp_path / "checkpoint"}
+    start("bf16", flags=(*TINY, "--save-interval", "2", "--exit-interval", "2"), **rest)
+    resumed = start("bf16", flags=TINY, **rest)
+    assert tracked(tmp_path / "checkpoint") == 6
+    place = checkout_with(runs=tmp_path / "runs")
+    found = rerun(place, resumed, report=lambda text: None)
+    assert found == BitEqual(found.run, 4)
+    assert sorted(p.name for p in (tmp_path / "checkpoint").glob("iter_*")) == [
+        "iter_0000002",
+        "iter_0000006",
+    ]
+    next((tmp_path / "checkpoint" / "iter_0000002").glob("*.distcp")).unlink()
+    with pytest.raises(RunError, match=r"iter_0000002/.*\.distcp is gone"):
+        rerun(place, resumed)

@@ -1,0 +1,205 @@
+"""Replays a run from what its folder keeps, and compares the losses, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import RunError
+from mqo.launch.cell import Cell
+from mqo.launch.folder import create, from_shell, packages, write_facts
+from mqo.launch.inputs import Inputs, values, without
+from mqo.launch.ready import RunData
+from mqo.launch.run import train
+from mqo.launch.source import PROGRAM
+from mqo.project import Project
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+
+LISTED = 6
+
+
+@dataclass(frozen=True)
+class BitEqual:
+    """Each loss is the same to the last bit; `steps` is how many the original has."""
+
+    run: str
+    steps: int
+
+    def line(self) -> str:
+        """The one line that is printed."""
+        return f"bit-equal, {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class Differs:
+    """The first loss that is another, in nats per token; None where a run has no such step."""
+
+    run: str
+    metric: str
+    step: int
+    was: float | None
+    now: float | None
+
+    def line(self) -> str:
+        """The one line that is printed."""
+        was, now = ("missing" if value is None else repr(value) for value in (self.was, self.now))
+        return f"differs at step {self.step}: {self.metric} was {was}, and is {now}"
+
+
+def rerun(
+    project: Project,
+    original: RunFolder,
+    *,
+    allow_versions: bool = False,
+    report: Callable[[str], None] = print,
+) -> BitEqual | Differs:
+    """Train again in a new run folder, from the original's source, quant.toml and command.
+
+    RunError where what the run read is not there any more, or, unless `allow_versions`, where the
+    packages are others; and where training fails.
+    """
+    cell, facts = _read(original)
+    _check_inputs(original, cell, facts)
+    _check_versions(original, facts, allow_versions, report)
+    command, env = from_shell(original.command.read_text(encoding="utf-8"))
+    folder = create(project.runs, f"{cell.title}_rerun")
+    for name in ("source", "quant.toml", "overlay.diff", "coverage.json", "coverage.txt"):
+        _copy(original.root / name, folder.root / name)
+    was = str(original.root.resolve())
+    moved = [_moved(word, was, folder) for word in command]
+    env = {name: _moved(value, was, folder) for name, value in env.items()}
+    command = redirected(moved, folder, Inputs.from_table(facts["inputs"]).iteration)
+    write_facts(folder, cell, command, env)
+    result = train(folder, cell, command, env, *_known(original), report)
+    return compare(original, RunFolder(Path(result.run)))
+
+
+def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
+    """Training and validation losses, step by step, as far as the original got."""
+    old, new = original.read_metrics(), again.read_metrics()
+    found = [
+        Differs(str(again.root), metric, *first)
+        for metric in (TRAIN_LOSS, VALID_LOSS)
+        if (first := _first(old.get(metric, []), new.get(metric, [])))
+    ]
+    if found:
+        return min(found, key=lambda difference: difference.step)
+    return BitEqual(str(again.root), len(old[TRAIN_LOSS]))
+
+
+def _first(
+    old: Sequence[tuple[int, float]], new: Sequence[tuple[int, float]]
+) -> tuple[int, float | None, float | None] | None:
+    """(step, was, now) of the first row of `old` that `new` has not just so."""
+    for n, (step, was) in enumerate(old):
+        if n >= len(new):
+            return step, was, None
+        other, now = new[n]
+        if other != step:
+            return min(step, other), *((was, None) if step < other else (None, now))
+        if was != now and not (math.isnan(was) and math.isnan(now)):
+            return step, was, now
+    return None
+
+
+def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None) -> list[str]:
+    """The command with output of its own, going on from the same checkpoint as the original.
+
+    An original that found none must not find what it saved itself.
+    """
+    load = values(command, "--load")
+    made = without(without(command, "--load"), "--ckpt-step")
+    if iteration is not None:
+        made += ["--load", load[0]]
+        made += ["--ckpt-step", iteration] if iteration.isdecimal() else []
+    if "--save" in made:
+        made = [*without(made, "--save"), "--save", str(folder.checkpoints)]
+    made = without(made, "--tensorboard-dir")
+    return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
+
+
+def _read(run: RunFolder) -> tuple[Cell, Mapping[str, Any]]:
+    """The cell and the environment of a run that can be replayed; RunError for another."""
+    needed = (run.source / PROGRAM, run.command, run.cell, run.environment, run.quant_config)
+    missing = [str(path.relative_to(run.root)) for path in needed if not path.is_file()]
+    if not run.root.is_dir() or missing:
+        raise RunError(
+            f"{run.root} lacks {', '.join(missing)}",
+            expected="a run folder with the source that ran and what decided the run",
+            help="A run of a checkout that was patched by hand keeps no source",
+        )
+    if TRAIN_LOSS not in run.read_metrics():
+        raise RunError(f"{run.root} recorded no loss, so that there is nothing to compare with")
+    cell = Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
+    if cell.cluster.nnodes > 1:
+        raise RunError(
+            f"{run.root} is one node's part of a run on {cell.cluster.nnodes} nodes",
+            expected="a run on one node",
+        )
+    return cell, json.loads(run.environment.read_text(encoding="utf-8"))
+
+
+def _check_inputs(run: RunFolder, cell: Cell, facts: Mapping[str, Any]) -> None:
+    if "inputs" not in facts:
+        raise RunError(
+            f"{run.environment} does not say what data the run read",
+            expected="a run that began after `mqo rerun` came to be",
+        )
+    changed = Inputs.from_table(facts["inputs"]).changed()
+    if changed:
+        more = f"; and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
+        raise RunError(
+            f"What the run read is not there any more: {'; '.join(changed[:LISTED])}{more}",
+            expected="data, tokenizer and checkpoint as they were when it started",
+            help="Put them back from a copy, at the same place"
+            if cell.data_prefix or cell.checkpoint
+            else "`mqo setup` makes the sample anew",
+        )
+
+
+def _check_versions(
+    run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Callable[[str], None]
+) -> None:
+    was = {"Python": facts["python"], **facts["packages"]}
+    now = {"Python": sys.version, **packages()}
+    names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    if not names:
+        return
+    parts = [f"{name} {was.get(name, 'missing')} is now {now.get(name, 'gone')}" for name in names]
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    text = f"Not the versions of {run.root.name}: {', '.join(parts[:LISTED])}{more}"
+    if not allow:
+        raise RunError(
+            text,
+            expected=f"what {run.environment.name} lists",
+            help="--allow-versions tries all the same",
+        )
+    report(f"note     : {text}")
+
+
+def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:
+    """What the result of a replay says as the original's did."""
+    try:
+        result = json.loads(run.result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the original did not end well
+        result = {}
+    return RunData(Path(), Path(), result.get("vocab_size")), result.get("types", {})
+
+
+def _moved(word: str, was: str, folder: RunFolder) -> str:
+    """A path in the original's folder as one in the new one; other words as they are."""
+    inside = word == was or word.startswith(f"{was}/")
+    return f"{folder.root.resolve()}{word[len(was) :]}" if inside else word
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    elif source.is_file():
+        shutil.copyfile(source, target)

@@ -1,0 +1,1 @@
+"""Many cells of the matrix, side by side: `mqo sweep`."""

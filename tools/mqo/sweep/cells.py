@@ -1,0 +1,118 @@
+"""The cells of a sweep, from lists of names and globs; all are checked before any runs."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mqo.errors import MqoError
+from mqo.launch.cell import Cell, resolve
+from mqo.launch.flags import shape_flags
+from mqo.launch.ready import check_cell
+from mqo.matrix import tables
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell of a sweep, under the name that its run folder has."""
+
+    name: str
+    cell: Cell
+
+    @property
+    def digest(self) -> str:
+        """What tells two cells of one name apart."""
+        return hashlib.sha256(self.cell.model_dump_json().encode()).hexdigest()[:16]
+
+    @property
+    def data_key(self) -> tuple:
+        """Runs that agree in it share the index of shuffles, which the first of them writes."""
+        cell = self.cell
+        return cell.dataset, cell.data_prefix, cell.training, cell.extra_flags
+
+    def steps(self) -> int:
+        """Optimizer steps, with what the user's own flags say."""
+        sizes = self._sizes()
+        return sizes.train_iters or sizes.train_samples // sizes.global_batch_size
+
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch, with what the user's own flags say."""
+        sizes = self._sizes()
+        return sizes.global_batch_size * sizes.seq_length
+
+    def _sizes(self) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
+            parser.add_argument(f"--{name}", type=int)
+        return parser.parse_known_args(shape_flags(self.cell))[0]
+
+
+def jobs(
+    models: str,
+    datasets: str,
+    modes: str | None,
+    training: str,
+    *,
+    seeds: Sequence[int] = (),
+    extra_flags: tuple[str, ...] = (),
+    **rest: object,
+) -> list[Job]:
+    """The product of the names, a job each; `modes` None are those that have scripts.
+
+    Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
+    names. `rest` goes to `launch.cell.resolve`. Neighbours have different datasets: see `data_key`.
+    """
+    if modes is None:
+        modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)
+    product = itertools.product(
+        expand("model", tables.models(), models),
+        expand("quantization mode", tables.modes(), modes),
+        list(dict.fromkeys(seeds)) or [None],
+        expand("dataset", tables.datasets(), datasets),
+    )
+    made = []
+    for model, mode, seed, dataset in product:
+        flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
+        cell = resolve(model, dataset, mode, training, extra_flags=flags, **rest)
+        name = f"{model}_{dataset}_{mode}" + ("" if seed is None else f"_seed{seed}")
+        made.append(Job(name, cell))
+    return made
+
+
+def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
+    """The names of `table` that `given` means, in its order, once each."""
+    found: dict[str, None] = {}
+    for pattern in (part.strip() for part in given.split(",")):
+        matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
+        if not matches:
+            tables.check_choice(kind, pattern, table)
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """MqoError that lists all cells that could not run, each with its reason."""
+    bad = list(_faults(jobs))
+    if not bad:
+        return
+    if len(bad) == len(jobs) and len({str(error) for _, error in bad}) == 1:
+        raise bad[0][1]
+    raise MqoError(
+        f"{len(bad)} of {len(jobs)} cells cannot run, so that none was started",
+        help="Leave them out, or change what is said below",
+        detail="\n".join(f"{job.name}: {error}" for job, error in bad),
+    )
+
+
+def _faults(jobs: Sequence[Job]) -> Iterator[tuple[Job, MqoError]]:
+    for job in jobs:
+        try:
+            check_cell(job.cell)
+        except MqoError as error:
+            yield job, error

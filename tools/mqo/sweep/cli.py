@@ -1,0 +1,148 @@
+"""`mqo sweep`: options in, a sweep, its summary and an exit code out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mqo.project import Project
+    from mqo.sweep.cells import Job
+    from mqo.sweep.local import Executor
+    from mqo.sweep.state import Entry, SweepFolder
+
+_LIST = "with commas between, globs allowed, or 'all'."
+
+
+def sweep(
+    models: Annotated[str, typer.Option(help=f"Models, {_LIST}")] = "all",
+    datasets: Annotated[str, typer.Option(help=f"Datasets, {_LIST}")] = "all",
+    modes: Annotated[str | None, typer.Option(help="Modes; those that have scripts.")] = None,
+    training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "tiny",
+    jobs: Annotated[int | None, typer.Option(min=1, help="At once; as many as fit.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
+    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
+    data_prefix: Annotated[Path | None, typer.Option(help="An index; of one dataset.")] = None,
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes of a job.")] = 1,
+    slurm: Annotated[
+        str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs, with these options.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("-o", help="The sweep's folder; a new one below runs/sweeps.")
+    ] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
+) -> None:
+    """Train many cells side by side; the same command again goes on where this one ended.
+
+    Exit 1 if a cell failed, twice; the others run all the same.
+    """
+    from mqo.errors import MqoError
+    from mqo.launch.cell import Cluster
+    from mqo.matrix import tables
+    from mqo.project import Project
+    from mqo.sweep import cells
+    from mqo.sweep.state import SweepFolder
+
+    tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
+    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
+    asked = cells.jobs(
+        models,
+        datasets,
+        modes,
+        training_config,
+        seeds=_seeds(seeds),
+        extra_flags=tuple(flags or ()),
+        gemms=gemms,
+        dtype=dtype,
+        tokenizer=tokenizer and tokenizer.resolve(),
+        data_prefix=data_prefix and data_prefix.resolve(),
+        cluster=Cluster(nproc_per_node=nproc_per_node),
+    )
+    if data_prefix and len({job.cell.dataset.name for job in asked}) > 1:
+        raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
+    cells.check(asked)
+    project = Project.here()
+    place = SweepFolder((folder or default_folder(project, asked)).resolve())
+    with place.held():
+        executor = _executor(place, slurm, jobs, nproc_per_node, len(asked))
+        ended = _run(project, place, asked, executor)
+    raise typer.Exit(0 if all(entry.state == "done" for entry in ended) else 1)
+
+
+def default_folder(project: Project, asked: Sequence[Job]) -> Path:
+    """The same for the same cells, so that the same command goes on."""
+    import hashlib
+
+    text = "\n".join(f"{job.name} {job.digest}" for job in asked)
+    name = f"{asked[0].cell.training.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return project.runs / "sweeps" / name
+
+
+def _seeds(text: str) -> list[int]:
+    from mqo.errors import MqoError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not word.isdecimal():
+            raise MqoError(f"The seed '{word}' is no whole number", expected="such as 1,2,3")
+    return [int(word) for word in words]
+
+
+def _executor(
+    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, cells: int
+) -> Executor:
+    from mqo.launch.machine import detect
+    from mqo.sweep.local import Local, shares
+
+    if slurm is None:
+        return Local(shares(detect(), jobs, processes, cells))
+    from mqo.sweep.slurm import Slurm, options
+
+    return Slurm(place, options(slurm), jobs or cells)
+
+
+def _run(
+    project: Project, place: SweepFolder, asked: Sequence[Job], executor: Executor
+) -> list[Entry]:
+    """Prepare what all cells share, run them, and print the summary; the entries of the cells."""
+    from rich.console import Console
+
+    from mqo.launch.process import stops_raise
+    from mqo.sweep.pool import Pool
+    from mqo.sweep.table import counts, shown, summary
+
+    console = Console(highlight=False)
+    console.print(f"sweep    : {place.root}", markup=False, soft_wrap=True)
+    entries = place.entries(asked)  # before the preparation: a folder of another sweep is refused
+    if any(entries[job.name].state != "done" for job in asked):
+        with stops_raise():
+            prepare(project, asked)
+    with shown(console) as view:
+        pool = Pool(place, asked, executor, view)
+        if pool.skipped:
+            view.say(f"{pool.skipped} of {len(asked)} cells are done already, and skipped")
+        entries = pool.run()
+    ended = [entries[job.name] for job in asked]
+    console.print(summary(ended))
+    for entry in ended:
+        if entry.state == "failed":
+            text = f"failed   : {entry.name}: {entry.reason} ({place.run_of(entry).root})"
+            console.print(text, markup=False, soft_wrap=True)
+    console.print(counts(ended), markup=False)
+    return ended
+
+
+def prepare(project: Project, asked: Sequence[Job]) -> None:
+    """Bring about what all cells share, once."""
+    from mqo.launch.ready import ready_data, ready_tree
+    from mqo.overlay.series import Series
+
+    ready_tree(project, Series.of(project), print, allow_edits=False)
+    for cell in {job.cell.dataset.name: job.cell for job in asked}.values():
+        ready_data(project, cell, print)

@@ -1,0 +1,48 @@
+"""`python -m mqo.sweep.job FOLDER`: trains the cell that FOLDER/cell.json names, in FOLDER.
+
+A process of its own for each cell: whatever becomes of it, the sweep goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mqo.cli import guarded
+from mqo.launch.cell import Cell
+from mqo.launch.process import stops_raise
+from mqo.launch.run import run
+from mqo.project import Project
+from mqo.runs import RunFolder
+
+PARENT = "MQO_SWEEP"
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Train; exit codes are those of train_config.py."""
+    with stops_raise():
+        _end_with(os.environ.pop(PARENT, ""))
+        guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve())))
+
+
+def train(folder: RunFolder) -> None:
+    """Train the folder's cell in it."""
+    cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+    result = run(Project.here(), cell, report=lambda text: print(text, flush=True), folder=folder)
+    print(f"result   : {result.line()}")
+
+
+def _end_with(parent: str) -> None:
+    """Be told to end when the sweep, process `parent` of this machine, is gone, killed even."""
+    if parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            sys.exit("mqo: the sweep is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Jobs on this machine: child processes, each with its share of the cores or GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from mqo.errors import MqoError
+from mqo.launch import process
+from mqo.launch.machine import Machine
+from mqo.runs import RunFolder
+from mqo.sweep.job import PARENT
+
+# A job gives its training this long, twice, before it ends itself.
+GRACE_S = 3 * process.GRACE_S
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs; a negative one is the signal that ended it."""
+
+    def ask_to_end(self) -> None:
+        """Ask, without waiting."""
+
+    def end(self) -> None:
+        """End it, with all that it started, and wait for that."""
+
+
+class Executor(Protocol):
+    """Where jobs run; `slots` are as many as run at once."""
+
+    slots: int
+
+    def start(self, run: RunFolder, slot: int) -> Handle:
+        """Start the job of a folder; its output goes to `log_of(run)`."""
+
+
+def log_of(run: RunFolder) -> Path:
+    """What a job prints; the training's own output is in `run.log`."""
+    return run.root / "job.txt"
+
+
+def command(run: RunFolder) -> list[str]:
+    """The command of a job."""
+    return [sys.executable, "-m", "mqo.sweep.job", str(run.root)]
+
+
+def shares(
+    machine: Machine,
+    jobs: int | None,
+    processes: int,
+    cells: int,
+    environ: Mapping[str, str] = os.environ,
+) -> list[dict[str, str]]:
+    """The variables of each of `jobs` that run at once; None: as many of `cells` as there is room.
+
+    On GPUs a job has one for each of its `processes`, and no other job has it; on CPUs it has as
+    many threads as cores are left to it. MqoError for more than there is room for.
+    """
+    devices = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[: machine.gpus]
+    if len(devices) < machine.gpus:
+        devices = [str(n) for n in range(machine.gpus)]
+    units, what = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
+    room = units // processes
+    count = jobs or max(1, min(room, cells))
+    if count > room and (machine.has_cuda or count > 1):
+        raise MqoError(
+            f"{count} jobs of {processes} processes each want {count * processes} {what}",
+            expected=f"at most {room} jobs, for the {units} {what} that there are",
+            help="Change --jobs or --nproc-per-node",
+        )
+    threads = {"OMP_NUM_THREADS": str(max(1, machine.cores // (count * processes)))}
+    if not machine.has_cuda:
+        return [threads] * count
+    parts = [devices[n * processes : (n + 1) * processes] for n in range(count)]
+    return [threads | {"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
+
+
+class Local:
+    """Child processes of this one, which end when it does."""
+
+    def __init__(self, shares: list[dict[str, str]]) -> None:
+        self.shares, self.slots = shares, len(shares)
+
+    def start(self, run: RunFolder, slot: int) -> Handle:
+        """Start the job with the slot's share."""
+        env = {**os.environ, **self.shares[slot], PARENT: str(os.getpid())}
+        with log_of(run).open("wb") as log:
+            child = subprocess.Popen(
+                command(run),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return _Child(child)
+
+
+class _Child:
+    def __init__(self, child: subprocess.Popen) -> None:
+        self.child = child
+
+    def poll(self) -> int | None:
+        return self.child.poll()
+
+    def ask_to_end(self) -> None:
+        if self.child.poll() is None:
+            self.child.terminate()
+
+    def end(self) -> None:
+        process.end(self.child, GRACE_S)

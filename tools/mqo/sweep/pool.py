@@ -1,0 +1,161 @@
+"""Runs the jobs of a sweep side by side: starts, watches, tries once more, and ends them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mqo.launch.process import STOPS, stops_raise
+from mqo.runs import RunFolder
+from mqo.sweep.cells import Job
+from mqo.sweep.local import Executor, Handle, log_of
+from mqo.sweep.progress import Progress
+from mqo.sweep.state import Entry, SweepFolder
+
+POLL_S = 0.2
+TRIES = 2
+
+
+class View(Protocol):
+    """What shows a sweep."""
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+
+    def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
+        """How far all are; called often."""
+
+
+@dataclass
+class _Running:
+    job: Job
+    handle: Handle
+    run: RunFolder
+    slot: int
+    progress: Progress
+
+
+class Pool:
+    """The jobs of a sweep; each change of state is in sweep.json before the next one."""
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        jobs: Sequence[Job],
+        executor: Executor,
+        view: View,
+        pause: Callable[[], None] = lambda: time.sleep(POLL_S),
+    ) -> None:
+        self.folder, self.executor, self.view, self.pause = folder, executor, view, pause
+        self.entries = folder.entries(jobs)
+        self.queue = [job for job in jobs if self.entries[job.name].state != "done"]
+        self.skipped = len(jobs) - len(self.queue)
+        self.running: list[_Running] = []
+        self.tries: Counter[str] = Counter()
+        self.warm: set[tuple] = set()
+
+    def run(self) -> dict[str, Entry]:
+        """Run until all jobs have ended; {name: entry}. A signal ends those that run."""
+        self.folder.write(self.entries)
+        with stops_raise():
+            try:
+                while self.queue or self.running:
+                    self._fill()
+                    self._collect()
+                    self._show()
+                    self.pause()
+            finally:
+                self._stop()
+        return self.entries
+
+    def _fill(self) -> None:
+        """Start jobs while there is a free slot and one that may start."""
+        taken = {one.slot for one in self.running}
+        for slot in set(range(self.executor.slots)) - taken:
+            job = next(filter(self._may_start, self.queue), None)
+            if job is None:
+                return
+            self.queue.remove(job)
+            self._start(job, slot)
+
+    def _may_start(self, job: Job) -> bool:
+        """Whether no other job is just writing the index that this one shares with it.
+
+        Upstream writes it in place: a reader of half of it fails.
+        """
+        busy = {one.job.data_key for one in self.running}
+        return job.data_key in self.warm or job.data_key not in busy
+
+    def _start(self, job: Job, slot: int) -> None:
+        run = self.folder.new_run(job)
+        self.tries[job.name] += 1
+        attempts = self.entries[job.name].attempts + 1
+        self._set(job, state="running", run=run.root.name, attempts=attempts, reason="")
+        handle = self.executor.start(run, slot)
+        self.running.append(_Running(job, handle, run, slot, Progress(job, run)))
+        self.view.say(f"started  {job.name}")
+
+    def _collect(self) -> None:
+        """Take note of what has ended, and of the first steps of what has not."""
+        for one in list(self.running):
+            code = one.handle.poll()
+            one.progress.update()
+            if one.progress.step:
+                self.warm.add(one.job.data_key)
+            if code is not None:
+                self.running.remove(one)
+                self._ended(one, code)
+
+    def _ended(self, one: _Running, code: int) -> None:
+        done = self.entries[one.job.name].ended_well(one.run) if code == 0 else None
+        if done:
+            self.entries[one.job.name] = done
+            self.folder.write(self.entries)
+            self.view.say(f"done     {one.job.name}  {one.progress.line()}")
+            return
+        reason = reason_of(one.run, code)
+        again = self.tries[one.job.name] < TRIES
+        self._set(one.job, state="queued" if again else "failed", reason=reason)
+        if again:
+            self.queue.append(one.job)
+        more = "; it is tried once more" if again else ""
+        self.view.say(f"failed   {one.job.name}: {reason}{more}")
+
+    def _set(self, job: Job, **changes: object) -> None:
+        self.entries[job.name] = replace(self.entries[job.name], **changes)
+        self.folder.write(self.entries)
+
+    def _show(self) -> None:
+        running = {one.job.name: one.progress for one in self.running}
+        self.view.show(list(self.entries.values()), running)
+
+    def _stop(self) -> None:
+        """End what runs, which is queued again; nothing after a sweep that ended by itself."""
+        if not self.running:
+            return
+        for s in STOPS:  # whoever is impatient would leave processes behind
+            signal.signal(s, signal.SIG_IGN)
+        for one in self.running:
+            one.handle.ask_to_end()
+            self._set(one.job, state="queued", reason="the sweep was ended")
+        for one in self.running:
+            one.handle.end()
+
+
+def reason_of(run: RunFolder, code: int) -> str:
+    """Why a job failed: its own error, or the last line that it printed."""
+    try:
+        lines = log_of(run).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    ours = [line.removeprefix("mqo: ") for line in lines if line.startswith("mqo: ")]
+    if ours:
+        return ours[-1]
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"exit code {code}: {last.strip()}"

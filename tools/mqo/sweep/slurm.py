@@ -1,0 +1,88 @@
+"""Jobs on Slurm, through submitit, which the extra `slurm` installs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import MqoError, SetupError
+from mqo.runs import RunFolder
+from mqo.sweep.local import command, log_of
+from mqo.sweep.state import SweepFolder
+
+INSTALL = ".venv/bin/python -m pip install -c constraints.txt -e '.[slurm]'"
+# submitit's own names for what every cluster has; the rest are sbatch's.
+SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "name", "timeout_min")
+CLUSTER = "cluster"
+
+
+def options(text: str) -> dict[str, str | int]:
+    """What `--slurm KEY=VALUE,...` says, whole numbers as such; MqoError for a part without '='."""
+    found: dict[str, str | int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise MqoError(
+                f"--slurm has the part '{part}'",
+                expected="KEY=VALUE,..., such as partition=gpu,time=600,gpus_per_node=1",
+            )
+        found[name] = int(value) if value.isdecimal() else value
+    return found
+
+
+class Slurm:
+    """At most `slots` submitted jobs; `cluster=local` among the options runs them without Slurm."""
+
+    def __init__(self, folder: SweepFolder, given: dict[str, str | int], slots: int) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise SetupError("Slurm wants submitit, which is not installed", help=INSTALL) from None
+        named = {key: value for key, value in given.items() if key != CLUSTER}
+        try:
+            cluster = str(given.get(CLUSTER, "slurm"))
+            self.executor = submitit.AutoExecutor(folder.root / ".submitit", cluster=cluster)
+            self.executor.update_parameters(
+                **{k if k in SHARED else f"slurm_{k}": v for k, v in named.items()}
+            )
+        except (RuntimeError, NameError, ValueError, TypeError, AssertionError) as error:
+            raise MqoError(
+                f"submitit refuses --slurm: {str(error).splitlines()[0]}",
+                expected="options that sbatch has, time in minutes, on a machine with Slurm",
+            ) from error
+        self.slots = slots
+
+    def start(self, run: RunFolder, slot: int) -> _Submitted:
+        """Submit the job."""
+        return _Submitted(self.executor.submit(call, command(run), log_of(run)), run)
+
+
+def call(words: list[str], log: Path) -> int:
+    """On the node: run a command, its output in a file; the exit code."""
+    with log.open("wb") as output:
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
+
+
+class _Submitted:
+    def __init__(self, job: Any, run: RunFolder) -> None:
+        self.job, self.run = job, run
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        error = self.job.exception()
+        if error is None:
+            return self.job.result()
+        with log_of(self.run).open("a", encoding="utf-8") as log:  # Slurm's word is the reason
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            log.write(f"\nmqo: {self.job.job_id} on Slurm ({self.job.state}): {words[0]}\n")
+        return 1
+
+    def ask_to_end(self) -> None:
+        self.job.cancel(check=False)
+
+    def end(self) -> None:
+        self.ask_to_end()

@@ -1,0 +1,148 @@
+"""A sweep's folder: sweep.json, which says how far each cell is, beside the cells' run folders."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from mqo.errors import MqoError
+from mqo.runs import RunFolder
+from mqo.sweep.cells import Job
+
+SCHEMA = 1
+State = Literal["queued", "running", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell in sweep.json. `run` is the folder of its last attempt, below the sweep's own.
+
+    Losses are in nats per token, `seconds` the training's whole life, as in the run's result.json.
+    """
+
+    name: str
+    digest: str
+    state: State = "queued"
+    run: str | None = None
+    attempts: int = 0
+    reason: str = ""
+    iterations: int | None = None
+    train_loss: float | None = None
+    valid_loss: float | None = None
+    seconds: float | None = None
+
+    def ended_well(self, run: RunFolder) -> Entry | None:
+        """The entry with the run's result; None where the run left none."""
+        try:
+            result = json.loads(run.result.read_text(encoding="utf-8"))
+            names = ("iterations", "train_loss", "valid_loss", "seconds")
+            return replace(self, state="done", reason="", **{name: result[name] for name in names})
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a sweep."""
+
+    root: Path
+
+    @property
+    def file(self) -> Path:
+        """What says how far each cell is."""
+        return self.root / "sweep.json"
+
+    def run_of(self, entry: Entry) -> RunFolder:
+        """The folder of the entry's last attempt, which it must have had."""
+        return RunFolder(self.root / str(entry.run))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One sweep at a time in this folder; MqoError for the second."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        holder, lock = self.root / ".holder", FileLock(self.root / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            who = holder.read_text(encoding="utf-8") if holder.exists() else ""
+            raise MqoError(
+                f"Another sweep is at work in {self.root}{who and f' (process {who})'}",
+                expected="one sweep at a time in a folder",
+                help="Wait for it to end, or give this one another folder with -o",
+            ) from None
+        try:
+            holder.write_text(str(os.getpid()), encoding="utf-8")
+            yield
+        finally:
+            lock.release()
+
+    def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:
+        """{name: entry} of what the folder holds already, and of the jobs.
+
+        A run that ended well counts, though the sweep did not live to note it; what was running
+        when a sweep ended is queued again, and what failed, too. MqoError where a cell of the same
+        name was another one.
+        """
+        found = {entry.name: self._seen(entry) for entry in self.read()}
+        for job in jobs:
+            known = found.setdefault(job.name, Entry(job.name, job.digest))
+            if known.digest != job.digest:
+                raise MqoError(
+                    f"{self.file} holds {job.name} with other settings",
+                    expected="the same training configuration and flags as before",
+                    help="Give another folder with -o",
+                )
+        asked = {job.name for job in jobs}
+        return {
+            name: replace(entry, state="queued")
+            if entry.state == "running" or (entry.state == "failed" and name in asked)
+            else entry
+            for name, entry in found.items()
+        }
+
+    def _seen(self, entry: Entry) -> Entry:
+        if entry.run is None or entry.state == "failed":
+            return entry
+        return entry.ended_well(self.run_of(entry)) or replace(entry, state="queued")
+
+    def read(self) -> list[Entry]:
+        """The entries as they were last written; none without a file."""
+        try:
+            table = json.loads(self.file.read_text(encoding="utf-8"))
+            if table["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {table['schema']}")
+            return [Entry(**row) for row in table["cells"]]
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError) as error:
+            raise MqoError(
+                f"{self.file} cannot be read: {error}",
+                expected="what a sweep of this version wrote",
+                help="Move it away to begin anew, or give another folder with -o",
+            ) from error
+
+    def write(self, entries: Mapping[str, Entry]) -> None:
+        """Write all entries; at any time the file is the old one or the new one, whole."""
+        table = {"schema": SCHEMA, "cells": [asdict(entry) for entry in entries.values()]}
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.file)
+
+    def new_run(self, job: Job) -> RunFolder:
+        """A folder for an attempt, which holds the cell: that is what `mqo.sweep.job` takes."""
+        for name in (job.name, *(f"{job.name}_{n}" for n in range(2, 1000))):
+            run = RunFolder(self.root / name)
+            try:
+                run.root.mkdir()
+            except FileExistsError:
+                continue
+            run.cell.write_text(job.cell.model_dump_json(indent=1), encoding="utf-8")
+            return run
+        raise FileExistsError(self.root / job.name)

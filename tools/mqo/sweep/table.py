@@ -1,0 +1,136 @@
+"""Shows a sweep: a live table on a terminal, plain lines elsewhere, and the summary at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mqo.sweep.pool import View
+from mqo.sweep.progress import Progress
+from mqo.sweep.state import Entry
+
+EVERY_S = 60
+COLUMNS = ("cell", "state", "step", "loss", "tok/s", "ETA")
+_STYLES = {"done": "green", "failed": "red", "running": "cyan", "queued": "dim"}
+# What else a live table has: the title, the head, and the line of the cursor.
+_OTHER_LINES = 4
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[View]:
+    """The view that suits the console."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveTable(live)
+
+
+class Lines:
+    """For logs: a line an event, and now and then how far the running ones are."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.said = console, time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        _print(self.console, text)
+
+    def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
+        """Print how far the running ones are, once a minute."""
+        if time.monotonic() - self.said < EVERY_S:
+            return
+        self.said = time.monotonic()
+        for name, progress in running.items():
+            left = progress.seconds_left
+            eta = "" if left is None else f"  {duration(left)} left"
+            _print(self.console, f"running  {name}  {progress.line()}{eta}")
+        _print(self.console, counts(entries))
+
+
+class LiveTable:
+    """For a terminal: the failed, the running, and as many others as there is room for."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+
+    def say(self, text: str) -> None:
+        """Print failures above the table, which shows all else."""
+        if text.startswith("failed"):
+            _print(self.live.console, text)
+
+    def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
+        """Draw the table anew."""
+        room = max(1, self.live.console.height - _OTHER_LINES)
+        order = ("failed", "running", "queued", "done")
+        chosen = sorted(entries, key=lambda entry: order.index(entry.state))[:room]
+        rows = [_row(entry, running.get(entry.name)) for entry in chosen]
+        self.live.update(table(counts(entries), COLUMNS, rows), refresh=True)
+
+
+def summary(entries: Sequence[Entry]) -> Table:
+    """How each cell ended: losses in nats per token."""
+    columns = ("cell", "state", "steps", "loss", "valid", "time")
+    return table("", columns, [_ended(entry) for entry in entries])
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Names to the left, numbers to the right, within 80 columns."""
+    made = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    made.add_column(columns[0], overflow="fold")
+    made.add_column(columns[1], no_wrap=True)
+    for name in columns[2:]:
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row, style=_STYLES[row[1]])
+    return made
+
+
+def counts(entries: Sequence[Entry]) -> str:
+    """'3 of 60 done, 2 running, 1 failed'."""
+    number = {state: sum(entry.state == state for entry in entries) for state in _STYLES}
+    rest = [f"{number[s]} {s}" for s in ("running", "failed") if number[s]]
+    return ", ".join([f"{number['done']} of {len(entries)} done", *rest])
+
+
+def duration(seconds: float) -> str:
+    """'9:07', '2:05:00', '3d 04h'."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}h"
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def _row(entry: Entry, progress: Progress | None) -> tuple[str, ...]:
+    if progress is None:
+        return (*_ended(entry)[:4], "", "")
+    speed, left = progress.tokens_per_s, progress.seconds_left
+    return (
+        entry.name,
+        entry.state,
+        f"{progress.step}/{progress.steps}",
+        _loss(progress.loss),
+        "" if speed is None else f"{speed:,.0f}" if speed < 1e4 else f"{speed / 1e3:,.0f}k",
+        "" if left is None else duration(left),
+    )
+
+
+def _ended(entry: Entry) -> tuple[str, ...]:
+    steps = "" if entry.iterations is None else str(entry.iterations)
+    time = "" if entry.seconds is None else duration(entry.seconds)
+    losses = _loss(entry.train_loss), _loss(entry.valid_loss)
+    return entry.name, entry.state, steps, *losses, time
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f}"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
