@@ -57,7 +57,8 @@ TENSOR = TWO + "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = TWO + "--pipeline-model-parallel-size 2"
 SHARDED = "--use-distributed-optimizer"
 RESHARDABLE = f"{SHARDED} --dist-ckpt-optim-fully-reshardable"
-EXPERT = TWO + f"{EXPERTS} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
+EXPERT = TWO + f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
+EXPERT_FOUR = Layout(4, f"{EXPERT.flags} --expert-model-parallel-size 4 --micro-batch-size 1")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ OTHERS = [
     heavy(ONE, TENSOR, id="one to tensor"),
     heavy(TENSOR, PIPELINE, id="tensor to pipeline"),
     heavy(PIPELINE, TWO, id="pipeline to data"),
-    heavy(ONE + EXPERTS, EXPERT, id="experts, one to two"),
+    heavy(EXPERT, EXPERT_FOUR, id="experts, two to four"),
 ]
 
 
