@@ -29,7 +29,17 @@ EXPERTS = (
     "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
     "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
 )
-MODELS = {"dense": SIZES, "experts": f"{SIZES} {EXPERTS}"}
+# Fewer groups than heads are no part of its attention.
+LATENT = (
+    f"{SIZES.replace('--num-query-groups 2 ', '')} --moe-layer-freq [0]*1+[1]*3 "
+    "--moe-ffn-hidden-size 64 --moe-shared-expert-intermediate-size 64 --kv-lora-rank 32 "
+    "--qk-head-dim 32 --qk-pos-emb-head-dim 32 --v-head-dim 32"
+)
+MODELS = {
+    "dense": ("llama32-1b", SIZES),
+    "experts": ("llama32-1b", f"{SIZES} {EXPERTS}"),
+    "latent": ("deepseek2_lite", LATENT),
+}
 
 # Adam turns the rounding noise of a small gradient into a whole step, and a quantiser a small
 # difference into a whole rounding step: with short steps ten of them stay comparable.
@@ -75,6 +85,7 @@ PAIRS = {
         "experts",
         Layout(4, f"{EXPERT.flags} {TENSOR.flags} --expert-tensor-parallel-size 2"),
     ),
+    "context, experts": ("experts", CONTEXT),
     "expert x pipeline": ("experts", Layout(4, f"{EXPERT.flags} --pipeline-model-parallel-size 2")),
 }
 
@@ -86,10 +97,11 @@ def train(tmp_path_factory, checkout_with):
     project = checkout_with(runs=root / "runs")
     done = {}
 
-    def run(layout, types, flags, **rest):
+    def run(model, layout, types, flags, **rest):
+        name, sizes = MODELS[model]
         cell = resolve(
-            *("llama32-1b", "wikipedia", "mxfp8", "smoke"),
-            extra_flags=tuple(flags.split()),
+            *(name, "wikipedia", "mxfp8", "smoke"),
+            extra_flags=tuple(f"{sizes} {flags}".split()),
             cluster=Cluster(nproc_per_node=layout.processes),
             **rest,
         )
@@ -98,16 +110,15 @@ def train(tmp_path_factory, checkout_with):
     def start(model):
         place = root / model
         if not place.exists():
-            once = f"{MODELS[model]} --train-samples 4 --lr 0 --min-lr 0"
-            run(ONE, NONE, once, checkpoint=place)
+            run(model, ONE, NONE, "--train-samples 4 --lr 0 --min-lr 0", checkpoint=place)
         return f"--load {place} --finetune --no-load-optim --no-load-rng"
 
     def train(layout=ONE, types=NONE, model="dense"):
         key = (layout, *types.values(), model)
         if key not in done:
             rate = "" if types == NONE else SHORT_STEPS
-            flags = f"{MODELS[model]} {start(model)} {layout.flags} {rate}"
-            done[key] = run(layout, types, flags, dump=(1,))
+            flags = f"{start(model)} {layout.flags} {rate}"
+            done[key] = run(model, layout, types, flags, dump=(1,))
         return done[key]
 
     return train
@@ -157,6 +168,17 @@ def test_all_types_see_the_same_bits_on_the_same_tokens(train):
     assert ours.keys() == theirs.keys()
     share = {name: 2 if name.endswith("/grad") else 1 for name in theirs}
     assert [name for name in theirs if not ours[name].equal(share[name] * theirs[name])] == []
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TENSOR, id="tensor"),
+        pytest.param(CONTEXT, id="context", marks=pytest.mark.heavy),
+    ],
+)
+def test_latent_attention_trains_as_in_one_process(train, layout):
+    assert max(deviations(train(layout, model="latent"), train(model="latent"))) < 1e-5
 
 
 def test_experts_on_other_ranks_train_as_in_one_process(train):
