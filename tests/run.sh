@@ -14,4 +14,6 @@ done
 python=$(python3 "$root/tools/bootstrap.py")
 "$python" -m mqo setup
 cd "$root"
+# Two processes that share the cores must not spin while they wait for one another.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 exec "$python" -m pytest "${arguments[@]}"

@@ -29,9 +29,14 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 
 Report = Callable[[str], None]
 
-# glibc gives a large tensor back to the system when it is freed, and to have the next one page by
-# page takes longer than to fill it: keep the memory, of which training needs the same every step.
-_ON_CPU = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+_ON_CPU = {
+    # glibc gives a large tensor back to the system when it is freed, and to have the next one page
+    # by page takes longer than to fill it: keep the memory, of which every step needs the same.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    # Threads that spin while they wait for one that has no core, as other work has it, hold up all.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def build_command(
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not machine.has_cuda:
-        env |= _ON_CPU
+        env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
     return program + [flag for group in flags.values() for flag in group], env
 
 
