@@ -233,7 +233,10 @@ def _train(
 
 
 def reason(folder: RunFolder) -> str:
-    """The failure of a run that did not end well, as the program put it, or the last line of the log that names an error."""
+    """Why a run did not end well.
+
+    In the program's words, or by the last line of its log that names an error.
+    """
     if folder.failure.exists():
         return folder.failure.read_text(encoding="utf-8").strip()
     lines = folder.log.read_text(encoding="utf-8").splitlines()

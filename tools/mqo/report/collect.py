@@ -65,8 +65,9 @@ class Machine:
 
     def line(self) -> str:
         """In words."""
-        count = f"{self.processes} process" + ("es" if self.processes > 1 else "")
-        return f"{self.device}, {self.cores} cores, {count} of {self.threads} CPU threads"
+        threads = f"{self.threads} thread" + ("s" if self.threads != "1" else "")
+        per = f"{self.processes} processes, each " if self.processes > 1 else ""
+        return f"{self.device}, {self.cores} cores, {per}{threads}"
 
 
 @dataclass(frozen=True)
@@ -285,8 +286,8 @@ def _json(path: Path) -> Any:
 
 
 def _once(series: Series) -> Series:
-    """A value a step, the last: at its end a run validates again."""
-    return list(dict(series).items())
+    """A value a step, the last: at its end a run validates again, and one may have gone back."""
+    return sorted(dict(series).items())
 
 
 def _variant(folder: RunFolder, cell: Cell) -> str:

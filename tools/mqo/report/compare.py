@@ -215,9 +215,7 @@ def _rows(runs: Sequence[Run], validated: bool) -> list[Row]:
     return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
 
 
-def _row(
-    variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool
-) -> Row:
+def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool) -> Row:
     pairs = [(run, baselines[run.seed]) for run in runs if run.seed in baselines]
     near = [(run, base) for run, base in pairs if run.machine == base.machine]
     if variant == BASELINE:
@@ -271,9 +269,10 @@ def verdict(rows: Sequence[Row], *, continued: bool = False) -> Verdict:
         return Verdict(BASELINE, tolerance, basis, ("No mode stays within T.", text), doubts)
     best = min(within, key=lambda row: (-(row.share or 0), _gap(row)))
     reasons = [
-        f"Its loss is {_gap(best):+.2%} from bf16's, and it quantises {best.share:.1%} of the FLOPs,"
-        f" the most of the {len(within)} within T.",
-        *_next(best, others, tolerance),
+        f"Its loss is {_gap(best):+.2%} from bf16's, and it quantises {best.share:.1%} of the "
+        f"FLOPs, the most of the {len(within)} within T.",
+        *_equals(best, within),
+        *_next(best, others),
     ]
     return Verdict(best.variant, tolerance, basis, tuple(reasons), doubts)
 
@@ -290,7 +289,14 @@ def _shown(row: Row) -> str:
     return f"{_gap(row):+.2%}" if math.isfinite(_gap(row)) else "not finite"
 
 
-def _next(best: Row, others: Sequence[Row], tolerance: float) -> list[str]:
+def _equals(best: Row, within: Sequence[Row]) -> list[str]:
+    """What quantises as much, and is a little farther away."""
+    rows = [row for row in within if row.share == best.share and row is not best]
+    parts = [f"{row.variant} ({_shown(row)})" for row in rows]
+    return [f"As much: {', '.join(parts)}."] if parts else []
+
+
+def _next(best: Row, others: Sequence[Row]) -> list[str]:
     """What quantises more, and is too far away."""
     more = [row for row in others if (row.share or 0) > (best.share or 0) and row is not best]
     if not more:
@@ -307,9 +313,7 @@ def _tolerance(base: Row) -> tuple[float, str]:
     return relative, f"{SEED_FACTOR} standard deviations of bf16's final loss over {count} seeds"
 
 
-def _doubts(
-    base: Row, others: Sequence[Row], tolerance: float, continued: bool
-) -> Iterable[str]:
+def _doubts(base: Row, others: Sequence[Row], tolerance: float, continued: bool) -> Iterable[str]:
     """Why the evidence may not separate the modes, a sentence each."""
     steps = base.runs[0].steps
     if steps < MIN_STEPS:
@@ -325,9 +329,7 @@ def _doubts(
         which = "every mode" if len(single) == 1 + len(others) else _listed(single)
         yield f"One seed for {which}: chance alone may make such a difference."
     astride = [
-        row
-        for row in others
-        if row.gap and min(row.gap.values) <= tolerance < max(row.gap.values)
+        row for row in others if row.gap and min(row.gap.values) <= tolerance < max(row.gap.values)
     ]
     if astride:
         yield f"Within T by one seed and beyond it by another: {_listed(astride)}."

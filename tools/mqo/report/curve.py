@@ -53,8 +53,8 @@ def _label(run: RunFolder) -> str:
     config, dtype = cell["training"]["name"], cell["dtype"]
     which = "" if cell["gemms"] == "fprop" else f", {cell['gemms']} GEMMs"
     names = (cell["model"]["name"], cell["dataset"]["name"], cell["mode"])
-    options = "".join(f", {text}" for text in options(run))
-    return f"{' '.join(names)}{which}{options} ({config}, {dtype})"
+    more = "".join(f", {text}" for text in options(run))
+    return f"{' '.join(names)}{which}{more} ({config}, {dtype})"
 
 
 def options(run: RunFolder) -> Iterator[str]:

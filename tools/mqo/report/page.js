@@ -19,6 +19,7 @@
     series: data.groups[section.dataset.group].series,
     hidden: new Set(),
     range: null,
+    steps: Math.max(...data.groups[section.dataset.group].series.map((one) => one.loss.x.at(-1))),
     plots: [...section.querySelectorAll(".plot")],
   }));
 
@@ -42,12 +43,12 @@
       gridcolor: of("--line"), linecolor: of("--line"), zerolinecolor: of("--soft"),
       zerolinewidth: 1, automargin: true,
     };
-    const range = group.range ? { range: [...group.range] } : { autorange: true };
+    const range = group.range ?? [0, 1.03 * group.steps];
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: of("--soft") },
       margin: { l: 44, r: 10, t: 10, b: 36 },
-      xaxis: { ...axis, ...range, zeroline: false, title: { text: "step", standoff: 6 } },
+      xaxis: { ...axis, range: [...range], zeroline: false, title: { text: "step", standoff: 6 } },
       yaxis: { ...axis, zeroline: kind === "difference" },
       hovermode: count > 8 ? "closest" : "x unified",
       hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink") } },
@@ -56,7 +57,7 @@
   }
 
   const config = {
-    responsive: true, displaylogo: false,
+    responsive: true, displaylogo: false, doubleClick: "reset",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   };
 
@@ -78,15 +79,12 @@
   function follow(group, plot) {
     if (!plot.on) return;
     plot.on("plotly_relayout", (change) => {
-      let range = null;
-      if ("xaxis.range[0]" in change) range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      else if (!change["xaxis.autorange"]) return;
+      if (!Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
+      const range = plot.layout.xaxis.range;
       if (String(range) === String(group.range)) return;
-      group.range = range;
-      for (const other of group.plots) {
-        if (other === plot || !other.on) continue;
-        Plotly.relayout(other, range ? { "xaxis.range": [...range] } : { "xaxis.autorange": true });
-      }
+      group.range = [...range];
+      for (const other of group.plots)
+        if (other !== plot && other.on) Plotly.relayout(other, { "xaxis.range": [...range] });
     });
   }
 
@@ -139,7 +137,7 @@
   function file(row) {
     const details = element("details");
     const summary = element("summary", row.path + " ");
-    summary.append(element("span", `+${row.added} −${row.removed}`, "count"));
+    summary.append(element("span", row.kind === "added" ? `+${row.added}` : `+${row.added} −${row.removed}`, "count"));
     details.append(summary);
     once(details, () => showPart(details, row.digest));
     return details;

@@ -18,10 +18,12 @@ from mqo.report.compare import Group, Spread, difference, quantised
 from mqo.report.tables import sites
 from mqo.runs import Series
 
-# A curve has no more points than these; of longer ones each is the mean of as many steps.
-POINTS = 1500
+# A curve has no more points than these; of longer ones each is the mean of as many steps. A
+# difference is small beside the noise of single steps.
+POINTS, DIFFERENCES = 1500, 150
 # Variants of one look are told apart by the shape of their points.
 SYMBOLS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"), ("x", "✖"))
+NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
@@ -41,7 +43,8 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         "look": look,
         "sites": sites,
         "symbol": _symbol,
-        "thinned": _thinned,
+        "means": _means,
+        "points": {"loss": POINTS, "difference": DIFFERENCES},
         "packages": PACKAGES,
     }
     environment.filters |= {"percent": percent, "signed": signed, "number": number, "bytes": size}
@@ -98,8 +101,10 @@ def _curves(group: Group) -> dict[str, Any]:
     return {"series": [_series(group, run) for run in group.runs]}
 
 
-def _thinned(group: Group) -> bool:
-    return any(len(run.train) > POINTS for run in group.runs)
+def _means(group: Group, points: int) -> str:
+    """What a point of the longest curve is, where that is not a step."""
+    each = _each(max(len(run.train) for run in group.runs), points)
+    return f", means of {each} steps" if each > 1 else ""
 
 
 def _series(group: Group, run: Run) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def _series(group: Group, run: Run) -> dict[str, Any]:
         "look": asdict(look(run.types)),
         "symbol": _symbol(group, run.variant)[0],
         "loss": _points(run.train),
-        "difference": _points(other),
+        "difference": _points(other, DIFFERENCES),
         "valid": _points(run.valid),
     }
 
@@ -124,9 +129,14 @@ def _symbol(group: Group, variant: str) -> tuple[str, str]:
     return SYMBOLS[alike.index(variant) % len(SYMBOLS)]
 
 
-def _points(series: Series) -> dict[str, list]:
+def _each(steps: int, points: int) -> int:
+    """How many steps a point is the mean of."""
+    return math.ceil(steps / points) or 1
+
+
+def _points(series: Series, points: int = POINTS) -> dict[str, list]:
     """{x: steps, y: values}; None for what is not finite, which plots leave open."""
-    each = math.ceil(len(series) / POINTS) or 1
+    each = _each(len(series), points)
     parts = [series[n : n + each] for n in range(0, len(series), each)]
     means = [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
     values = [float(f"{value:.7g}") if math.isfinite(value) else None for _, value in means]
@@ -164,27 +174,27 @@ def _as_script(data: Mapping[str, Any]) -> str:
 def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
     """The mean, and its deviation where there are several."""
     if spread is None:
-        return "–"
+        return NOTHING
     if not math.isfinite(spread.mean):
         return "not finite"
     more = "" if spread.deviation is None else f" ± {spread.deviation * scale:{form.lstrip('+')}}"
-    return f"{spread.mean * scale:{form}}{more}"
+    return f"{spread.mean * scale:{form}}{more}".replace("-", MINUS)
 
 
 def signed(spread: Spread | None, digits: int = 2) -> str:
     """A relative difference, in percent, with its sign."""
     text = number(spread, f"+.{digits}f", 100)
-    return f"{text} %" if text[-1].isdigit() else text
+    return f"{text}%" if text[-1].isdigit() else text
 
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share, in percent."""
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
+    return NOTHING if share is None else f"{share:.{digits}%}"
 
 
 def size(spread: Spread | None) -> str:
     """Bytes as GiB, or MiB below one."""
     if spread is None:
-        return "–"
+        return NOTHING
     unit, scale = ("GiB", 2**30) if spread.mean >= 2**30 else ("MiB", 2**20)
     return f"{number(spread, '.2f' if unit == 'GiB' else '.0f', 1 / scale)} {unit}"

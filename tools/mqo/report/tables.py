@@ -12,6 +12,7 @@ from typing import Any
 from mqo.report.collect import LeftOut, Site
 from mqo.report.compare import Group, Row, Spread, quantised
 
+VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
 Table = list[dict[str, Any]]
 
 
@@ -20,7 +21,10 @@ def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Ta
     return {
         "results": [_result(group, row) for group in groups for row in group.rows],
         "sites": [
-            _names(group, row) | site for group in groups for row in group.rows for site in sites(row)
+            _names(group, row) | site
+            for group in groups
+            for row in group.rows
+            for site in sites(row)
         ],
         "verdicts": [_verdict(group) for group in groups],
         "runs": [_run(group, run) for group in groups for run in group.runs],
@@ -29,8 +33,8 @@ def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Ta
 
 
 def write(folder: Path, made: Mapping[str, Table]) -> None:
-    """A CSV a table, and report.json with all of them."""
-    for name, rows in made.items():
+    """A CSV a table that has rows, and report.json with all of them."""
+    for name, rows in ((name, rows) for name, rows in made.items() if rows):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns)
@@ -66,9 +70,7 @@ def _names(group: Group, row: Row) -> dict[str, Any]:
 def _result(group: Group, row: Row) -> dict[str, Any]:
     kind = "validation" if group.validated else "training"
     made = {"quantised": quantised(row.types), "seeds": len(row.runs), "loss_kind": kind}
-    for name in (
-        *("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up"),
-    ):
+    for name in VALUES:
         spread: Spread | None = getattr(row, name)
         made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
     return _names(group, row) | made | {"quantised_share": row.share}
