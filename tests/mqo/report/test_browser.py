@@ -149,3 +149,7 @@ def test_a_printed_page_has_light_curves(open_page):
     dark = page.evaluate(script)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(f"{script} !== {dark!r}")
+    width = "document.querySelector('[data-kind=loss] svg').getBoundingClientRect().width"
+    page.wait_for_function(f"{width} === 620")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"{script} === {dark!r} && {width} > 800")

@@ -15,7 +15,8 @@ from mqo.report import page as program
 from mqo.report.cli import replaced
 from mqo.report.collect import collect
 from mqo.report.compare import Spread, compare
-from mqo.report.page import DIFFERENCES, MINUS, NOTHING, Diffs, number, page, signed
+from mqo.report.page import MINUS, NOTHING, Diffs, number, page, signed
+from mqo.report.thin import DIFFERENCES
 
 
 @pytest.fixture
@@ -65,8 +66,11 @@ def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
     runs("three").result.unlink()
     code, out, err = mqo(runs.root, "-o", tmp_path / "the report")
     assert (code, err) == (0, "")
-    assert "llama32-1b on wikipedia, smoke: 2 runs; bf16 (the evidence does not separate" in out
-    assert "left out: 1 runs" in out
+    assert (
+        "llama32-1b on wikipedia, smoke: 2 runs; by the rule bf16, but: One seed for every mode"
+        in out
+    )
+    assert "left out, with the reason of each: 1\n" in out
     made = {path.name for path in (tmp_path / "the report").iterdir()}
     pictures = {f"1_llama32-1b_wikipedia_smoke.{ending}" for ending in ("png", "svg")}
     names = ("results", "sites", "verdicts", "runs", "left_out")
@@ -150,7 +154,7 @@ def test_the_page_says_what_the_verdict_says(plain, runs):
     assert "T = 0.50% (the default, for bf16 has one seed)" in html
     assert "This does not show how fast a format is." in html
     assert "Measured on A CPU, 2 cores, 2 threads" in html
-    assert "fprop mxfp8, qk mxfp8" in html
+    assert "mxfp8: fprop qk<" in html
     assert "+0.10%" in html
 
 

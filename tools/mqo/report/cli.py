@@ -34,10 +34,12 @@ def report(
     left_out += repeated
     write(groups, left_out, out)
     for group in groups:
-        doubt = " (the evidence does not separate the modes)" if group.verdict.doubts else ""
-        print(f"{group.title}: {len(group.runs)} runs; {group.verdict.choice or 'none'}{doubt}")
+        found, count = group.verdict, len(group.runs)
+        said = [f"by the rule {found.choice}, but:" if found.doubts else f"take {found.choice}"]
+        words = " ".join((said if found.choice else []) + list(found.doubts))
+        print(f"{group.title}: {count} run{'s' * (count > 1)}; {words}")
     if left_out:
-        print(f"left out: {len(left_out)} runs, listed with their reasons")
+        print(f"left out, with the reason of each: {len(left_out)}")
     print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")
 
 

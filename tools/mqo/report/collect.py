@@ -33,6 +33,7 @@ _FREE = (
     # torchrun's own; behind the last of them stands the program, a path of the run's own.
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
+SHOWN = 300  # characters of an error
 _LITERAL = "custom_quant_type = "
 _PACKAGE_INFO = "megatron/core/package_info.py"
 
@@ -231,8 +232,8 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
         return _run(name, folder, cell, result)
     except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
-        text = str(error).splitlines()[0] if str(error) else ""
-        return LeftOut(name, "unreadable", f"{type(error).__name__}: {text}")
+        text = " ".join(str(error).split())
+        return LeftOut(name, "unreadable", f"{type(error).__name__}: {text[:SHOWN]}")
 
 
 def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
@@ -260,7 +261,7 @@ def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) ->
         variant=_variant(folder, cell),
         types=result["types"],
         setting=_setting(cell, command, facts),
-        seed=" ".join(values(command, "--seed")),
+        seed=" ".join(values(command, "--seed")) or "default",
         continued=facts.get("inputs", {}).get("iteration") is not None,
         steps=result["iterations"],
         tokens_per_step=job.tokens_per_step(),

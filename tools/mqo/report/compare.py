@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mqo.matrix.tables import SITES
+from mqo.matrix.tables import NONE, SITES
 from mqo.report.collect import LeftOut, Run
 from mqo.runs import Series
 
@@ -340,6 +340,9 @@ def _listed(rows: Iterable[Row]) -> str:
 
 
 def quantised(types: Mapping[str, str]) -> str:
-    """The sites and their types in words."""
-    parts = [f"{site} {types[site]}" for site in SITES if types.get(site, "none") != "none"]
-    return ", ".join(parts) or "nothing"
+    """The types, and the sites of each: 'mxfp8: fprop qk'."""
+    sites: dict[str, list[str]] = {}
+    for site in SITES:
+        if types.get(site, NONE) != NONE:
+            sites.setdefault(types[site], []).append(site)
+    return "; ".join(f"{kind}: {' '.join(of)}" for kind, of in sites.items()) or "nothing"

@@ -3,6 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  const PAPER = { width: 620, height: 280 }; // what the narrower of the usual sheets have room for
   let printing = false;
 
   async function unpacked(id) {
@@ -27,12 +28,16 @@
     const points = one[kind];
     const color = dark.matches && !printing ? one.look.dark : one.look.light;
     const few = points.x.length < 30;
+    const marked = one.symbol !== "circle"; // another variant has this colour and dash
     return {
       x: points.x, y: points.y, name: one.label, type: "scatter",
-      mode: kind === "valid" || few ? "lines+markers" : "lines",
+      mode: kind === "valid" || few || marked ? "lines+markers" : "lines",
       visible: !group.hidden.has(one.variant),
       line: { color, dash: one.look.dash, width: kind === "valid" ? 2 : 1.6 },
-      marker: { color, symbol: one.symbol, size: kind === "valid" ? 7 : 5 },
+      marker: {
+        color, symbol: one.symbol, size: kind === "valid" || marked ? 7 : 5,
+        maxdisplayed: kind === "valid" || few ? 0 : 12,
+      },
       hovertemplate: "%{y:.4f}",
     };
   }
@@ -53,6 +58,7 @@
       hovermode: count > 8 ? "closest" : "x unified",
       hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink") } },
       dragmode: "zoom",
+      ...(printing ? PAPER : { autosize: true }),
     };
   }
 
@@ -108,8 +114,13 @@
     }
     const again = () => groups.forEach(draw);
     dark.addEventListener("change", again);
-    addEventListener("beforeprint", () => { printing = true; again(); });
-    addEventListener("afterprint", () => { printing = false; again(); });
+    const print = (now) => {
+      printing = now;
+      document.documentElement.classList.toggle("printing", now);
+      again();
+    };
+    addEventListener("beforeprint", () => print(true));
+    addEventListener("afterprint", () => print(false));
     document.documentElement.dataset.ready = "yes";
   }
 
@@ -117,6 +128,7 @@
 
   const KINDS = { site: "Quant sites", other: "Other changes", added: "Files of ours" };
   const MARKS = { "+": "a", "-": "r", "@": "h" };
+  const HEAD = /^(diff --git |--- (a\/|\/dev)|\+\+\+ (b\/|\/dev))/;
   let parts = null;
 
   function element(name, text, className) {
@@ -130,7 +142,7 @@
     parts ??= unpacked("parts").then(JSON.parse);
     const pre = element("pre");
     for (const line of (await parts)[digest].trimEnd().split("\n"))
-      pre.append(element("span", line || " ", MARKS[line[0]]));
+      pre.append(element("span", line || " ", HEAD.test(line) ? "h" : MARKS[line[0]]));
     place.append(pre);
   }
 

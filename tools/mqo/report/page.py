@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,11 +15,9 @@ from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colours import look
 from mqo.report.compare import Group, Spread, difference, quantised
 from mqo.report.tables import sites
+from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
 from mqo.runs import Series
 
-# A curve has no more points than these; of longer ones each is the mean of as many steps. A
-# difference is small beside the noise of single steps.
-POINTS, DIFFERENCES = 1500, 150
 # Variants of one look are told apart by the shape of their points.
 SYMBOLS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"), ("x", "✖"))
 NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -103,7 +100,7 @@ def _curves(group: Group) -> dict[str, Any]:
 
 def _means(group: Group, points: int) -> str:
     """What a point of the longest curve is, where that is not a step."""
-    each = _each(max(len(run.train) for run in group.runs), points)
+    each = steps_a_point(max(len(run.train) for run in group.runs), points)
     return f", means of {each} steps" if each > 1 else ""
 
 
@@ -116,9 +113,9 @@ def _series(group: Group, run: Run) -> dict[str, Any]:
         "label": f"{run.variant}, seed {run.seed}" if several else run.variant,
         "look": asdict(look(run.types)),
         "symbol": _symbol(group, run.variant)[0],
-        "loss": _points(run.train),
-        "difference": _points(other, DIFFERENCES),
-        "valid": _points(run.valid),
+        "loss": _points(thin(run.train)),
+        "difference": _points(thin(other, DIFFERENCES)),
+        "valid": _points(thin(run.valid)),
     }
 
 
@@ -129,18 +126,10 @@ def _symbol(group: Group, variant: str) -> tuple[str, str]:
     return SYMBOLS[alike.index(variant) % len(SYMBOLS)]
 
 
-def _each(steps: int, points: int) -> int:
-    """How many steps a point is the mean of."""
-    return math.ceil(steps / points) or 1
-
-
-def _points(series: Series, points: int = POINTS) -> dict[str, list]:
+def _points(series: Series) -> dict[str, list]:
     """{x: steps, y: values}; None for what is not finite, which plots leave open."""
-    each = _each(len(series), points)
-    parts = [series[n : n + each] for n in range(0, len(series), each)]
-    means = [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
-    values = [float(f"{value:.7g}") if math.isfinite(value) else None for _, value in means]
-    return {"x": [step for step, _ in means], "y": values}
+    values = [float(f"{value:.7g}") if math.isfinite(value) else None for _, value in series]
+    return {"x": [step for step, _ in series], "y": values}
 
 
 # -- what the page carries ------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from mqo.report.colours import look
 from mqo.report.compare import Group, difference
+from mqo.report.thin import DIFFERENCES, thin
+from mqo.runs import Series
 
 _DASHES = {
     "solid": "-",
@@ -25,16 +27,15 @@ def draw(group: Group, target: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(3, sharex=True, figsize=(8, 9), layout="constrained")
-    named: set[str] = set()
-    for run in group.runs:
-        one, base = look(run.types), group.baseline(run)
-        style = {"color": one.light, "linestyle": _DASHES[one.dash], "linewidth": 1.3}
-        label = None if run.variant in named else run.variant
-        named.add(run.variant)
-        panels[0].plot(*_xy(run.train), label=label, **style)
-        if base and base is not run:
-            panels[1].plot(*_xy(difference(run, base)), **style)
-        panels[2].plot(*_xy(run.valid), marker="o", markersize=4, **style)
+    for row in group.rows:
+        one = look(row.types)
+        style = {"color": one.light, "linestyle": _DASHES[one.dash], "linewidth": 1.2}
+        for n, run in enumerate(row.runs):
+            base = group.baseline(run)
+            panels[0].plot(*_xy(thin(run.train)), label=None if n else row.variant, **style)
+            if base and base is not run:
+                panels[1].plot(*_xy(thin(difference(run, base), DIFFERENCES)), **style)
+            panels[2].plot(*_xy(thin(run.valid)), marker="o", markersize=4, **style)
     titles = ("training loss", "training loss less that of bf16", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
@@ -50,5 +51,5 @@ def draw(group: Group, target: Path) -> None:
     plt.close(figure)
 
 
-def _xy(series: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+def _xy(series: Series) -> tuple[list[int], list[float]]:
     return [step for step, _ in series], [value for _, value in series]
