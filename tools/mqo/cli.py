@@ -19,6 +19,7 @@ from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.overlay import cli
 from mqo.project import Project
+from mqo.report.cli import report
 from mqo.sweep.cli import sweep
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
 app.command()(sweep)
+app.command()(report)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""metrics.jsonl, quant_stats.json and failure.txt: what a run writes of itself."""
+"""metrics.jsonl, quant_stats.json, device.json, failure.txt: what a run writes of itself."""
 
 import json
 import math
@@ -13,7 +13,8 @@ from megatron.quant import QuantRecord
 from megatron.quant.config import ENVIRONMENT_VARIABLE, current
 
 from .checkpoints import keep_last
-from .ranks import rank
+from .ranks import all_ranks, rank
+from .usage import DEVICE, peak_memory, write_usage
 
 METRICS, QUANT_STATS, FAILURE = "metrics.jsonl", "quant_stats.json", "failure.txt"
 
@@ -50,8 +51,10 @@ def recorded(writer: Any) -> Iterator[None]:
             early = leaving  # as upstream's trainer ends at --exit-interval and --exit-duration
         keep_last(current().keep_checkpoints)
         records = guard.gather()
+        peaks = all_ranks(peak_memory())
         if rank() == 0:
             write_stats(folder / QUANT_STATS, records)
+            write_usage(folder / DEVICE, peaks)
         guard.check_all(records)
     except (Exception, SystemExit) as error:
         if rank() == 0:

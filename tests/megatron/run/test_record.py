@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import QuantRecord
 from megatron.run import GuardError, recorded, run_folder
 from megatron.run.record import FAILURE, METRICS, QUANT_STATS, write_stats
+from megatron.run.usage import DEVICE
 
 
 class Writer:
@@ -142,6 +144,26 @@ def test_statistics_without_a_number_are_still_json(tmp_path, signal, noise, sqn
     (row,) = strict(path.read_text())
     assert row["sqnr_db"] == sqnr
     assert row["signal"] == (signal if math.isfinite(signal) else str(signal))
+
+
+# -- device ------------------------------------------------------------------------------------
+
+
+def test_the_peak_of_memory_is_written_in_bytes(run):
+    folder = run()
+    with recorded(None):
+        pass
+    found = strict((folder / DEVICE).read_text())
+    assert found["device"] == accelerator.get_device_name()
+    (peak,) = found["peak_memory"]
+    assert 1e8 < peak < 1e12 or HAS_CUDA  # what holds torch has 100 MB, and no machine has 1 TB
+
+
+def test_a_failed_run_tells_no_peak(run):
+    folder = run()
+    with pytest.raises(ZeroDivisionError), recorded(None):
+        raise ZeroDivisionError
+    assert not (folder / DEVICE).exists()
 
 
 # -- failures ----------------------------------------------------------------------------------

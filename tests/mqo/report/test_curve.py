@@ -31,10 +31,12 @@ def test_the_plot_names_the_cell_and_chance(run, tmp_path):
 
 def test_runs_of_one_cell_are_told_apart(run, tmp_path):
     options = '[quantiser]\nblock = 64\n[schedule]\nfprop = "mxfp8 until 9, then none"\n'
+    options += '[layers]\nexclude = ["qk:*"]\n'
     run.quant_config.write_text(options)
     plot([run], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()
-    assert "m d bf16, block 64, fprop mxfp8 until 9, then none (smoke, fp32)" in picture
+    said = "m d bf16, block 64, fprop mxfp8 until 9, then none, without qk:* (smoke, fp32)"
+    assert said in picture
 
 
 def test_a_png_is_a_png(run, tmp_path):

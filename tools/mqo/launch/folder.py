@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mqo.launch.cell import Cell
 from mqo.launch.inputs import Inputs
+from mqo.launch.machine import cpu_model
 from mqo.launch.quantiser import quant_toml
 from mqo.runs import RunFolder
 
@@ -91,6 +92,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, object]:
     return {
         "python": sys.version,
         "platform": platform.platform(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "commit": _commit(),
         "variables": dict(env),

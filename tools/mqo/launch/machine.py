@@ -28,6 +28,13 @@ def detect() -> Machine:
     return Machine(len(os.sched_getaffinity(0)), _cuda_devices() if torch_cuda() else 0)
 
 
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The processor's name, as Linux has it; None where it has none."""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
+    return found[1].strip() if found else None
+
+
 def torch_cuda() -> str | None:
     """The CUDA release that torch was built for ("13.0"), read from its version file.
 

@@ -224,7 +224,7 @@ def _train(
         code = process.wait()
     if code != 0:
         raise RunError(
-            f"Training ended with exit code {code}: {_reason(folder)}",
+            f"Training ended with exit code {code}: {reason(folder)}",
             expected=f"{cell.training.iterations} steps",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
@@ -237,8 +237,11 @@ def _train(
         )
 
 
-def _reason(folder: RunFolder) -> str:
-    """The failure as the program put it, or the last line of the log that names an error."""
+def reason(folder: RunFolder) -> str:
+    """Why a run did not end well.
+
+    In the program's words, or by the last line of its log that names an error.
+    """
     if folder.failure.exists():
         return folder.failure.read_text(encoding="utf-8").strip()
     lines = folder.log.read_text(encoding="utf-8").splitlines()

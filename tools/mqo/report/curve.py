@@ -53,15 +53,16 @@ def _label(run: RunFolder) -> str:
     config, dtype = cell["training"]["name"], cell["dtype"]
     which = "" if cell["gemms"] == "fprop" else f", {cell['gemms']} GEMMs"
     names = (cell["model"]["name"], cell["dataset"]["name"], cell["mode"])
-    options = "".join(f", {text}" for text in _options(run))
-    return f"{' '.join(names)}{which}{options} ({config}, {dtype})"
+    more = "".join(f", {text}" for text in options(run))
+    return f"{' '.join(names)}{which}{more} ({config}, {dtype})"
 
 
-def _options(run: RunFolder) -> Iterator[str]:
-    """What tells two runs of one cell apart: the quantisers' options and the schedules."""
+def options(run: RunFolder) -> Iterator[str]:
+    """What tells two runs of one cell apart: quantisers' options, schedules, layers left out."""
     tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
     for table in ("quantiser", "schedule"):
         yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
+    yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
 
 
 def _chance(run: RunFolder) -> float | None:

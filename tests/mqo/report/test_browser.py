@@ -1,0 +1,155 @@
+"""The page in a real browser: it draws, it answers a click, it fits a phone, it turns dark."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from mqo.report.cli import write
+from mqo.report.collect import collect
+from mqo.report.compare import compare
+
+from .conftest import make_run
+
+pytest.importorskip("plotly")
+playwright = pytest.importorskip("playwright.sync_api")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+WAYS = "`apt-get install chromium-headless-shell`, or `playwright install chromium`"
+MODES = ("bf16", "FA_linear_mxfp8", "mxfp4")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        found = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
+        if not Path(found).exists():
+            pytest.skip(f"there is no Chromium: {WAYS}")
+        with driver.chromium.launch(executable_path=found) as started:
+            yield started
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs of a report")
+    for seed in (1, 2):
+        for n, mode in enumerate(MODES):
+            make_run(root / f"{mode} {seed}", mode, seed=seed, loss=6 + n / 50 + seed / 100)
+    make_run(root / "a failed one", "mxfp4").result.unlink()
+    found, left_out = collect([root])
+    groups, _ = compare(found)
+    write(groups, left_out, root / "report")
+    return (root / "report" / "index.html").as_uri()
+
+
+@pytest.fixture
+def open_page(browser, report):
+    """A function that opens the page; whatever it logs or fetches fails the test at its end."""
+    said, contexts = [], []
+
+    def start(width=1280, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("requestfailed", lambda request: said.append(request.url))
+        page.goto(report)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def visible(page, kind):
+    """Of each trace of a plot, by name, whether it is shown."""
+    script = f"document.querySelector('[data-kind={kind}]').data.map(t => [t.name, t.visible])"
+    return dict(page.evaluate(script))
+
+
+def test_each_run_has_its_curves(open_page):
+    page = open_page()
+    names = {f"{mode}, seed {seed}" for mode in MODES for seed in (1, 2)}
+    assert set(visible(page, "loss")) == set(visible(page, "valid")) == names
+    assert set(visible(page, "difference")) == {name for name in names if "bf16" not in name}
+    assert page.locator("[data-kind=loss] .scatterlayer .trace").count() == 6
+
+
+def test_a_click_in_the_legend_hides_a_mode_in_all_plots_and_another_shows_it(open_page):
+    page = open_page()
+    button = page.locator(".legend button[data-variant=mxfp4]")
+    for shown in (False, True):
+        button.click()
+        assert button.get_attribute("aria-pressed") == str(shown).lower()
+        for kind in ("loss", "difference", "valid"):
+            for name, there in visible(page, kind).items():
+                assert there is (shown or not name.startswith("mxfp4")), (kind, name)
+        page.wait_for_function(
+            "n => document.querySelectorAll('[data-kind=loss] .scatterlayer .trace').length === n",
+            arg=6 if shown else 4,
+        )
+
+
+def test_plots_zoom_together(open_page):
+    page = open_page()
+    page.evaluate(
+        "Plotly.relayout(document.querySelector('[data-kind=loss]'), {'xaxis.range': [10, 20]})"
+    )
+    for kind in ("difference", "valid"):
+        page.wait_for_function(
+            f"String(document.querySelector('[data-kind={kind}]').layout.xaxis.range) === '10,20'"
+        )
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_makes_the_page_scroll_sideways(open_page, width):
+    page = open_page(width)
+    for summary in (".origins > details > summary", "details.diff > summary"):
+        page.locator(summary).first.click()
+    page.wait_for_selector("details.diff pre")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    boxes = page.evaluate("[...document.querySelectorAll('.scroll')].map(b => b.clientWidth)")
+    assert all(box <= width for box in boxes)
+
+
+def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
+    page = open_page()
+    colours = (
+        "[getComputedStyle(document.body).backgroundColor,"
+        " document.querySelector('[data-kind=loss]').data[0].line.color]"
+    )
+    light = page.evaluate(colours)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"String({colours}[1]) !== {light[1]!r}")
+    dark = page.evaluate(colours)
+    assert sum(map(int, light[0].strip("rgb()").split(","))) > 3 * 200
+    assert sum(map(int, dark[0].strip("rgb()").split(","))) < 3 * 60
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"String({colours}[1]) === {light[1]!r}")
+
+
+def test_a_runs_diff_is_a_click_away(open_page):
+    page = open_page()
+    page.locator(".origins > details > summary").first.click()
+    page.locator("details.diff > summary").first.click()
+    text = page.locator("details.diff pre").first
+    text.wait_for()
+    assert "+custom_quant_type = " in text.inner_text()
+    assert page.locator("details.diff h4").all_inner_texts() == ["Quant sites", "Files of ours"]
+    page.locator("details.diff details summary", has_text="megatron/ours.py").click()
+    page.wait_for_function("document.body.innerText.includes('<script>alert')")
+
+
+def test_a_printed_page_has_light_curves(open_page):
+    page = open_page(scheme="dark")
+    script = "document.querySelector('[data-kind=loss]').data[0].line.color"
+    dark = page.evaluate(script)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function(f"{script} !== {dark!r}")
+    width = "document.querySelector('[data-kind=loss] svg').getBoundingClientRect().width"
+    page.wait_for_function(f"{width} === 620")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"{script} === {dark!r} && {width} > 800")

@@ -1,0 +1,234 @@
+"""The report's files, without a browser."""
+
+import base64
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from mqo import cli
+from mqo.errors import RunError, SetupError
+from mqo.report import page as program
+from mqo.report.cli import replaced
+from mqo.report.collect import collect
+from mqo.report.compare import Spread, compare
+from mqo.report.page import MINUS, NOTHING, Diffs, number, page, signed
+from mqo.report.thin import DIFFERENCES
+
+
+@pytest.fixture
+def mqo(monkeypatch, capsys):
+    """A function that runs `mqo report`: its exit code, its output and its errors."""
+
+    def run(*words):
+        pytest.importorskip("plotly")
+        monkeypatch.setattr(sys, "argv", ["mqo", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A function that makes the page of a folder of runs, without plotly."""
+    monkeypatch.setattr(program, "_plotly", lambda: "plotly")
+
+    def make(runs):
+        found, left_out = collect([runs.root])
+        groups, repeated = compare(found)
+        return page(groups, left_out + repeated, "2026-11-21")
+
+    return make
+
+
+def unpacked(html, name):
+    (text,) = re.findall(rf'id="{name}">([^<]*)<', html)
+    return gzip.decompress(base64.b64decode(text)).decode()
+
+
+def data(html):
+    (text,) = re.findall(r'id="data">([^<]*)<', html)
+    return json.loads(text)
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
+    runs("one")
+    runs("two", "mxfp4", loss=6.1)
+    runs("three").result.unlink()
+    code, out, err = mqo(runs.root, "-o", tmp_path / "the report")
+    assert (code, err) == (0, "")
+    assert (
+        "llama32-1b on wikipedia, smoke: 2 runs; by the rule bf16, but: One seed for every mode"
+        in out
+    )
+    assert "left out, with the reason of each: 1\n" in out
+    made = {path.name for path in (tmp_path / "the report").iterdir()}
+    pictures = {f"1_llama32-1b_wikipedia_smoke.{ending}" for ending in ("png", "svg")}
+    names = ("results", "sites", "verdicts", "runs", "left_out")
+    assert made == {"index.html", "report.json", *pictures, *(f"{name}.csv" for name in names)}
+
+
+def test_the_tables_hold_the_numbers(mqo, runs, tmp_path):
+    runs("one", loss=6.0)
+    runs("two", "mxfp4", loss=6.06)
+    mqo(runs.root, "-o", tmp_path / "out")
+    with (tmp_path / "out/results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["mode"] for row in rows] == ["bf16", "mxfp4"]
+    assert float(rows[1]["gap"]) == pytest.approx(0.01)
+    whole = json.loads((tmp_path / "out/report.json").read_text())
+    assert whole["results"][1]["peak_memory"] == 2**30
+    assert whole["verdicts"][0]["firm"] is False
+
+
+def test_the_command_imports_no_torch(runs, tmp_path):
+    pytest.importorskip("plotly")
+    runs("one")
+    code = (
+        "import sys; from mqo import cli\n"
+        "try:\n    cli.main()\nfinally:\n    assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, "report", runs.root, "-o", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_older_report_is_replaced_and_nothing_else_is(runs, tmp_path):
+    old, other = tmp_path / "old", tmp_path / "other"
+    for folder, names in ((old, ("index.html", "report.json", "stale")), (other, ("thesis.tex",))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("old")
+    with replaced(old) as folder:
+        (folder / "index.html").write_text("new")
+        assert (old / "index.html").read_text() == "old"
+    assert [path.name for path in old.iterdir()] == ["index.html"]
+    with pytest.raises(RunError, match="holds something else"), replaced(other):
+        pass
+    assert (other / "thesis.tex").read_text() == "old"
+
+
+def test_a_report_that_fails_leaves_the_older_one(tmp_path):
+    out = tmp_path / "out"
+    with replaced(out) as folder:
+        (folder / "index.html").write_text("old")
+        (folder / "report.json").write_text("{}")
+    with pytest.raises(ZeroDivisionError), replaced(out):
+        raise ZeroDivisionError
+    assert (out / "index.html").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_without_plotly_the_message_says_what_to_install(runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(SetupError, match=r"\[report\]"):
+        page([], [], "")
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing_from_elsewhere(plain, runs):
+    runs("one")
+    html = plain(runs)
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', html) == []
+    assert "url(" not in html and "@import" not in html
+    assert unpacked(html, "plotly") == "plotly"
+
+
+def test_the_page_says_what_the_verdict_says(plain, runs):
+    runs("one", loss=6.0)
+    runs("two", "FA_linear_mxfp8", loss=6.006)
+    html = plain(runs)
+    assert "The evidence does not separate the modes yet." in html
+    assert "By the rule it would be <strong>FA_linear_mxfp8</strong>" in html
+    assert "T = 0.50% (the default, for bf16 has one seed)" in html
+    assert "This does not show how fast a format is." in html
+    assert "Measured on A CPU, 2 cores, 2 threads" in html
+    assert "mxfp8: fprop qk<" in html
+    assert "+0.10%" in html
+
+
+def test_what_a_run_says_is_text_and_no_markup(plain, runs):
+    folder = runs("one")
+    folder.command.write_text(folder.command.read_text() + "# <b>bold</b>\n")
+    runs("<i>two</i>").result.unlink()
+    html = plain(runs)
+    assert "&lt;b&gt;bold" in html and "<b>bold" not in html
+    assert "&lt;i&gt;two" in html and "<i>two" not in html
+    assert "<script>alert" not in html
+    assert any("<script>alert" in part for part in json.loads(unpacked(html, "parts")).values())
+
+
+def test_each_part_of_a_diff_is_there_once(runs):
+    for name, mode in (("a", "bf16"), ("b", "FA_mxfp8"), ("c", "FA_linear_mxfp8")):
+        runs(name, mode)
+    found, _ = collect([runs.root])
+    diffs = Diffs(found)
+    assert len(diffs.parts) == 3  # bf16's site, mxfp8's, and the added file
+    assert len(diffs.listed) == 2
+    assert [diffs.number(run) for run in found] == [0, 1, 1]
+    assert diffs.summary(found[0]) == "2 files, +3 -1 lines"
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_in_the_curve(plain, runs):
+    folder = runs("one", steps=3)
+    with folder.metrics.open("a") as lines:
+        lines.write('{"iteration": 2, "name": "lm loss", "value": "nan"}\n')
+    (series,) = data(plain(runs))["groups"][0]["series"]
+    assert [value is None for value in series["loss"]["y"]] == [False, True, False]
+
+
+def test_long_curves_are_thinned_to_means(plain, runs):
+    runs("one", steps=400, loss=6.0)
+    runs("two", "mxfp4", steps=400, loss=6.5)
+    html = plain(runs)
+    base, other = data(html)["groups"][0]["series"]
+    assert len(base["loss"]["x"]) == 400
+    assert base["difference"]["x"] == []
+    assert len(other["difference"]["x"]) <= DIFFERENCES
+    assert other["difference"]["x"][:2] == [3, 6]
+    assert "means of 3 steps" in html
+
+
+def test_variants_of_one_mode_share_a_colour_and_differ_in_shape(plain, runs):
+    runs("one", "mxfp4")
+    folder = runs("two", "mxfp4")
+    folder.quant_config.write_text("[quantiser]\nblock = 64\n")
+    one, two = data(plain(runs))["groups"][0]["series"]
+    assert one["look"] == two["look"]
+    assert one["symbol"] != two["symbol"]
+
+
+def test_no_run_at_all_is_still_a_page(plain, runs):
+    runs("one").result.unlink()
+    html = plain(runs)
+    assert "No run ended well" in html
+    assert "unfinished" in html
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((), NOTHING),
+        ((0.01,), "+1.00%"),
+        ((-0.01, -0.02), f"{MINUS}1.50 ± 0.71%"),
+        ((float("nan"), 0.1), "not finite"),
+    ],
+)
+def test_a_relative_difference_as_it_is_shown(values, text):
+    assert signed(Spread.of(values)) == text
+
+
+def test_a_number_has_its_deviation_where_there_is_one():
+    assert number(Spread.of([1.0]), ".1f") == "1.0"
+    assert number(Spread.of([1.0, 3.0]), ".1f") == "2.0 ± 1.4"

@@ -1,0 +1,84 @@
+"""`mqo report`: runs in, a folder with the page, pictures and tables out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mqo.report.compare import Group
+
+PAGE = "index.html"
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of them; all runs.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="A folder, made or replaced.")] = Path(
+        "report"
+    ),
+) -> None:
+    """Compare runs: one page that works offline, with pictures and tables beside it."""
+    from mqo.project import Project
+    from mqo.report.collect import collect
+    from mqo.report.compare import compare
+
+    found, left_out = collect(runs or [Project.here().runs])
+    groups, repeated = compare(found)
+    left_out += repeated
+    write(groups, left_out, out)
+    for group in groups:
+        found, count = group.verdict, len(group.runs)
+        said = [f"by the rule {found.choice}, but:" if found.doubts else f"take {found.choice}"]
+        words = " ".join((said if found.choice else []) + list(found.doubts))
+        print(f"{group.title}: {count} run{'s' * (count > 1)}; {words}")
+    if left_out:
+        print(f"left out, with the reason of each: {len(left_out)}")
+    print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")
+
+
+def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
+    """Write all files of the report; `out` is the old report or the new one, whole."""
+    import datetime
+
+    from mqo.report import pictures, tables
+    from mqo.report.page import page
+
+    with replaced(out) as folder:
+        today = datetime.date.today().isoformat()
+        (folder / PAGE).write_text(page(groups, left_out, today), encoding="utf-8")
+        tables.write(folder, tables.tables(groups, left_out))
+        for number, group in enumerate(groups, 1):
+            name = f"{number}_{group.model}_{group.dataset}_{group.config}"
+            pictures.draw(group, folder / name)
+
+
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """A folder to fill, which then takes the place of `target`, an older report or nothing.
+
+    RunError where something else stands there.
+    """
+    from mqo.errors import RunError
+
+    target = target.resolve()
+    ours = (target / PAGE).exists() and (target / "report.json").exists()
+    if target.exists() and not ours and not (target.is_dir() and not any(target.iterdir())):
+        raise RunError(
+            f"{target} holds something else than a report",
+            expected="a new folder, or an older report, which is replaced",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as place:
+        new, old = Path(place) / "new", Path(place) / "old"
+        new.mkdir()
+        yield new
+        if target.exists():
+            target.rename(old)
+        new.rename(target)

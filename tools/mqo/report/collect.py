@@ -1,0 +1,373 @@
+"""Reads run folders into records: what ran, how it ended, what it measured and what it took."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import MqoError, RunError
+from mqo.launch.cell import Cell
+from mqo.launch.folder import from_shell
+from mqo.launch.inputs import values
+from mqo.launch.run import reason
+from mqo.overlay.tree import version_of
+from mqo.report.curve import options
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series
+from mqo.sweep.cells import Job
+from mqo.sweep.progress import STEP_TIME
+from mqo.sweep.state import SweepFolder
+
+# Of the step times these come first and are left out: caches fill, kernels are compiled.
+LEFT_OUT_STEPS, LEFT_OUT_SHARE = 2, 0.1
+# Flags in which runs of one comparison may differ: places, the seed, what is written and when.
+_FREE = (
+    *("--tokenizer-model", "--data-path", "--data-cache-path", "--tensorboard-dir", "--seed"),
+    *("--save", "--load", "--ckpt-step", "--save-interval", "--verify-integrity"),
+    *("--exit-signal-handler", "--tensorboard-log-interval", "--log-timers-to-tensorboard"),
+    # torchrun's own; behind the last of them stands the program, a path of the run's own.
+    *("--standalone", "--node-rank", "--master-addr", "--master-port"),
+)
+SHOWN = 300  # characters of an error
+_LITERAL = "custom_quant_type = "
+_PACKAGE_INFO = "megatron/core/package_info.py"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the quantisers of a site measured in a run, all layers and operands together.
+
+    The SQNR is in dB, of the summed energies; underflow is the mean share, 0 to 1, of the nonzero
+    elements that became zero. None where nothing was measured.
+    """
+
+    site: str
+    quant_type: str
+    layers: int
+    calls: int
+    sqnr_db: float | None
+    underflow: float | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run was: "cpu" or "gpu", its model, cores, processes, and threads of each."""
+
+    kind: str
+    device: str
+    cores: int
+    processes: int
+    threads: str
+
+    def line(self) -> str:
+        """In words."""
+        threads = f"{self.threads} thread" + ("s" if self.threads != "1" else "")
+        per = f"{self.processes} processes, each " if self.processes > 1 else ""
+        return f"{self.device}, {self.cores} cores, {per}{threads}"
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file's part of overlay.diff."""
+
+    path: str
+    text: str
+
+    @property
+    def kind(self) -> str:
+        """A "site" patch, which writes a quant type; an "added" file of ours; or an "other" one."""
+        if "\n--- /dev/null" in self.text:
+            return "added"
+        return "site" if "\n+" in self.text and _LITERAL in self.text else "other"
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal parts."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def added(self) -> int:
+        """Lines added."""
+        return self._count("+")
+
+    @property
+    def removed(self) -> int:
+        """Lines removed."""
+        return self._count("-")
+
+    def _count(self, sign: str) -> int:
+        _, _, body = self.text.partition("\n@@")
+        return sum(line.startswith(sign) for line in body.split("\n"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended well.
+
+    `variant` is the mode with what the user changed in the quantising. `setting` holds what must
+    be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
+    in bytes, `share` is the quantised part of the FLOPs.
+    """
+
+    folder: RunFolder
+    name: str
+    model: str
+    dataset: str
+    config: str
+    dtype: str
+    mode: str
+    variant: str
+    types: Mapping[str, str]
+    setting: Mapping[str, str]
+    seed: str
+    continued: bool
+    steps: int
+    tokens_per_step: int
+    vocabulary: int | None
+    train: Series
+    valid: Series
+    step_times: tuple[float, ...]
+    peak_memory: int | None
+    share: float | None
+    sites: tuple[Site, ...]
+    machine: Machine
+    command: str
+    commit: str | None
+    upstream: str | None
+    python: str
+    packages: Mapping[str, str]
+    changes: tuple[FileChange, ...]
+
+    @property
+    def step_time(self) -> float | None:
+        """The median, the first ones left out; None where none was recorded."""
+        first = max(LEFT_OUT_STEPS, math.ceil(LEFT_OUT_SHARE * len(self.step_times)))
+        rest = self.step_times[first:] or self.step_times[-1:]
+        return statistics.median(rest) if rest else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """By the median step."""
+        return self.tokens_per_step / self.step_time if self.step_time else None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that is in no comparison."""
+
+    name: str
+    what: str
+    reason: str
+
+
+def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
+    """(name, run) of each run folder among `places` and below them, once, by name in each place.
+
+    RunError for a place that is not there, and for none at all.
+    """
+    found: dict[Path, str] = {}
+    places = list(places)
+    for place in places:
+        if not place.is_dir():
+            raise RunError(f"There is no folder {place}", expected="a run, or a folder of runs")
+        root = place.resolve()
+        for path in filter(_is_run, _folders(root)):
+            name = path.relative_to(root.parent if path == root or len(places) > 1 else root)
+            found.setdefault(path, name.as_posix())
+    if not found:
+        raise RunError(
+            f"{', '.join(map(str, places))} holds no run",
+            expected="folders with a cell.json",
+            help="script/train_config.py and `mqo sweep` make some",
+        )
+    return [(name, RunFolder(path)) for path, name in found.items()]
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folder and those below it, but for what is in runs."""
+    yield root
+    if not _is_run(root):
+        for path in sorted(path for path in root.iterdir() if path.is_dir()):
+            yield from _folders(path)
+
+
+def _is_run(folder: Path) -> bool:
+    return RunFolder(folder).cell.exists()
+
+
+def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
+    """Every run at `places`: those that ended well, and the others with the reason of each."""
+    runs, left_out = [], []
+    for name, folder in find(places):
+        match _read(name, folder):
+            case Run() as run:
+                runs.append(run)
+            case LeftOut() as other:
+                left_out.append(other)
+    for place in places:
+        left_out += _not_started(place)
+    return runs, left_out
+
+
+def _not_started(place: Path) -> Iterator[LeftOut]:
+    """The cells of sweeps that have no run yet."""
+    for folder in _folders(place):
+        for entry in SweepFolder(folder).read():
+            if entry.run is None:
+                yield LeftOut(entry.name, "not started", "its sweep has not come to it")
+
+
+def _read(name: str, folder: RunFolder) -> Run | LeftOut:
+    try:
+        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+        if not folder.result.exists():
+            return _unfinished(name, folder, cell)
+        result = _json(folder.result)
+        if result["train_loss"] is None:
+            return LeftOut(name, "part of a run", "a node without losses: the last node has them")
+        return _run(name, folder, cell, result)
+    except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
+        text = " ".join(str(error).split())
+        return LeftOut(name, "unreadable", f"{type(error).__name__}: {text[:SHOWN]}")
+
+
+def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
+    if folder.failure.exists():
+        return LeftOut(name, "failed", reason(folder))
+    rows = folder.read_metrics().get(TRAIN_LOSS, [])
+    at = f"step {rows[-1][0] if rows else 0} of {Job(name, cell).steps()}"
+    words = reason(folder) if folder.log.exists() else "it has no log"
+    return LeftOut(name, "unfinished", f"{at}; the last said: {words}")
+
+
+def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) -> Run:
+    command, env = from_shell(folder.command.read_text(encoding="utf-8"))
+    facts, metrics, job = _json(folder.environment), folder.read_metrics(), Job(name, cell)
+    device = _json(folder.device) if folder.device.exists() else {}
+    peaks = device.get("peak_memory")
+    return Run(
+        folder=folder,
+        name=name,
+        model=cell.model.name,
+        dataset=cell.dataset.name,
+        config=cell.training.name,
+        dtype=cell.dtype,
+        mode=cell.mode,
+        variant=_variant(folder, cell),
+        types=result["types"],
+        setting=_setting(cell, command, facts),
+        seed=" ".join(values(command, "--seed")) or "default",
+        continued=facts.get("inputs", {}).get("iteration") is not None,
+        steps=result["iterations"],
+        tokens_per_step=job.tokens_per_step(),
+        vocabulary=result["vocab_size"],
+        train=_once(metrics[TRAIN_LOSS]),
+        valid=_once(metrics.get(VALID_LOSS, [])),
+        step_times=tuple(seconds for _, seconds in metrics.get(STEP_TIME, [])),
+        peak_memory=max(peaks) if peaks else None,
+        share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
+        sites=tuple(_sites(folder, metrics)),
+        machine=_machine(cell, facts, env, device),
+        command=folder.command.read_text(encoding="utf-8"),
+        commit=facts["commit"],
+        upstream=_upstream(folder),
+        python=facts["python"].split()[0],
+        packages=facts["packages"],
+        changes=tuple(changes(folder)),
+    )
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _once(series: Series) -> Series:
+    """A value a step, the last: at its end a run validates again, and one may have gone back."""
+    return sorted(dict(series).items())
+
+
+def _variant(folder: RunFolder, cell: Cell) -> str:
+    which = "" if cell.gemms == "fprop" else f", {cell.gemms} GEMMs"
+    return cell.mode + which + "".join(f", {text}" for text in options(folder))
+
+
+def _setting(cell: Cell, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """What must agree: the flags, the processes, the patches, the content of what is read."""
+    flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
+    kept = {name: value for name, value in flags.items() if name not in _FREE}
+    files = facts.get("inputs", {}).get("files", {})
+    marks = sorted([Path(path).name, sorted(mark.items(), key=str)] for path, mark in files.items())
+    said = values(command, "--data-path")
+    weights = [word for word in said if not files or _is_number(word)]
+    digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
+    return kept | {"data": digest, "without": " ".join(cell.without)}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _machine(
+    cell: Cell, facts: Mapping[str, Any], env: Mapping[str, str], device: Mapping[str, Any]
+) -> Machine:
+    name = device.get("device", "cpu")
+    return Machine(
+        kind="cpu" if name == "cpu" else "gpu",
+        device=(facts.get("cpu") or "unnamed CPU") if name == "cpu" else name,
+        cores=facts["cores"],
+        processes=cell.cluster.nnodes * cell.cluster.nproc_per_node,
+        threads=env.get("OMP_NUM_THREADS", "?"),
+    )
+
+
+def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
+    """By site and type; a schedule gives a site several."""
+    if not folder.quant_stats.exists():
+        return
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in _json(folder.quant_stats):
+        kinds.setdefault((row["site"], row["quant_type"]), []).append(row)
+    for (site, quant_type), rows in sorted(kinds.items()):
+        signal, noise = (sum(float(row[name]) for row in rows) for name in ("signal", "noise"))
+        names = {row["layer"] for row in rows}
+        under = [
+            value
+            for name, series in metrics.items()
+            if name.startswith(f"quant/{site}/") and name.endswith("/underflow")
+            for _, value in series
+        ]
+        yield Site(
+            site,
+            quant_type,
+            layers=len(names),
+            calls=sum(row["calls"] for row in rows),
+            sqnr_db=10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
+            underflow=statistics.fmean(under) if under else None,
+        )
+
+
+def _upstream(folder: RunFolder) -> str | None:
+    """The version of the source that ran, where that was kept."""
+    file = folder.source / _PACKAGE_INFO
+    if not file.exists():
+        return None
+    return version_of({_PACKAGE_INFO: file.read_bytes()}, str(folder.root))
+
+
+def changes(folder: RunFolder) -> Iterator[FileChange]:
+    """overlay.diff, file by file; nothing without one."""
+    if not folder.overlay_diff.exists():
+        return
+    text = folder.overlay_diff.read_text(encoding="utf-8", errors="backslashreplace")
+    for part in ("\n" + text).split("\ndiff --git ")[1:]:
+        path = part.partition("\n")[0].rpartition(" b/")[2]
+        yield FileChange(path, f"diff --git {part}")

@@ -1,0 +1,190 @@
+"use strict";
+// Draws the plots, in the page's own colours, and opens the diffs. Everything it needs is here.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const PAPER = { width: 620, height: 280 }; // what the narrower of the usual sheets have room for
+  let printing = false;
+
+  async function unpacked(id) {
+    const text = document.getElementById(id).textContent.trim();
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  // -- plots ------------------------------------------------------------------------------------
+
+  const groups = [...document.querySelectorAll("section.group")].map((section) => ({
+    section,
+    series: data.groups[section.dataset.group].series,
+    hidden: new Set(),
+    range: null,
+    steps: Math.max(...data.groups[section.dataset.group].series.map((one) => one.loss.x.at(-1))),
+    plots: [...section.querySelectorAll(".plot")],
+  }));
+
+  function trace(group, kind, one) {
+    const points = one[kind];
+    const color = dark.matches && !printing ? one.look.dark : one.look.light;
+    const few = points.x.length < 30;
+    const marked = one.symbol !== "circle"; // another variant has this colour and dash
+    return {
+      x: points.x, y: points.y, name: one.label, type: "scatter",
+      mode: kind === "valid" || few || marked ? "lines+markers" : "lines",
+      visible: !group.hidden.has(one.variant),
+      line: { color, dash: one.look.dash, width: kind === "valid" ? 2 : 1.6 },
+      marker: {
+        color, symbol: one.symbol, size: kind === "valid" || marked ? 7 : 5,
+        maxdisplayed: kind === "valid" || few ? 0 : 12,
+      },
+      hovertemplate: "%{y:.4f}",
+    };
+  }
+
+  function layout(group, kind, count) {
+    const of = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const axis = {
+      gridcolor: of("--line"), linecolor: of("--line"), zerolinecolor: of("--soft"),
+      zerolinewidth: 1, automargin: true,
+    };
+    const range = group.range ?? [0, 1.03 * group.steps];
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: of("--soft") },
+      margin: { l: 44, r: 10, t: 10, b: 36 },
+      xaxis: { ...axis, range: [...range], zeroline: false, title: { text: "step", standoff: 6 } },
+      yaxis: { ...axis, zeroline: kind === "difference" },
+      hovermode: count > 8 ? "closest" : "x unified",
+      hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink") } },
+      dragmode: "zoom",
+      ...(printing ? PAPER : { autosize: true }),
+    };
+  }
+
+  const config = {
+    responsive: true, displaylogo: false, doubleClick: "reset",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  };
+
+  function draw(group) {
+    return Promise.all(group.plots.map((plot) => {
+      const kind = plot.dataset.kind;
+      const series = group.series.filter((one) => one[kind].x.length);
+      if (!series.length) {
+        plot.classList.add("empty");
+        plot.textContent = kind === "valid" ? "No validation was recorded." : "Nothing to compare.";
+        return null;
+      }
+      const traces = series.map((one) => trace(group, kind, one));
+      return Plotly.react(plot, traces, layout(group, kind, traces.length), config);
+    }));
+  }
+
+  // All plots of a group have one range of steps.
+  function follow(group, plot) {
+    if (!plot.on) return;
+    plot.on("plotly_relayout", (change) => {
+      if (!Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
+      const range = plot.layout.xaxis.range;
+      if (String(range) === String(group.range)) return;
+      group.range = [...range];
+      for (const other of group.plots)
+        if (other !== plot && other.on) Plotly.relayout(other, { "xaxis.range": [...range] });
+    });
+  }
+
+  function toggle(group, button) {
+    const { variant } = button.dataset;
+    const shown = group.hidden.delete(variant);
+    if (!shown) group.hidden.add(variant);
+    button.setAttribute("aria-pressed", String(shown));
+    draw(group);
+  }
+
+  async function start() {
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotly");
+    document.head.append(script);
+    for (const group of groups) {
+      await draw(group);
+      group.plots.forEach((plot) => follow(group, plot));
+      for (const button of group.section.querySelectorAll(".legend button"))
+        button.addEventListener("click", () => toggle(group, button));
+    }
+    const again = () => groups.forEach(draw);
+    dark.addEventListener("change", again);
+    const print = (now) => {
+      printing = now;
+      document.documentElement.classList.toggle("printing", now);
+      again();
+    };
+    addEventListener("beforeprint", () => print(true));
+    addEventListener("afterprint", () => print(false));
+    document.documentElement.dataset.ready = "yes";
+  }
+
+  // -- diffs ------------------------------------------------------------------------------------
+
+  const KINDS = { site: "Quant sites", other: "Other changes", added: "Files of ours" };
+  const MARKS = { "+": "a", "-": "r", "@": "h" };
+  const HEAD = /^(diff --git |--- (a\/|\/dev)|\+\+\+ (b\/|\/dev))/;
+  let parts = null;
+
+  function element(name, text, className) {
+    const made = document.createElement(name);
+    if (text) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+
+  async function showPart(place, digest) {
+    parts ??= unpacked("parts").then(JSON.parse);
+    const pre = element("pre");
+    for (const line of (await parts)[digest].trimEnd().split("\n"))
+      pre.append(element("span", line || " ", HEAD.test(line) ? "h" : MARKS[line[0]]));
+    place.append(pre);
+  }
+
+  function file(row) {
+    const details = element("details");
+    const summary = element("summary", row.path + " ");
+    summary.append(element("span", row.kind === "added" ? `+${row.added}` : `+${row.added} −${row.removed}`, "count"));
+    details.append(summary);
+    once(details, () => showPart(details, row.digest));
+    return details;
+  }
+
+  function showDiff(details) {
+    const place = details.querySelector("div");
+    const rows = data.diffs[details.dataset.diff];
+    for (const [kind, title] of Object.entries(KINDS)) {
+      const these = rows.filter((row) => row.kind === kind);
+      if (!these.length) continue;
+      place.append(element("h4", title));
+      for (const row of these) {
+        const made = file(row);
+        place.append(made);
+        made.open = kind === "site";
+      }
+    }
+  }
+
+  function once(details, action) {
+    let done = false;
+    details.addEventListener("toggle", () => {
+      if (details.open && !done) { done = true; action(); }
+    });
+  }
+
+  for (const details of document.querySelectorAll("details.diff"))
+    once(details, () => showDiff(details));
+
+  start().catch((error) => {
+    for (const { plots } of groups)
+      for (const plot of plots) {
+        plot.classList.add("empty");
+        plot.textContent = `This browser cannot draw the plot (${error.message}).`;
+      }
+  });
+})();

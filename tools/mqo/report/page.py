@@ -1,0 +1,189 @@
+"""The report's page: one file that needs no other, and no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mqo.errors import SetupError
+from mqo.report.collect import FileChange, LeftOut, Run
+from mqo.report.colours import look
+from mqo.report.compare import Group, Spread, difference, quantised
+from mqo.report.tables import sites
+from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
+from mqo.runs import Series
+
+# Variants of one look are told apart by the shape of their points.
+SYMBOLS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"), ("x", "✖"))
+NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
+
+
+def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str:
+    """The HTML. SetupError without plotly."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("mqo.report", "."),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "quantised": quantised,
+        "look": look,
+        "sites": sites,
+        "symbol": _symbol,
+        "means": _means,
+        "points": {"loss": POINTS, "difference": DIFFERENCES},
+        "packages": PACKAGES,
+    }
+    environment.filters |= {"percent": percent, "signed": signed, "number": number, "bytes": size}
+    runs = [run for group in groups for run in group.runs]
+    diffs = Diffs(runs)
+    data = {"groups": [_curves(group) for group in groups], "diffs": diffs.listed}
+    return environment.get_template("page.html.j2").render(
+        groups=groups,
+        left_out=left_out,
+        when=when,
+        runs=runs,
+        machines=list(dict.fromkeys(run.machine.line() for run in runs)),
+        diffs=diffs,
+        data=_as_script(data),
+        plotly=_packed(_plotly()),
+        parts=_packed(json.dumps(diffs.parts)),
+    )
+
+
+class Diffs:
+    """The runs' overlay.diff: each file's part once, and each list of parts once."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.parts: dict[str, str] = {}
+        self.listed: list[list[dict[str, Any]]] = []
+        self._of: dict[str, int] = {}
+        for run in runs:
+            rows = [_listed(change) for change in run.changes]
+            self.parts |= {change.digest: change.text for change in run.changes}
+            if rows not in self.listed:
+                self.listed.append(rows)
+            self._of[str(run.folder.root)] = self.listed.index(rows)
+
+    def number(self, run: Run) -> int:
+        """The place of the run's diff in `listed`."""
+        return self._of[str(run.folder.root)]
+
+    def summary(self, run: Run) -> str:
+        """How many files and lines."""
+        rows = self.listed[self.number(run)]
+        added, removed = (sum(row[name] for row in rows) for name in ("added", "removed"))
+        return f"{len(rows)} files, +{added:,} -{removed:,} lines"
+
+
+def _listed(change: FileChange) -> dict[str, Any]:
+    names = ("path", "kind", "added", "removed", "digest")
+    return {name: getattr(change, name) for name in names}
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+def _curves(group: Group) -> dict[str, Any]:
+    return {"series": [_series(group, run) for run in group.runs]}
+
+
+def _means(group: Group, points: int) -> str:
+    """What a point of the longest curve is, where that is not a step."""
+    each = steps_a_point(max(len(run.train) for run in group.runs), points)
+    return f", means of {each} steps" if each > 1 else ""
+
+
+def _series(group: Group, run: Run) -> dict[str, Any]:
+    base = group.baseline(run)
+    other = difference(run, base) if base and base is not run else []
+    several = len(group.seeds) > 1
+    return {
+        "variant": run.variant,
+        "label": f"{run.variant}, seed {run.seed}" if several else run.variant,
+        "look": asdict(look(run.types)),
+        "symbol": _symbol(group, run.variant)[0],
+        "loss": _points(thin(run.train)),
+        "difference": _points(thin(other, DIFFERENCES)),
+        "valid": _points(thin(run.valid)),
+    }
+
+
+def _symbol(group: Group, variant: str) -> tuple[str, str]:
+    """Plotly's name of a shape and its letter: the first, but for further variants of one look."""
+    looks = {row.variant: look(row.types) for row in group.rows}
+    alike = [name for name, one in looks.items() if one == looks[variant]]
+    return SYMBOLS[alike.index(variant) % len(SYMBOLS)]
+
+
+def _points(series: Series) -> dict[str, list]:
+    """{x: steps, y: values}; None for what is not finite, which plots leave open."""
+    values = [float(f"{value:.7g}") if math.isfinite(value) else None for _, value in series]
+    return {"x": [step for step, _ in series], "y": values}
+
+
+# -- what the page carries ------------------------------------------------------------------------
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise SetupError(
+            "The package plotly is missing",
+            expected="the one that constraints.txt pins",
+            help="Install it: .venv/bin/python -m pip install -c constraints.txt -e '.[report]'",
+        ) from error
+    return get_plotlyjs()
+
+
+def _packed(text: str) -> str:
+    """For the page's own script to unpack: plotly takes a third so, the diffs a quarter."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
+
+
+def _as_script(data: Mapping[str, Any]) -> str:
+    """JSON that ends no script element."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
+    """The mean, and its deviation where there are several."""
+    if spread is None:
+        return NOTHING
+    if not math.isfinite(spread.mean):
+        return "not finite"
+    more = "" if spread.deviation is None else f" ± {spread.deviation * scale:{form.lstrip('+')}}"
+    return f"{spread.mean * scale:{form}}{more}".replace("-", MINUS)
+
+
+def signed(spread: Spread | None, digits: int = 2) -> str:
+    """A relative difference, in percent, with its sign."""
+    text = number(spread, f"+.{digits}f", 100)
+    return f"{text}%" if text[-1].isdigit() else text
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share, in percent."""
+    return NOTHING if share is None else f"{share:.{digits}%}"
+
+
+def size(spread: Spread | None) -> str:
+    """Bytes as GiB, or MiB below one."""
+    if spread is None:
+        return NOTHING
+    unit, scale = ("GiB", 2**30) if spread.mean >= 2**30 else ("MiB", 2**20)
+    return f"{number(spread, '.2f' if unit == 'GiB' else '.0f', 1 / scale)} {unit}"

@@ -1,0 +1,112 @@
+"""The report's tables as plain rows, for CSV and JSON; None where nothing was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mqo.report.collect import LeftOut, Site
+from mqo.report.compare import Group, Row, Spread, quantised
+
+VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
+Table = list[dict[str, Any]]
+
+
+def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Table]:
+    """{name of the table: rows}."""
+    return {
+        "results": [_result(group, row) for group in groups for row in group.rows],
+        "sites": [
+            _names(group, row) | site
+            for group in groups
+            for row in group.rows
+            for site in sites(row)
+        ],
+        "verdicts": [_verdict(group) for group in groups],
+        "runs": [_run(group, run) for group in groups for run in group.runs],
+        "left_out": [vars(one) for one in left_out],
+    }
+
+
+def write(folder: Path, made: Mapping[str, Table]) -> None:
+    """A CSV a table that has rows, and report.json with all of them."""
+    for name, rows in ((name, rows) for name, rows in made.items() if rows):
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+    text = json.dumps({"schema": 1} | _plain(dict(made)), indent=1, allow_nan=False)
+    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+
+
+def sites(row: Row) -> Table:
+    """What the quantisers of a variant measured, by site and type, the mean over its runs."""
+    found: dict[tuple[str, str], list[Site]] = {}
+    for site in (site for run in row.runs for site in run.sites):
+        found.setdefault((site.site, site.quant_type), []).append(site)
+    return [
+        {
+            "site": site,
+            "type": kind,
+            "layers": rows[0].layers,
+            "calls": sum(one.calls for one in rows),
+            "sqnr_db": _mean(Spread.of(one.sqnr_db for one in rows)),
+            "underflow": _mean(Spread.of(one.underflow for one in rows)),
+        }
+        for (site, kind), rows in found.items()
+    ]
+
+
+def _names(group: Group, row: Row) -> dict[str, Any]:
+    names = {"model": group.model, "dataset": group.dataset, "config": group.config}
+    return names | {"differs": "; ".join(group.differs), "mode": row.variant}
+
+
+def _result(group: Group, row: Row) -> dict[str, Any]:
+    kind = "validation" if group.validated else "training"
+    made = {"quantised": quantised(row.types), "seeds": len(row.runs), "loss_kind": kind}
+    for name in VALUES:
+        spread: Spread | None = getattr(row, name)
+        made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
+    return _names(group, row) | made | {"quantised_share": row.share}
+
+
+def _verdict(group: Group) -> dict[str, Any]:
+    found = group.verdict
+    return {
+        "group": group.title,
+        "differs": "; ".join(group.differs),
+        "choice": found.choice,
+        "firm": not found.doubts,
+        "tolerance": found.tolerance,
+        "tolerance_from": found.basis,
+        "reasons": " ".join(found.reasons),
+        "doubts": " ".join(found.doubts),
+    }
+
+
+def _run(group: Group, run: Any) -> dict[str, Any]:
+    names = ("name", "variant", "seed", "steps", "commit", "upstream", "python", "peak_memory")
+    made = {name: getattr(run, name) for name in (*names, "step_time", "tokens_per_s")}
+    torch = run.packages.get("torch")
+    return {"group": group.title} | made | {"torch": torch, "machine": run.machine.line()}
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return spread.mean if spread else None
+
+
+def _plain(value: Any) -> Any:
+    """Without numbers that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return value
