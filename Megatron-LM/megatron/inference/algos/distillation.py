@@ -378,8 +378,8 @@ def adjust_distillation_model_for_mcore(
     for method in (sharded_state_dict, forward, set_input_tensor):
         setattr(model, method.__name__, MethodType(method, model))
     teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)
-    if distill_cfg["skip_lm_loss"]:
-        model.compute_language_model_loss = MethodType(_lm_loss_in_evaluation, model)
+    own = _lm_loss_in_evaluation if distill_cfg["skip_lm_loss"] else _lm_loss_of_a_copy
+    model.compute_language_model_loss = MethodType(own, model)
     return model
 
 
@@ -439,3 +439,9 @@ def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
     if self.training:
         return _no_lm_loss(self, labels, logits)
     return type(self).compute_language_model_loss(self, labels, logits)
+
+
+def _lm_loss_of_a_copy(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
+    """[b, s] in nats, with `logits` left as they are: upstream makes fp32 ones their softmax."""
+    kept = logits.clone() if self.training and logits.dtype == torch.float32 else logits
+    return type(self).compute_language_model_loss(self, labels, kept)
