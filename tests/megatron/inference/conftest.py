@@ -23,7 +23,16 @@ FLAGS = f"""
 --no-bias-dropout-fusion --no-save-optim --no-save-rng --ckpt-format torch_dist
 """.split()
 # Deeper and wider, with other heads.
-TEACHER = "--num-layers 3 --hidden-size 96 --ffn-hidden-size 160 --num-attention-heads 3".split()
+TEACHER = [
+    *("--num-layers", "3", "--hidden-size", "96"),
+    *("--ffn-hidden-size", "160", "--num-attention-heads", "3"),
+]
+
+
+def mode(model, *, training):
+    """`model`, set to training or evaluation: ModelOpt's returns nothing itself."""
+    model.train(training)
+    return model
 
 
 @pytest.fixture(scope="module")

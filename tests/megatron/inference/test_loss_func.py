@@ -5,7 +5,7 @@ import torch
 from megatron.inference.gpt import loss_func as module
 from megatron.inference.gpt.loss_func import loss_func
 
-from .conftest import BATCH, SEQUENCE
+from .conftest import BATCH, SEQUENCE, mode
 
 PLAIN = torch.nn.Linear(1, 1)  # any model that learns from no teacher
 
@@ -52,7 +52,7 @@ def step(model, tokens, mask=MASK):
 
 
 def test_a_student_is_trained_on_the_balanced_loss_and_its_parts_are_reported(students, tokens):
-    loss, report = step(students[False].train(), tokens)
+    loss, report = step(mode(students[False], training=True), tokens)
     assert report.keys() == {"lm loss", "kd loss", "logits loss", "intermediate loss"}
     assert loss.item() == report["kd loss"]
     # Both parts together are scaled to the student's own, and weigh half of it.
@@ -61,14 +61,14 @@ def test_a_student_is_trained_on_the_balanced_loss_and_its_parts_are_reported(st
 
 
 def test_without_its_own_loss_that_is_not_reported_as_zero(students, tokens):
-    loss, report = step(students[True].train(), tokens)
+    loss, report = step(mode(students[True], training=True), tokens)
     assert "lm loss" not in report
     assert loss.item() == pytest.approx(2 * report["logits loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_evaluation_is_the_language_models_loss(students, tokens, skip):
-    model = students[skip].eval()
+    model = mode(students[skip], training=False)
     loss, report = step(model, tokens)
     expected = (model(*tokens[0], labels=tokens[1]) * MASK).sum() / MASK.sum()
     assert report == {"lm loss": pytest.approx(expected.item(), rel=1e-6)}
@@ -76,7 +76,7 @@ def test_evaluation_is_the_language_models_loss(students, tokens, skip):
 
 
 def test_what_does_not_count_has_no_part_in_the_distillation(students, tokens):
-    model = students[True].train()
+    model = mode(students[True], training=True)
     before = step(model, tokens)[1]
     other = [tokens[0][0].clone(), *tokens[0][1:]]
     other[0][0, 5:] = 0  # causal: it is behind all that counts of its sequence
@@ -85,7 +85,7 @@ def test_what_does_not_count_has_no_part_in_the_distillation(students, tokens):
 
 
 def test_a_student_on_a_batch_of_which_nothing_counts_learns_nothing(students, tokens):
-    model = students[False].train()
+    model = mode(students[False], training=True)
     loss, report = step(model, tokens, torch.zeros_like(MASK))
     loss.backward()
     assert set(report.values()) == {0}

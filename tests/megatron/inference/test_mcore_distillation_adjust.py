@@ -1,5 +1,6 @@
 """The configuration of a distillation, and a distillation model under Megatron's hands."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,8 @@ from megatron.inference.algos import distillation
 from megatron.inference.algos.distillation import load_distillation_config, widened_shapes
 from megatron.inference.errors import DistillationError
 from megatron.quant import find_layers, is_exempt, other_weights
+
+from .conftest import mode
 
 PAIRS = """
 intermediate_layer_pairs:
@@ -125,7 +128,7 @@ def distil(make, teacher, tmp_path_factory):
         path = folder / f"{skip}.yaml"
         path.write_text(PAIRS.format(skip=skip))
         flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-cfg", path)
-        return make(*flags, seed=seed).train()
+        return mode(make(*flags, seed=seed), training=True)
 
     return build
 
@@ -169,9 +172,9 @@ def test_the_projections_stand_in_the_order_of_the_pairs(distil):
 
 def test_training_skips_the_own_loss_if_told_and_evaluation_never(distil, tokens):
     model = distil("true")
-    plain = model.eval()(*tokens[0], labels=tokens[1])
+    plain = mode(model, training=False)(*tokens[0], labels=tokens[1])
     assert plain.min() > 0
-    skipped = model.train()(*tokens[0], labels=tokens[1])
+    skipped = mode(model, training=True)(*tokens[0], labels=tokens[1])
     assert skipped.dtype == torch.float32
     assert not skipped.any()
     kept = distil("false")(*tokens[0], labels=tokens[1])
@@ -185,7 +188,7 @@ def test_the_own_loss_leaves_the_logits_that_are_compared(distil, tokens):
 
 
 def test_evaluation_does_without_the_teacher(distil, tokens):
-    model = distil().eval()
+    model = mode(distil(), training=False)
     calls = []
     model.teacher_model.register_forward_hook(lambda *of: calls.append(of))
     model(*tokens[0], labels=tokens[1])
@@ -201,25 +204,16 @@ def test_the_compared_outputs_are_the_two_models_own(distil, teacher, tokens, ca
     torch.testing.assert_close(captured(model, tokens, model.teacher_model), alone, rtol=0, atol=0)
 
 
-def test_between_stages_both_hidden_states_go_side_by_side(distil, tokens, monkeypatch):
-    """One process plays both stages: a first one without a head, and what the next one is given."""
-    model = distil()
+def test_between_stages_both_hidden_states_go_side_by_side(distil, monkeypatch):
+    model, given = distil(), {}
     widen = widened_shapes(model)
-    assert widen([(32, 2, 64)], [()[:0] or (32, 2, 64)]) == ([(32, 2, 160)], [(32, 2, 160)])
-    given = {}
-    for who, name in ((type(model), "student"), (type(model.teacher_model), "teacher")):
-        monkeypatch.setattr(
-            who, "set_input_tensor", lambda self, x, name=name: given.setdefault(name, x)
-        )
-    monkeypatch.setattr(type(model.teacher_model), "set_input_tensor", _note(given, "teacher"))
-    monkeypatch.setattr(type(model), "set_input_tensor", _note(given, "student"), raising=False)
+    assert widen([(32, 2, 64)], [(32, 2, 64)]) == ([(32, 2, 160)], [(32, 2, 160)])
+    for whose in (model, model.teacher_model):
+        take = partial(given.__setitem__, whose)
+        monkeypatch.setattr(whose.decoder, "set_input_tensor", take)
     sent = torch.cat([torch.zeros(32, 2, 64), torch.ones(32, 2, 96)], -1)
     model.set_input_tensor([sent])
-    assert given["student"][0].shape[-1] == 64
-    assert given["teacher"][0].shape[-1] == 96
-    assert given["teacher"][0].all()
-    assert not given["student"][0].any()
-
-
-def _note(given, name):
-    return lambda self, tensors: given.update({name: tensors})
+    ours, theirs = given[model], given[model.teacher_model]
+    assert (ours.shape[-1], theirs.shape[-1]) == (64, 96)
+    assert theirs.all()
+    assert not ours.any()

@@ -12,9 +12,9 @@ from megatron.inference.gpt.model_provider import (
     load_teacher_config,
     model_config,
 )
-from megatron.quant import label_layers
+from megatron.quant import config, label_layers
 
-from .conftest import SEQUENCE, TEACHER
+from .conftest import SEQUENCE, mode
 
 PARTS = {"pre_process": True, "post_process": True, "parallel_output": True}
 SIZES = "num_layers: 3\nhidden_size: 96\nffn_hidden_size: 160\nnum_attention_heads: 3\n"
@@ -56,8 +56,8 @@ def test_the_teacher_has_its_checkpoints_weights_and_is_frozen(arguments, teache
 
 def test_the_factory_and_its_arguments_can_be_pickled(arguments, teacher):
     args = arguments("--export-kd-teacher-load", teacher[1])
-    config = load_teacher_config(str(teacher[1]), args)
-    function, made, parts = pickle.loads(pickle.dumps((_teacher_provider, config, PARTS)))
+    given = load_teacher_config(str(teacher[1]), args)
+    function, made, parts = pickle.loads(pickle.dumps((_teacher_provider, given, PARTS)))
     assert function is _teacher_provider
     assert (made.hidden_size, parts) == (96, PARTS)
 
@@ -69,7 +69,7 @@ def test_its_logits_are_bit_equal_while_its_student_quantises(
     label_layers(alone)
     as_if_quantised = captured(alone, tokens)
     quantised.reset()
-    model = make("--export-kd-teacher-load", teacher[1]).train()
+    model = mode(make("--export-kd-teacher-load", teacher[1]), training=True)
     label_layers(model)
     found = captured(model, tokens, model.teacher_model)
     records = quantised.entries()
@@ -87,8 +87,6 @@ def test_its_logits_are_bit_equal_while_its_student_quantises(
         "output_layer",
     }
     assert not torch.equal(found, as_if_quantised)  # had it been, that would have been seen
-    from megatron.quant import config
-
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(config.ENVIRONMENT_VARIABLE)
         config.reset()
@@ -130,7 +128,7 @@ def test_layers_that_differ_are_built_as_they_are(arguments, folder):
         "tie_word_embeddings": True,
         "rope_theta": 10000,
         "rope_scaling": {"factor": 8.0},
-        "block_configs": [block(3, 2.0), block(3, None), block(3, 4.0)],
+        "block_configs": [block(3, 2.0), block(3, None), block(3, 8.0)],
     }
     (folder / "layers.json").write_text(json.dumps(layers))
     path = "heterogeneous_layers_config_path: layers.json\n"
@@ -194,7 +192,3 @@ def test_weights_in_transformer_engines_names_are_loaded(make):
     other.load_state_dict(state, strict=False)
     for name, weight in other.named_parameters():
         assert torch.equal(weight, dict(model.named_parameters())[name] + 1), name
-
-
-def test_its_flags_are_a_larger_models():
-    assert "96" in TEACHER
