@@ -67,6 +67,7 @@ def with_widened_shapes(schedule: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> None:
     """Train as the command line says."""
+    own_tree.check_origin(("megatron.inference",))
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
     args = parse_and_validate_args(extra_args_provider=add_modelopt_args)
     if args.pipeline_model_parallel_size > 1:
