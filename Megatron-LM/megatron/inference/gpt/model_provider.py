@@ -50,14 +50,11 @@ ARCHITECTURE = (
     *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_topk"),
     *("moe_router_score_function", "moe_router_pre_softmax", "moe_router_dtype"),
     *("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk"),
-    *(
-        "moe_router_enable_expert_bias",
-        "moe_shared_expert_gate",
-        "original_max_position_embeddings",
-    ),
+    *("moe_router_enable_expert_bias", "moe_shared_expert_gate"),
+    "original_max_position_embeddings",
     *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
 )
-# What must fit its student's: {argument of a model_config.yaml or of a checkpoint}.
+# Arguments that are held against the student's.
 FITTED = ("padded_vocab_size", "vocab_size", "seq_length", "max_position_embeddings")
 # NeMo's names: {theirs: (ours, how its value is ours)}.
 RENAMED = {
@@ -68,7 +65,6 @@ RENAMED = {
     "rotary_percentage": ("rotary_percent", float),
     "share_embeddings_and_output_weights": ("untie_embeddings_and_output_weights", lambda x: not x),
     "num_moe_experts": ("num_experts", int),
-    "moe_router_topk": ("moe_router_topk", int),
     "normalization": ("normalization", lambda name: {"rmsnorm": "RMSNorm"}.get(name, name)),
 }
 
@@ -224,9 +220,10 @@ def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
 
 
 def _check_fit(given: Mapping[str, Any], args: Namespace) -> None:
-    for name in ("padded_vocab_size", "vocab_size"):
-        theirs, ours = given.get(name), getattr(args, name, None)
-        if theirs and ours and theirs != ours:
+    # Padding follows from the layout: it decides where nothing else is known.
+    sizes = [(n, given.get(n), getattr(args, n, None)) for n in ("vocab_size", "padded_vocab_size")]
+    for name, theirs, ours in [size for size in sizes if size[1] and size[2]][:1]:
+        if theirs != ours:
             raise DistillationError(
                 f"The teacher's {name} is {theirs}, the student's {ours}",
                 expected="the same vocabulary, whose logits are compared",
