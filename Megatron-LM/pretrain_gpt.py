@@ -101,6 +101,13 @@ def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor,
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output_tensor.view(-1).float() * mask)
     tokens = mask.sum().detach().to(torch.int)
+    check_loss(loss)
+    report = torch.cat([loss.detach().view(1), tokens.view(1)])
+    return loss, tokens, {"lm loss": report}
+
+
+def check_loss(loss: Tensor) -> None:
+    """End the run over a loss that is no number, unless it was told not to look."""
     if get_args().check_for_nan_in_loss_and_grad:
         for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
             get_rerun_state_machine().validate_result(
@@ -110,8 +117,6 @@ def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor,
                 tolerance=0.0,
                 fatal=True,
             )
-    report = torch.cat([loss.detach().view(1), tokens.view(1)])
-    return loss, tokens, {"lm loss": report}
 
 
 def forward_step(

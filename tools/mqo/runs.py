@@ -10,7 +10,7 @@ from typing import Any
 
 from mqo.errors import RunError
 
-TRAIN_LOSS, VALID_LOSS = "lm loss", "lm loss validation"
+TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 Series = list[tuple[int, float]]
 
 

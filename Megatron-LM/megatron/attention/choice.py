@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.quant import is_exempt
 from megatron.quant.config import scheduled
 from torch import Tensor
 
@@ -93,7 +94,7 @@ def _obstacles(
     pv = scheduled("pv", types["pv"]) if "pv" in types else "no plain literal"
     softmax = layer.scale_mask_softmax
     queries, keys, device = query.size(0), key.size(0), query.device.type
-    if pv != "none":
+    if pv != "none" and not is_exempt(layer):
         yield f"its source or schedule says pv = {pv}, and only 'none' needs no probabilities"
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":

@@ -23,7 +23,15 @@ from .formats import (
     code_values,
 )
 from .guard import Reach, idle_layers, missing, reach, reach_faults
-from .layers import FoundLayer, Layer, find_layers, label_layers, other_weights
+from .layers import (
+    FoundLayer,
+    Layer,
+    exempt,
+    find_layers,
+    is_exempt,
+    label_layers,
+    other_weights,
+)
 from .measure import Measurement, measure, merge_measurements
 from .operands import GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
@@ -73,10 +81,12 @@ __all__ = [
     "code_values",
     "config",
     "cut_blocks",
+    "exempt",
     "find_layers",
     "find_traps",
     "gemm_operands",
     "idle_layers",
+    "is_exempt",
     "label_layers",
     "measure",
     "merge",

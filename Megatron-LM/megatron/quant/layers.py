@@ -9,6 +9,8 @@ from torch.nn import Module, Parameter
 from .sites import ATTENTION, LINEAR
 
 LABEL = "mqo_layer"
+# On modules and weights that run unquantised though their source says a type.
+EXEMPT = "mqo_exempt"
 
 # Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantised, and what
 # else has a matrix multiplies it in a way of its own.
@@ -49,9 +51,26 @@ def label_layers(model: Module, prefix: str = "") -> int:
     given: `decoder.layers.0.mlp.linear_fc1`. Transformer layers are numbered over all pipeline
     stages; experts are numbered within their rank, as their paths are.
 
-    A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM.
+    A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM. What
+    is exempt gets no name.
     """
     return len(find_layers(model, prefix))
+
+
+def exempt(model: Module) -> Module:
+    """Have all layers of `model`, a part of another one or none, run as type 'none'; return it.
+
+    A teacher runs the very source that its student runs, with the student's types in it. Its
+    layers are found by none of the functions here.
+    """
+    for part in (*model.modules(), *model.parameters()):
+        setattr(part, EXEMPT, True)
+    return model
+
+
+def is_exempt(owner: object) -> bool:
+    """Whether `exempt` was told of this weight or module, or of what it is part of."""
+    return getattr(owner, EXEMPT, False)
 
 
 def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
@@ -78,7 +97,7 @@ def other_weights(model: Module) -> list[Layer]:
     Grouped experts are such, the gate of shared experts, and convolutions.
     """
     found = []
-    for path, module in model.named_modules():
+    for path, module in _own_modules(model):
         for name, weight in module.named_parameters(recurse=False):
             if weight.dim() >= 2 and not hasattr(weight, LABEL):
                 where = f"{_global_name(model, path)}.{name}".removeprefix(".")
@@ -107,13 +126,20 @@ def _kind(claim: _Claim) -> str:
     return ROUTER if _is_a(claim.module, "Router") else LINEAR
 
 
+def _own_modules(model: Module) -> Iterator[tuple[str, Module]]:
+    """The named modules that are not exempt."""
+    for path, module in model.named_modules():
+        if not is_exempt(module):
+            yield path, module
+
+
 def _is_a(module: Module, *names: str) -> bool:
     """Whether a class that `module` is of is called one of `names`."""
     return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
 def _claims(model: Module) -> Iterator[_Claim]:
-    for path, module in model.named_modules():
+    for path, module in _own_modules(model):
         name = _global_name(model, path)
         weight = getattr(module, "weight", None)
         if isinstance(weight, Parameter) and weight.dim() == 2:

@@ -11,6 +11,7 @@ from .backend import quantise_dequantise
 from .config import current, is_excluded, scheduled, spec_of
 from .finite import check_finite
 from .formats import check_choice, check_type
+from .layers import is_exempt
 from .record import RECORDER
 from .saved import save_packed
 from .sites import SITES, GemmSite
@@ -118,7 +119,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
             schedule of the run's may say another type at this step.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
             `mqo_layer`, set by `label_layers`, is read here, since a view of it has none. Both
-            operands of a layer that the run excludes pass through as they are.
+            operands of a layer that is exempt, or that the run excludes, pass through as they are.
 
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
@@ -126,7 +127,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     quant_type = scheduled(site, quant_type)
-    if quant_type == "none":
+    if quant_type == "none" or is_exempt(owner):
         return _UNQUANTISED
     layer = getattr(owner, "mqo_layer", UNLABELLED)
     if is_excluded(site, layer):

@@ -79,6 +79,12 @@ def test_a_qk_type_fuses_and_a_pv_type_does_not():
     assert "pv = no plain literal" in obstacle(Layer(), {"qk": "none"}, *tensors(), None)
 
 
+def test_a_layer_that_is_exempt_runs_as_if_pv_had_no_type():
+    layer = Layer()
+    layer.mqo_exempt = True
+    assert obstacle(layer, NONE | {"pv": "mxfp4"}, *tensors(), None) == ""
+
+
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [

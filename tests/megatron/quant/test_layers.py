@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from megatron.quant import Layer, find_layers, label_layers, other_weights
+from megatron.quant import (
+    Layer,
+    exempt,
+    find_layers,
+    is_exempt,
+    label_layers,
+    other_weights,
+)
 from torch import nn
 
 
@@ -217,3 +224,13 @@ def test_matrices_without_a_label_are_told_apart():
     assert other_weights(model) == [
         Layer("experts.weight1", "other", "GroupedMLP", frozen=False, sited=False)
     ]
+
+
+def test_what_is_exempt_is_found_by_nobody():
+    model = nn.ModuleDict({"own": Model(tied=True), "teacher": exempt(Model(tied=True))})
+    model["experts"] = exempt(GroupedMLP())
+    assert {one.layer.name.split(".")[0] for one in find_layers(model)} == {"own"}
+    assert not other_weights(model)
+    assert is_exempt(model["teacher"].embedding.word_embeddings.weight)
+    assert not is_exempt(model["own"].embedding.word_embeddings.weight)
+    assert not find_layers(model["teacher"])

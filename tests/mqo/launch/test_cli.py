@@ -146,6 +146,16 @@ def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
     )
 
 
+def test_with_a_teacher_the_program_distils(tmp_path):
+    text = cli.describe(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
+    assert "_smoke_distilled/source/distill_gpt.py" in text
+    assert f"--export-kd-teacher-load '{tmp_path}/a run'" in text
+    assert "# not yet: There is no checkpoint of a teacher" in text
+    assert "--export-kd-cfg" not in text
+    made = cell("--teacher", "t", "--distillation-config", "/kd.yaml")
+    assert "--export-kd-cfg /kd.yaml" in cli.describe(Project(tmp_path), made)
+
+
 def test_a_dry_run_without_data_says_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.dataset.model_copy(update={"sample": False})

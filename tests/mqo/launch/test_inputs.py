@@ -36,6 +36,8 @@ def names(place, found):
         ("p --data-path @a --x --data-path @b", {"b.bin", "b.idx"}),
         ("p --tokenizer-model @words --mock-data", {"words/tokenizer.json"}),
         ("p --load @none", set()),
+        ("p --export-kd-teacher-load @saved", {"saved/iter_0000004/0.distcp"}),
+        ("p --export-kd-cfg @a.bin", {"a.bin"}),
         ("p --load @saved", {"saved/iter_0000004/0.distcp"}),
         ("p --load @saved --ckpt-step 2", {"saved/iter_0000002/0.distcp"}),
     ],

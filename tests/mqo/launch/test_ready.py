@@ -3,7 +3,8 @@
 import pytest
 from mqo.errors import DataError, EditedError, LayoutError, OverlayError
 from mqo.launch.cell import Cluster, resolve
-from mqo.launch.ready import check_cell, ready_tree
+from mqo.launch.inputs import TRACKER
+from mqo.launch.ready import check_cell, ready_tree, teacher_folder
 from mqo.overlay.series import Series
 from mqo.project import Project
 
@@ -83,3 +84,29 @@ def test_a_tree_with_any_hand_edit_is_refused_before_a_run(mini, monkeypatch):
     mini.edit("core/plain.py", b"42", b"43")
     with pytest.raises(EditedError, match=r"core/plain\.py.*mqo vendor --force"):
         ready_tree(project, mini.series, print, allow_edits=False)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run's folder with a checkpoint."""
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/checkpoints" / TRACKER).write_text("160")
+    return tmp_path / "run"
+
+
+def test_a_teacher_is_a_run_or_its_checkpoints(trained):
+    for path in (trained, trained / "checkpoints"):
+        assert teacher_folder(path) == trained / "checkpoints"
+        check_cell(cell(teacher=path))
+
+
+def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):
+    gone = tmp_path / "gone.yaml"
+    for given, says in (
+        ({"teacher": tmp_path}, "no checkpoint of a teacher in .*save-interval"),
+        ({"teacher": trained, "distillation_config": gone}, r"configuration .*gone\.yaml"),
+        ({"distillation_config": gone}, "Expected: --teacher"),
+        ({"teacher": trained, "megatron": tmp_path}, "no program that distils"),
+    ):
+        with pytest.raises(DataError, match=says):
+            check_cell(cell(**given))

@@ -62,6 +62,13 @@ def test_progress_and_result_come_from_the_metrics(folder):
     assert folder.log.read_text() == "some output\n" * 4
 
 
+def test_of_a_student_the_loss_that_it_is_trained_on_counts(folder):
+    student = CELL.model_copy(update={"teacher": folder.root})
+    train(folder, WRITE + "    row(4, 'logits loss', 0.5); row(4, 'kd loss', 0.75)\n")
+    data = RunData(folder.root, folder.root, None)
+    assert launch._sum_up(folder, student, data, {}, 1.0).train_loss == 0.75
+
+
 def test_a_failure_is_told_in_the_programs_own_words(folder):
     with pytest.raises(RunError, match=r"exit code 3: GuardError: qk never ran.*log\.txt") as error:
         train(

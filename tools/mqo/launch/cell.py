@@ -33,7 +33,8 @@ class Cell(BaseModel):
     the layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each
     one matches. `record_every` is in iterations, None the quantisers' own default, 0 for never;
     `dump` are iterations. `keep_checkpoints` is how many are left of those that the run saves, 0
-    for all.
+    for all. `teacher` is a folder of checkpoints, or a run that left some, of a model that this one
+    learns from as `distillation_config`, a YAML file, says.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,11 +60,14 @@ class Cell(BaseModel):
     dump: tuple[int, ...] = ()
     keep_checkpoints: int = 0
     check_nan: bool = False
+    teacher: Path | None = None
+    distillation_config: Path | None = None
 
     @property
     def title(self) -> str:
         """The cell in a folder name; of several nodes each has a folder."""
         name = f"{self.model.name}_{self.dataset.name}_{self.mode}_{self.training.name}"
+        name += "_distilled" if self.teacher else ""
         where = self.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 

@@ -89,6 +89,12 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     made.add_argument("--dataset")
     made.add_argument("--training-config", default="standard")
     _add_types(made, front_end)
+    made.add_argument(
+        "--teacher", type=Path, help="a run, or a folder of checkpoints, to learn from"
+    )
+    made.add_argument(
+        "--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)"
+    )
     made.add_argument("--megatron", type=Path, help="a patched full Megatron-LM checkout to run")
     made.add_argument("--without", action="append", default=[], help="a patch to leave out")
     made.add_argument(
@@ -220,6 +226,8 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         dump=tuple(args.dump),
         keep_checkpoints=args.keep_last,
         check_nan=args.check_nan,
+        teacher=args.teacher,
+        distillation_config=args.distillation_config,
     )
 
 

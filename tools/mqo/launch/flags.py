@@ -35,6 +35,8 @@ class RunPaths:
     checkpoint: Path
     tensorboard: Path
     load: bool
+    teacher: Path | None = None
+    distillation_config: Path | None = None
 
 
 def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
@@ -46,6 +48,7 @@ def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
         "platform": platform_flags(machine),
         "data": _data(paths),
         "output": _output(cell.training, paths),
+        **({"distillation": _distillation(paths)} if paths.teacher else {}),
         "given after --": list(cell.extra_flags),
     }
 
@@ -155,6 +158,14 @@ def _output(training: Training, paths: RunPaths) -> list[str]:
     load = ["--load", str(paths.checkpoint)] if paths.load else []
     board = ["--tensorboard-dir", str(paths.tensorboard), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]
+
+
+def _distillation(paths: RunPaths) -> list[str]:
+    config = ["--export-kd-cfg", str(paths.distillation_config)]
+    return [
+        *("--export-kd-teacher-load", str(paths.teacher)),
+        *(config if paths.distillation_config else []),
+    ]
 
 
 def _words(lines: list[str]) -> list[str]:

@@ -40,8 +40,11 @@ class Inputs:
     def of(cls, command: Sequence[str]) -> Inputs:
         """Of a training command that is about to run."""
         files = [*_data_files(command)]
-        for flag in ("--tokenizer-model", "--pretrained-checkpoint"):
+        for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
             files += [path for word in values(command, flag) for path in _below(Path(word))]
+        for word in values(command, "--export-kd-teacher-load"):
+            newest = (Path(word) / TRACKER).read_text(encoding="utf-8").strip()
+            files += [Path(word) / "model_config.yaml", *_below(checkpoint(Path(word), newest))]
         step = None
         for word in values(command, "--load")[:1]:
             tracker = Path(word) / TRACKER

@@ -11,12 +11,14 @@ from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, LayoutError, OverlayError
 from mqo.launch.cell import Cell
+from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
+from mqo.runs import RunFolder
 
 Report = Callable[[str], None]
 
@@ -36,6 +38,7 @@ def check_cell(cell: Cell) -> None:
     What the user's own flags say counts.
     """
     check_layout(cell)
+    _check_teacher(cell)
     if cell.cluster.nnodes > 1 and cell.checkpoint is None:
         raise LayoutError(
             f"{cell.cluster.nnodes} nodes would each save their part in a run folder of their own",
@@ -65,6 +68,33 @@ def check_cell(cell: Cell) -> None:
             "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
             "OUT_text_document",
         )
+
+
+def teacher_folder(path: Path) -> Path:
+    """The folder of checkpoints that a teacher's `path` means: its own, or that of a run."""
+    of_run = RunFolder(path).checkpoints
+    return (of_run if of_run.is_dir() else path).resolve()
+
+
+def _check_teacher(cell: Cell) -> None:
+    if cell.teacher is None:
+        if cell.distillation_config is not None:
+            raise DataError("A distillation was configured", expected="--teacher, to learn from")
+        return
+    if cell.megatron is not None:
+        raise DataError(
+            f"{cell.megatron} has no program that distils", expected="--teacher without --megatron"
+        )
+    folder = teacher_folder(cell.teacher)
+    if not (folder / TRACKER).is_file():
+        raise DataError(
+            f"There is no checkpoint of a teacher in {folder}",
+            expected=f"a folder with {TRACKER}, or a run with checkpoints",
+            help="A run saves at its end with `-- --save-interval STEPS`",
+        )
+    config = cell.distillation_config
+    if config is not None and not config.is_file():
+        raise DataError(f"There is no distillation configuration {config}", expected="a YAML file")
 
 
 def has_sample(cell: Cell) -> bool:

@@ -21,11 +21,18 @@ from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.process import ended_with_us, leaves_on_signal
-from mqo.launch.ready import RunData, check_cell, has_sample, ready_data, ready_tree
-from mqo.launch.source import PROGRAM, ready_checkout, take_source
+from mqo.launch.ready import (
+    RunData,
+    check_cell,
+    has_sample,
+    ready_data,
+    ready_tree,
+    teacher_folder,
+)
+from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
 from mqo.project import Project
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
+from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 
 Report = Callable[[str], None]
 
@@ -131,7 +138,7 @@ def build_command(
 ) -> tuple[list[str], dict[str, str]]:
     """The training command, which runs the program in `source`, and the variables it needs."""
     flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
-    program = [*_torchrun(cell), str(source / PROGRAM)]
+    program = [*_torchrun(cell), str(source / (DISTILLER if cell.teacher else PROGRAM))]
     workers = max(1, cell.cluster.nproc_per_node)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
@@ -176,6 +183,8 @@ def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> Ru
         checkpoint=(cell.checkpoint or folder.checkpoints).resolve(),
         tensorboard=(cell.tensorboard or folder.tensorboard).resolve(),
         load=cell.checkpoint is not None,
+        teacher=cell.teacher and teacher_folder(cell.teacher),
+        distillation_config=cell.distillation_config and cell.distillation_config.resolve(),
     )
 
 
@@ -198,7 +207,7 @@ def _train(
     RunError when it fails, and when it was asked to save and leave: the exit code is then
     os.EX_TEMPFAIL, "try again".
     """
-    progress = _Progress(folder.metrics, cell.training.iterations, report)
+    progress = _Progress(folder.metrics, cell, report)
     with (
         folder.log.open("w", encoding="utf-8") as log,
         leaves_on_signal() as leaving,
@@ -261,8 +270,9 @@ def reason(folder: RunFolder) -> str:
 class _Progress:
     """Reports new rows of metrics.jsonl: every tenth of the way, and each validation."""
 
-    def __init__(self, path: Path, iterations: int, report: Report) -> None:
-        self.tail, self.iterations, self.report = MetricsTail(path), iterations, report
+    def __init__(self, path: Path, cell: Cell, report: Report) -> None:
+        self.tail, self.report = MetricsTail(path), report
+        self.iterations, self.loss = cell.training.iterations, _train_loss(cell)
         self.next = 1
 
     def update(self) -> None:
@@ -273,7 +283,7 @@ class _Progress:
         at = f"{row['iteration']:>6}/{self.iterations}"
         if row["name"] == VALID_LOSS:
             self.report(f"  step {at}  validation loss {float(row['value']):.4f}")
-        elif row["name"] == TRAIN_LOSS and row["iteration"] >= self.next:
+        elif row["name"] == self.loss and row["iteration"] >= self.next:
             self.report(f"  step {at}  loss {float(row['value']):.4f}")
             self.next = row["iteration"] + max(1, self.iterations // 10)
 
@@ -281,18 +291,23 @@ class _Progress:
 def _sum_up(
     folder: RunFolder, cell: Cell, data: RunData, types: dict[str, str], seconds: float
 ) -> Result:
-    metrics = folder.read_metrics()
-    if TRAIN_LOSS not in metrics:
+    metrics, name = folder.read_metrics(), _train_loss(cell)
+    if name not in metrics:
         if cell.cluster.node_rank < cell.cluster.nnodes - 1:
             return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
         raise RunError(
             "Training ended well and recorded no loss",
-            expected=f"rows named '{TRAIN_LOSS}' in {folder.metrics}",
+            expected=f"rows named '{name}' in {folder.metrics}",
             help=f"The whole output is in {folder.log}",
         )
-    iteration, loss = metrics[TRAIN_LOSS][-1]
+    iteration, loss = metrics[name][-1]
     valid = metrics[VALID_LOSS][-1][1] if VALID_LOSS in metrics else None
     return Result(str(folder.root), iteration, loss, valid, data.vocab_size, seconds, types)
+
+
+def _train_loss(cell: Cell) -> str:
+    """The metric that is trained on: a student may learn from its teacher alone."""
+    return KD_LOSS if cell.teacher else TRAIN_LOSS
 
 
 def _types(types: object) -> str:

@@ -22,7 +22,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.runs import RunFolder
 
-PROGRAM = "pretrain_gpt.py"
+PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 
 
 def ready_checkout(cell: Cell, path: Path, *, allow_edits: bool) -> Tree:

@@ -1,0 +1,1 @@
+"""Knowledge distillation: layers, losses and their balance."""

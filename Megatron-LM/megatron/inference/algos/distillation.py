@@ -1,0 +1,447 @@
+"""Distillation of Megatron models: the compared layers, their losses, and how these add up.
+
+Built on ModelOpt's `modelopt.torch.distill`, which runs both models and keeps the outputs of the
+compared layers. Shapes: s sequence, b micro-batch, h width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import modelopt.torch.distill as mtd
+import torch
+import yaml
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.quant import exempt
+from modelopt.torch.distill.loss_balancers import STUDENT_LOSS_KEY
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, ReduceOp, all_reduce
+from torch.nn.functional import cosine_similarity
+from torch.nn.modules.loss import _Loss
+
+from ..errors import DistillationError
+
+LOGITS_LOSS, INTERMEDIATE_LOSS = "logits loss", "intermediate loss"
+DEFAULTS: dict[str, Any] = {
+    "logit_layers": ["output_layer", "output_layer"],
+    "intermediate_layer_pairs": [],
+    "skip_lm_loss": True,
+    "kd_loss_scale": 1.0,
+    "temperature": 1.0,
+}
+_PROJECTION_STD = 0.01
+_LAYER_INDEX = re.compile(r"(?<=\blayers\.)\d+")
+
+
+# -- the balance -------------------------------------------------------------------------------
+
+
+class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
+    """Makes one loss of the student's own, that of the logits and those of intermediate layers.
+
+    The mean of the intermediate losses is scaled to the logits loss; then both together are scaled
+    to the student's loss and multiplied by `kd_loss_scale`. The factors are constants to the
+    gradient, and 1 where either side is zero or not finite. With `skip_original_loss` the result
+    is the distillation losses alone, and nothing is scaled to the student's.
+    """
+
+    def __init__(self, kd_loss_scale: float = 1.0, skip_original_loss: bool = False) -> None:
+        super().__init__()
+        self.kd_loss_scale = kd_loss_scale
+        self.skip_original_loss = skip_original_loss
+        # {name: loss as it was before it was scaled}, detached, of the last call.
+        self.parts: dict[str, Tensor] = {}
+
+    def forward(self, loss_dict: dict[str, Tensor]) -> Tensor:
+        """The total, a scalar.
+
+        Args:
+            loss_dict: scalars: `student_loss`, one whose name has "Logits" in it, and any others;
+                left as it is.
+
+        Raises:
+            DistillationError: there is not just one logits loss, or no student's loss where it
+                counts.
+        """
+        losses = dict(loss_dict)
+        student = losses.pop(STUDENT_LOSS_KEY, None)
+        names = [name for name in losses if "Logits" in name]
+        if len(names) != 1 or (student is None and not self.skip_original_loss):
+            raise DistillationError(
+                f"The losses are {', '.join(loss_dict) or 'none'}",
+                expected=f"{STUDENT_LOSS_KEY}, and one with 'Logits' in its name",
+            )
+        total = logits = losses.pop(names[0])
+        self.parts = {LOGITS_LOSS: logits.detach()}
+        if losses:
+            others = torch.stack(list(losses.values())).mean()
+            self.parts[INTERMEDIATE_LOSS] = others.detach()
+            total = logits + _scaled_to(logits, others)
+        if self.skip_original_loss:
+            return total
+        return student + self.kd_loss_scale * _scaled_to(student, total)
+
+
+def _scaled_to(goal: Tensor, loss: Tensor) -> Tensor:
+    """`loss` with the value of `goal`, and its own gradient in proportion."""
+    factor = goal.detach() / loss.detach()
+    # Without a look at the values, for which a GPU would have to be waited.
+    usable = torch.isfinite(factor) & (factor > 0)
+    return loss * torch.where(usable, factor, torch.ones_like(factor))
+
+
+# -- the losses --------------------------------------------------------------------------------
+
+
+class _PairLoss(_Loss):
+    """A loss between two layers' outputs, a number for each token, the same on all tensor ranks."""
+
+    def __init__(
+        self, model_config: TransformerConfig, projection: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self._sequence_parallel = model_config.sequence_parallel
+        self._projection = projection or nn.Identity()
+
+    def forward(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """[b, s] in fp32 from the outputs of student and teacher, [s, b, width]."""
+        student, teacher = _output(predictions), _output(targets).detach()
+        return self.per_token(student, teacher).transpose(0, 1).contiguous()
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[s, b] in fp32."""
+        raise NotImplementedError
+
+
+class LogitsKLLoss(_PairLoss):
+    """KL(teacher || student) in nats, of softmax(logits / temperature); no factor temperature².
+
+    Under tensor parallelism each rank has its part of the vocabulary, and all get the whole sum:
+    the parts' maxima and sums are sent, never logits.
+    """
+
+    def __init__(self, model_config: TransformerConfig, temperature: float = 1.0) -> None:
+        super().__init__(model_config)
+        self._temperature = temperature
+        self._parallel = model_config.tensor_model_parallel_size > 1
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[s, b] from [s, b, v / ranks]."""
+        group = parallel_state.get_tensor_model_parallel_group() if self._parallel else None
+        scaled = (logits.float() / self._temperature for logits in (student, teacher))
+        return _VocabularyParallelKL.apply(*scaled, group)
+
+
+class _HiddenLoss(_PairLoss):
+    """Of outputs that hold the whole width; the student's is projected to the teacher's."""
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        loss = self.distance(self._projection(student).float(), teacher.float())
+        if not self._sequence_parallel:
+            return loss
+        # Each rank has a part of the tokens. What comes after is the same on all of them, so that
+        # the gradient of a part is that part of the gradient.
+        return gather_from_sequence_parallel_region(loss, tensor_parallel_output_grad=False)
+
+    def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[s, b] from [s, b, h]."""
+        raise NotImplementedError
+
+
+class HiddenStateCosineLoss(_HiddenLoss):
+    """1 - cos(student, teacher)."""
+
+    def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[s, b] from [s, b, h], in 0 ... 2."""
+        return 1 - cosine_similarity(student, teacher, dim=-1)
+
+
+class HiddenStateMSELoss(_HiddenLoss):
+    """The mean over the width of (student - teacher)²."""
+
+    def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[s, b] from [s, b, h]."""
+        return (student - teacher).square().mean(-1)
+
+
+_CRITERIA = {"cosine": HiddenStateCosineLoss, "mse": HiddenStateMSELoss}
+
+
+class Projection(nn.Linear):
+    """From the student's width to the teacher's, learnt with the student."""
+
+    def __init__(self, student: TransformerConfig, teacher: TransformerConfig) -> None:
+        super().__init__(student.hidden_size, teacher.hidden_size)
+        nn.init.normal_(self.weight, std=_PROJECTION_STD)
+        nn.init.zeros_(self.bias)
+        for weight in self.parameters():
+            # Under sequence parallelism a rank's gradient is of its own tokens: upstream sums them.
+            weight.sequence_parallel = student.sequence_parallel
+
+
+def _output(of_layer: Tensor | tuple) -> Tensor:
+    """What a layer gave, without the bias that some of Megatron's give beside it."""
+    return of_layer[0] if isinstance(of_layer, tuple) else of_layer
+
+
+class _VocabularyParallelKL(torch.autograd.Function):
+    """KL(teacher || student) from logits [..., v / ranks] in fp32; a gradient for the student's.
+
+    Every rank gets the whole sum, so the gradient needs nothing from the others: softmax(student) -
+    softmax(teacher), of its own part.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, group: ProcessGroup | None) -> Tensor:
+        ours, theirs = _log_softmax(student, group), _log_softmax(teacher, group)
+        wanted = theirs.exp()
+        loss = _all_reduced((wanted * (theirs - ours)).sum(-1), ReduceOp.SUM, group)
+        ctx.save_for_backward(ours.exp().sub_(wanted))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (difference,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * difference, None, None
+
+
+def _log_softmax(logits: Tensor, group: ProcessGroup | None) -> Tensor:
+    highest = _all_reduced(logits.amax(-1, keepdim=True), ReduceOp.MAX, group)
+    shifted = logits - highest
+    return shifted - _all_reduced(shifted.exp().sum(-1, keepdim=True), ReduceOp.SUM, group).log()
+
+
+def _all_reduced(own: Tensor, operation: ReduceOp, group: ProcessGroup | None) -> Tensor:
+    if group is not None:
+        all_reduce(own, op=operation, group=group)
+    return own
+
+
+# -- the configuration -------------------------------------------------------------------------
+
+
+def load_distillation_config(
+    path: str | None, student_cfg: TransformerConfig, teacher_cfg: TransformerConfig
+) -> dict[str, Any]:
+    """The settings of the YAML file at `path`, with defaults; None for the defaults alone.
+
+    logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
+    or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
+    from the teacher alone. kd_loss_scale: weight beside the student's own loss. temperature: of the
+    logits. Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers
+    have in this pipeline stage, which is empty but in the last one; and `loss_balancer`.
+
+    Raises:
+        DistillationError: the file is missing or no such YAML; a key or a value is not valid; a
+            pair has a layer that the last pipeline stage does not hold.
+    """
+    settings = DEFAULTS | _read(path)
+    _check(settings)
+    criterion = _criterion(settings, student_cfg, teacher_cfg)
+    balancer = LogitsAndIntermediatesLossBalancer(
+        settings["kd_loss_scale"], settings["skip_lm_loss"]
+    )
+    return settings | {"criterion": criterion, "loss_balancer": balancer}
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DistillationError(
+            f"The distillation configuration cannot be read: {error}", expected="a YAML file"
+        ) from error
+    keys = ", ".join(DEFAULTS)
+    if not isinstance(found or {}, dict):
+        raise DistillationError(f"{path} holds no mapping", expected=f"the keys {keys}")
+    unknown = [str(key) for key in found or {} if key not in DEFAULTS]
+    if unknown:
+        raise DistillationError(
+            f"{path} has the unknown keys {', '.join(unknown)}", expected=f"some of {keys}"
+        )
+    return found or {}
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _is_names(value: object, counts: tuple[int, ...] = (2,)) -> bool:
+    is_list = isinstance(value, list | tuple) and len(value) in counts
+    return is_list and all(isinstance(name, str) for name in value)
+
+
+def _is_pair(value: object) -> bool:
+    return _is_names(value, (2, 3)) and (value[2:3] or ["cosine"])[0] in _CRITERIA
+
+
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "logit_layers": (_is_names, "a list of two names, [student's, teacher's]"),
+    "intermediate_layer_pairs": (
+        lambda value: isinstance(value, list) and all(_is_pair(pair) for pair in value),
+        f"a list of [student's, teacher's] or [student's, teacher's, {' or '.join(_CRITERIA)}]",
+    ),
+    "skip_lm_loss": (lambda value: isinstance(value, bool), "true or false"),
+    "kd_loss_scale": (_is_positive, "a number above 0"),
+    "temperature": (_is_positive, "a number above 0"),
+}
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    for key, (is_valid, expected) in _VALID.items():
+        if not is_valid(settings[key]):
+            raise DistillationError(f"{key} is {settings[key]!r}", expected=expected)
+
+
+def _criterion(
+    settings: Mapping[str, Any], student: TransformerConfig, teacher: TransformerConfig
+) -> dict[tuple[str, str], _Loss]:
+    # On every rank, so that each of them says what is wrong.
+    pairs = [
+        (_in_last_stage(pair[0], student), _in_last_stage(pair[1], teacher), *pair[2:])
+        for pair in settings["intermediate_layer_pairs"]
+    ]
+    stages = student.pipeline_model_parallel_size
+    if stages > 1 and not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return {}
+    made: dict[tuple[str, str], _Loss] = {
+        tuple(settings["logit_layers"]): LogitsKLLoss(student, settings["temperature"])
+    }
+    for ours, theirs, *kind in pairs:
+        differ = student.hidden_size != teacher.hidden_size
+        projection = Projection(student, teacher) if differ else None
+        made[ours, theirs] = _CRITERIA[(kind or ["cosine"])[0]](student, projection)
+    return made
+
+
+def _in_last_stage(name: str, config: TransformerConfig) -> str:
+    """The name that a layer of the whole model has in the last stage, where losses are taken."""
+    stages = config.pipeline_model_parallel_size
+    index = _LAYER_INDEX.search(name)
+    if stages == 1 or index is None:
+        return name
+    first = get_transformer_layer_offset(config, pp_rank=stages - 1)
+    if int(index[0]) < first:
+        raise DistillationError(
+            f"{name} is not in the last of {stages} pipeline stages, so that no stage holds a pair "
+            "with it",
+            expected=f"layers from {first} on, of {config.num_layers}",
+            help="Name later layers in intermediate_layer_pairs, or use fewer stages",
+        )
+    return _LAYER_INDEX.sub(str(int(index[0]) - first), name, count=1)
+
+
+def check_layers(
+    student: nn.Module, teacher: nn.Module, criterion: Mapping[tuple[str, str], _Loss]
+) -> None:
+    """DistillationError naming a compared layer that its model does not have, and near names."""
+    for pair in criterion:
+        for whose, model, name in zip(
+            ("student", "teacher"), (student, teacher), pair, strict=True
+        ):
+            names = [path for path, _ in model.named_modules() if path]
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=4, cutoff=0.4) or names[:4]
+                raise DistillationError(
+                    f"The {whose} has no layer {name}", expected=f"such as {', '.join(near)}"
+                )
+
+
+# -- the model ---------------------------------------------------------------------------------
+
+
+def adjust_distillation_model_for_mcore(
+    model: mtd.DistillationModel, distill_cfg: dict[str, Any]
+) -> mtd.DistillationModel:
+    """Have a distillation model train as Megatron trains any; the model itself, changed.
+
+    The teacher takes no gradients, runs as quant type 'none', and is in no checkpoint. Training
+    does without the student's own loss where `skip_lm_loss` says so; evaluation has it always, and
+    does without the teacher. Between pipeline stages both models' hidden states go side by side:
+    the schedule must be given `widened_shapes`.
+    """
+    teacher = model.teacher_model
+    exempt(teacher.requires_grad_(False).eval())
+    # ModelOpt holds them as a set, whose order differs between ranks: that of the pairs does not.
+    learnt = [loss for loss in distill_cfg["criterion"].values() if list(loss.parameters())]
+    model._loss_modules = exempt(nn.ModuleList(learnt))
+    for method in (sharded_state_dict, forward, set_input_tensor):
+        setattr(model, method.__name__, MethodType(method, model))
+    teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)
+    own = _lm_loss_in_evaluation if distill_cfg["skip_lm_loss"] else _lm_loss_of_a_copy
+    model.compute_language_model_loss = MethodType(own, model)
+    return model
+
+
+def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]]:
+    """For the schedule's `adjust_tensor_shapes_fn`: shapes (..., h) with the teacher's h added.
+
+    `model` is a distillation model without wrappers.
+    """
+    width = model.teacher_model.config.hidden_size
+
+    def widen(received: list[tuple], sent: list[tuple]) -> tuple[list[tuple], list[tuple]]:
+        return tuple([(*shape[:-1], shape[-1] + width) for shape in of] for of in (received, sent))
+
+    return widen
+
+
+# Methods of a distillation model, bound to it above: `type(self)` is ModelOpt's class.
+
+
+def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The student's, with the learnt projections."""
+    with self.hide_teacher_model():
+        return type(self).sharded_state_dict(self, *args, **kwargs)
+
+
+def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """The student's output; between pipeline stages [s, b, h + the teacher's h]."""
+    split = self.config.pipeline_model_parallel_size > 1
+    theirs = None
+    if self.training or split:
+        with torch.no_grad():
+            # Whoever sets this model to training sets its teacher, too.
+            theirs = self.teacher_model.eval()(*args, **kwargs)
+    with self.only_student_forward():
+        ours = type(self).forward(self, *args, **kwargs)
+    return ours if self.post_process or not split else torch.cat([ours, theirs], dim=-1)
+
+
+def set_input_tensor(self: Any, input_tensor: Tensor | list[Tensor | None]) -> None:
+    """Give both models what the pipeline stage before has sent."""
+    tensors = input_tensor if isinstance(input_tensor, list) else [input_tensor]
+    width = self.config.hidden_size
+    ours = [None if tensor is None else tensor[..., :width] for tensor in tensors]
+    theirs = [None if tensor is None else tensor[..., width:] for tensor in tensors]
+    type(self).set_input_tensor(self, ours)
+    self.teacher_model.set_input_tensor(theirs)
+
+
+def _no_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
+    """Zeros [b, s], where nobody asks for the loss itself."""
+    del self
+    return torch.zeros_like(labels, dtype=logits.dtype)
+
+
+def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
+    """[b, s] in nats; zeros in training."""
+    if self.training:
+        return _no_lm_loss(self, labels, logits)
+    return type(self).compute_language_model_loss(self, labels, logits)
+
+
+def _lm_loss_of_a_copy(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
+    """[b, s] in nats, with `logits` left as they are: upstream makes fp32 ones their softmax."""
+    kept = logits.clone() if self.training and logits.dtype == torch.float32 else logits
+    return type(self).compute_language_model_loss(self, labels, kept)

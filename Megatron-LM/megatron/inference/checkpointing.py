@@ -1,0 +1,137 @@
+"""What a distillation reads of checkpoints: ModelOpt's state, and the teacher's weights."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import megatron.run
+from megatron.core.dist_checkpointing import load_common_state_dict
+from megatron.training.checkpointing import load_checkpoint
+from torch import nn
+
+from .arguments import TEACHER_ARG
+from .errors import DistillationError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+NEMO_WEIGHTS = "model_weights"
+MODELOPT_STATE = "modelopt_state"
+# Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.
+FUSED_NORMS = {
+    ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
+    ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
+}
+WRAPPER = "module."
+
+
+def checkpoint_folder(load_dir: str | Path) -> Path | None:
+    """The folder of the newest checkpoint in `load_dir`: an iteration's, or NeMo's; None without.
+
+    The tracker holds an iteration, or the very name of a folder.
+    """
+    folder = Path(load_dir)
+    tracker = folder / TRACKER
+    if tracker.is_file():
+        newest = tracker.read_text(encoding="utf-8").strip()
+        found = folder / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
+    else:
+        found = folder / NEMO_WEIGHTS
+    return found if found.is_dir() else None
+
+
+def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
+    """ModelOpt's state beside the newest checkpoint's shards; {} where there is none."""
+    checkpoint = checkpoint_folder(load_dir)
+    if checkpoint is None or not (checkpoint / MODELOPT_STATE).is_dir():
+        return {}
+    return load_common_state_dict(str(checkpoint / MODELOPT_STATE))
+
+
+def restore_modelopt_state(model: nn.Module, load_dir: str | Path) -> nn.Module:
+    """`model` with ModelOpt's state of the newest checkpoint; as it is where there is none.
+
+    To be called before the weights are loaded: it brings the modules that they are loaded into.
+    """
+    if not load_modelopt_state(load_dir):
+        return model
+    from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
+
+    chunks = [model]
+    restore_sharded_modelopt_state(chunks, str(checkpoint_folder(load_dir)))
+    return chunks[0]
+
+
+def read_arguments(load_dir: str | Path) -> dict[str, Any]:
+    """The arguments that the newest checkpoint was trained with; {} where it holds none."""
+    checkpoint = checkpoint_folder(load_dir)
+    if checkpoint is None or not (checkpoint / "metadata.json").is_file():
+        return {}
+    return dict(vars(load_common_state_dict(str(checkpoint)).get("args", Namespace())))
+
+
+def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
+    """`teacher` with the weights of its newest checkpoint, whatever that was split into.
+
+    `args` are upstream's global ones; they name the folder, and are as before afterwards.
+
+    Raises:
+        DistillationError: the folder holds no checkpoint.
+    """
+    folder = getattr(args, TEACHER_ARG)
+    if checkpoint_folder(folder) is None:
+        raise DistillationError(
+            f"There is no checkpoint of a teacher in {folder}", expected=f"{TRACKER} in it"
+        )
+    accept_other_names(teacher)
+    with _as_for_finetuning(args):
+        load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
+    # What the teacher was quantised as says nothing of the student.
+    megatron.run.note_checkpoint(Namespace())
+    return teacher
+
+
+def accept_other_names(model: nn.Module) -> None:
+    """Have `model` load weights that are named after a wrapper, or as Transformer Engine's are.
+
+    Only where the model has no weight of that name itself. Sharded checkpoints have names that fit
+    any model; those of one file a rank do not.
+    """
+    own = set(model.state_dict())
+
+    def rename(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
+        del module, rest
+        for name in [name for name in state if name.startswith(prefix)]:
+            new = _own_name(name[len(prefix) :])
+            if new in own and name[len(prefix) :] not in own:
+                state[prefix + new] = state.pop(name)
+
+    model.register_load_state_dict_pre_hook(rename)
+
+
+def _own_name(name: str) -> str:
+    while name.startswith(WRAPPER):
+        name = name.removeprefix(WRAPPER)
+    for theirs, ours in FUSED_NORMS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+@contextmanager
+def _as_for_finetuning(args: Namespace) -> Iterator[None]:
+    """Weights alone, and from where they are asked for: not of a run that is to be gone on with."""
+    changes = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
+    changes |= {
+        "pretrained_checkpoint": None,
+        "ckpt_step": None,
+        "exit_on_missing_checkpoint": True,
+    }
+    before = dict(vars(args))
+    vars(args).update(changes)
+    try:
+        yield
+    finally:
+        vars(args).clear()
+        vars(args).update(before)

@@ -1,0 +1,64 @@
+"""The loss of a GPT that may learn from a teacher."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.utils import unwrap_model
+from torch import Tensor
+from torch.distributed import all_reduce
+
+LM_LOSS, KD_LOSS = "lm loss", "kd loss"
+
+
+def loss_func(
+    loss_mask: Tensor, model: GPTModel, output_tensor: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss to be trained on, and all losses for the report.
+
+    Args:
+        loss_mask: [b, s], 0 where a token does not count.
+        model: as the trainer holds it. One that learns from a teacher is trained on its balanced
+            loss; in evaluation, and without a teacher, the loss is the language model's own.
+        output_tensor: [b, s], the cross entropy of each token in nats.
+
+    Returns:
+        The mean over the micro-batch's tokens, of all context-parallel ranks, with this rank's part
+        of the gradient; the schedule multiplies by the number of these ranks. 0 if no token counts.
+        And {name: mean over the data-parallel ranks}: "lm loss", unless training goes without it,
+        "kd loss", the balanced one, and its parts.
+    """
+    mask = loss_mask.reshape(-1).float()
+    tokens = _over_context_ranks(mask.sum()).clamp(min=1)
+
+    def mean(of_tokens: Tensor) -> Tensor:
+        own = torch.sum(of_tokens.reshape(-1).float() * mask)
+        whole = _over_context_ranks(own.detach().clone())
+        return (own + (whole - own.detach())) / tokens
+
+    model = unwrap_model(model)
+    loss = mean(output_tensor)
+    report = {LM_LOSS: loss}
+    if model.training and hasattr(model, "compute_kd_loss"):
+        balancer = model.loss_balancer
+        loss = model.compute_kd_loss(student_loss=loss, loss_reduction_fn=mean)
+        if balancer.skip_original_loss:
+            del report[LM_LOSS]  # zeros: it was not computed
+        report |= {KD_LOSS: loss, **balancer.parts}
+    return loss, _averaged(report)
+
+
+def _over_context_ranks(own: Tensor) -> Tensor:
+    """The sum over the ranks that share a sequence, in place."""
+    if parallel_state.get_context_parallel_world_size() > 1:
+        all_reduce(own, group=parallel_state.get_context_parallel_group())
+    return own
+
+
+def _averaged(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The mean of each loss, detached, over the ranks that have other sequences."""
+    values = torch.stack([loss.detach().float() for loss in losses.values()])
+    group = parallel_state.get_data_parallel_group()
+    all_reduce(values, group=group)
+    return dict(zip(losses, values / group.size(), strict=True))

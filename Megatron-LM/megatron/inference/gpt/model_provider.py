@@ -1,0 +1,238 @@
+"""The model of a distillation: a student, and the teacher it learns from."""
+
+from __future__ import annotations
+
+import difflib
+from argparse import Namespace
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import modelopt.torch.distill as mtd
+import yaml
+from megatron.core.models.gpt import GPTModel as MCoreGPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.quant import exempt
+from megatron.training import get_args
+from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.models.gpt import GPTModelConfig
+
+from ..algos.distillation import (
+    adjust_distillation_model_for_mcore,
+    check_layers,
+    load_distillation_config,
+)
+from ..arguments import TEACHER_ARG
+from ..checkpointing import (
+    TRACKER,
+    checkpoint_folder,
+    load_teacher,
+    read_arguments,
+    restore_modelopt_state,
+)
+from ..errors import DistillationError
+
+MODEL_CONFIG = "model_config.yaml"
+NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
+# Arguments that say what a model is. All others say how it is run, which is as its student is.
+ARCHITECTURE = (
+    *NEEDED,
+    *("kv_channels", "group_query_attention", "num_query_groups", "normalization", "norm_epsilon"),
+    *("swiglu", "squared_relu", "quick_geglu", "add_bias_linear", "add_qkv_bias"),
+    *("qk_layernorm", "qk_l2_norm", "position_embedding_type", "rotary_base", "rotary_percent"),
+    *("rotary_interleaved", "rotary_seq_len_interpolation_factor", "use_rope_scaling"),
+    *("rope_scaling_factor", "rope_type", "untie_embeddings_and_output_weights"),
+    *("apply_residual_connection_post_layernorm", "apply_query_key_layer_scaling"),
+    *("apply_layernorm_1p", "multi_latent_attention", "q_lora_rank", "kv_lora_rank"),
+    *("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rotary_scaling_factor", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "num_experts", "moe_layer_freq"),
+    *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_topk"),
+    *("moe_router_score_function", "moe_router_pre_softmax", "moe_router_dtype"),
+    *("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk"),
+    *("moe_router_enable_expert_bias", "moe_shared_expert_gate"),
+    "original_max_position_embeddings",
+    *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
+)
+# Arguments that are held against the student's.
+FITTED = ("padded_vocab_size", "vocab_size", "seq_length", "max_position_embeddings")
+# NeMo's names: {theirs: (ours, how its value is ours)}.
+RENAMED = {
+    "bias": ("add_bias_linear", bool),
+    "activation": ("swiglu", lambda name: name in ("swiglu", "fast-swiglu")),
+    "encoder_seq_length": ("seq_length", int),
+    "layernorm_epsilon": ("norm_epsilon", float),
+    "rotary_percentage": ("rotary_percent", float),
+    "share_embeddings_and_output_weights": ("untie_embeddings_and_output_weights", lambda x: not x),
+    "num_moe_experts": ("num_experts", int),
+    "normalization": ("normalization", lambda name: {"rmsnorm": "RMSNorm"}.get(name, name)),
+}
+
+
+def model_provider(
+    pre_process: bool = True, post_process: bool = True, parallel_output: bool = True
+) -> MCoreGPTModel:
+    """The student that upstream's arguments describe, joined to its teacher where one is named.
+
+    pre_process and post_process say whether the embedding and the output layer are part of it;
+    with parallel_output each tensor rank keeps its part of the logits.
+
+    Raises:
+        DistillationError: what `distilled` raises.
+    """
+    args = get_args()
+    student = build_model(model_config(args), pre_process, post_process, parallel_output)
+    return distilled(student, args)
+
+
+def model_config(args: Namespace) -> GPTModelConfig:
+    """The configuration of the model that `args`, upstream's, describe."""
+    config = gpt_config_from_args(args)
+    # Upstream's parser takes it, and this release's configuration leaves it at its default.
+    config.rope_scaling_factor = args.rope_scaling_factor
+    return config
+
+
+def build_model(
+    config: GPTModelConfig, pre_process: bool, post_process: bool, parallel_output: bool
+) -> MCoreGPTModel:
+    """This rank's part of the model; its layers need not be alike."""
+    config.parallel_output = parallel_output
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    builder = config.get_builder_cls()(config)
+    return builder.build_model(groups, pre_process=pre_process, post_process=post_process)
+
+
+def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
+    """`student`, which learns from the teacher that `args` name from now on; itself, changed.
+
+    With ModelOpt's state of its own checkpoint, if that has one; without a teacher it is returned
+    so. With --export-kd-finalize it comes without what a distillation added.
+
+    Raises:
+        DistillationError: there is no such teacher; the two do not fit; the configuration is wrong.
+    """
+    if args.load:
+        student = restore_modelopt_state(student, args.load)
+    if args.export_kd_finalize:
+        is_distilled = isinstance(student, mtd.DistillationModel)
+        return mtd.export(student) if is_distilled else student
+    if not getattr(args, TEACHER_ARG):
+        return student
+    check_run(args)
+    teacher_args = load_teacher_config(getattr(args, TEACHER_ARG), args)
+    config = load_distillation_config(
+        args.export_kd_cfg, student.config, model_config(teacher_args).transformer
+    )
+    parts = ("pre_process", "post_process", "parallel_output")
+    teacher = _teacher_provider(teacher_args, {name: getattr(student, name) for name in parts})
+    check_layers(student, teacher, config["criterion"])
+    mode = {"teacher_model": teacher} | {k: config[k] for k in ("criterion", "loss_balancer")}
+    return adjust_distillation_model_for_mcore(
+        mtd.convert(student, mode=[("kd_loss", mode)]), config
+    )
+
+
+def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreGPTModel:
+    """The teacher, with its checkpoint's weights, frozen, and run as quant type 'none'.
+
+    `config` are upstream's arguments with the teacher's laid over, as `load_teacher_config` gives
+    them; `model_kwargs` are those of `model_provider`.
+    """
+    teacher = build_model(model_config(config), **model_kwargs)
+    load_teacher(teacher, get_args())
+    return exempt(teacher.requires_grad_(False).eval())
+
+
+def check_run(args: Namespace) -> None:
+    """DistillationError where `args` ask for what a distillation does not do."""
+    if args.virtual_pipeline_model_parallel_size:
+        raise DistillationError(
+            "A distillation has no interleaved pipeline",
+            expected="no --num-layers-per-virtual-pipeline-stage",
+        )
+    if args.calculate_per_token_loss:
+        raise DistillationError(
+            "A distillation's losses are means over tokens",
+            expected="no --calculate-per-token-loss",
+        )
+
+
+def load_teacher_config(folder: str, args: Namespace) -> Namespace:
+    """`args` as they are of the teacher in `folder`: its own architecture, run as the student is.
+
+    The architecture is that of model_config.yaml, in Megatron's or NeMo's names, or without such a
+    file that of the arguments in the checkpoint.
+
+    Raises:
+        DistillationError: there is no checkpoint; neither says what the teacher is; its vocabulary
+            or its sequences do not fit the student's.
+    """
+    if checkpoint_folder(folder) is None:
+        raise DistillationError(
+            f"There is no checkpoint of a teacher in {folder}",
+            expected=f"{TRACKER} in it, and the folder that it names",
+        )
+    path = Path(folder) / MODEL_CONFIG
+    given = _read_yaml(path) if path.exists() else read_arguments(folder)
+    missing = [name for name in NEEDED if given.get(name) is None]
+    if missing:
+        raise DistillationError(
+            f"Nothing in {folder} says the teacher's {', '.join(missing)}",
+            expected=f"{', '.join(NEEDED)} in {MODEL_CONFIG} beside its checkpoint",
+        )
+    _check_fit(given, args)
+    teacher = copy(args)
+    # Of the student these would be wrong, and follow from the teacher's sizes.
+    teacher.kv_channels = None
+    vars(teacher).update({name: given[name] for name in ARCHITECTURE if name in given})
+    return teacher
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DistillationError(f"{path} cannot be read: {error}", expected="YAML") from error
+    if not isinstance(found, dict):
+        raise DistillationError(f"{path} holds no mapping", expected=f"{', '.join(NEEDED)}")
+    given = {}
+    for name, value in found.items():
+        ours, translate = RENAMED.get(name, (name, lambda x: x))
+        given[ours] = value if value is None else translate(value)
+    _say_misspelt(path, given)
+    layers = given.get("heterogeneous_layers_config_path")
+    if layers:
+        given["heterogeneous_layers_config_path"] = str(path.parent / layers)
+        given["heterogeneous_layers_config_encoded_json"] = None
+    if given.get("num_query_groups"):
+        given["group_query_attention"] = True
+    return given
+
+
+def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
+    """A NeMo file holds much else: only what is nearly a name of ours is worth an error."""
+    known = (*ARCHITECTURE, *FITTED)
+    for name in given:
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.92)
+        if near and name not in known:
+            raise DistillationError(f"{path} has the unknown key {name}", expected=near[0])
+
+
+def _check_fit(given: Mapping[str, Any], args: Namespace) -> None:
+    # Padding follows from the layout: it decides where nothing else is known.
+    sizes = [(n, given.get(n), getattr(args, n, None)) for n in ("vocab_size", "padded_vocab_size")]
+    for name, theirs, ours in [size for size in sizes if size[1] and size[2]][:1]:
+        if theirs != ours:
+            raise DistillationError(
+                f"The teacher's {name} is {theirs}, the student's {ours}",
+                expected="the same vocabulary, whose logits are compared",
+                help="Train both with one tokenizer",
+            )
+    longest = given.get("max_position_embeddings") or given.get("seq_length")
+    if longest and longest < args.seq_length:
+        raise DistillationError(
+            f"The teacher has {longest} positions, a student's sequence {args.seq_length} tokens",
+            expected="a teacher of sequences as long as the student's",
+            help=f"Pass --seq-length {longest}",
+        )

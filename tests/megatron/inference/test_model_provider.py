@@ -1,0 +1,125 @@
+"""The student, with and without a teacher, with ModelOpt's state, and after its distillation."""
+
+from types import SimpleNamespace
+
+import modelopt.torch.distill as mtd
+import pytest
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.inference.checkpointing import load_modelopt_state
+from megatron.inference.errors import DistillationError
+from megatron.inference.gpt.model_provider import check_run, model_provider
+
+
+def test_without_a_teacher_it_is_upstreams_model(make):
+    assert type(make()) is GPTModel
+
+
+@pytest.mark.parametrize("first, last", [(True, False), (False, True)])
+def test_a_stage_has_its_ends_alone(make, first, last):
+    model = make(pre_process=first, post_process=last)
+    assert hasattr(model, "embedding") == first
+    assert hasattr(model, "output_layer") == last
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_logits_are_gathered_if_they_are_not_to_stay_parallel(make, parallel):
+    model = make(parallel_output=parallel)
+    assert model.parallel_output is parallel
+    assert model.output_layer.gather_output is not parallel
+
+
+def test_with_a_teacher_the_same_student_learns_from_it(make, teacher):
+    plain = make()
+    model = make("--export-kd-teacher-load", teacher[1])
+    assert isinstance(model, mtd.DistillationModel)
+    assert isinstance(model, GPTModel)
+    assert model.teacher_model.config.hidden_size == 96
+    own = dict(model.named_parameters())
+    for name, weight in plain.named_parameters():
+        assert torch.equal(own[name], weight), name  # the teacher takes none of its random numbers
+
+
+def test_a_students_checkpoint_is_a_plain_models(make, save, teacher, tmp_path):
+    from megatron.training import get_args
+    from megatron.training.checkpointing import load_checkpoint
+
+    config = tmp_path / "kd.yaml"
+    config.write_text("intermediate_layer_pairs: [[decoder.layers.0, decoder.layers.0]]\n")
+    flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-cfg", config)
+    student = make(*flags)
+    folder = save(student, tmp_path / "saved")
+    of_student = dict(student.named_parameters())
+    resumed, plain = make(*flags, seed=5), make("--load", folder, seed=6)
+    for model in (plain, resumed):
+        get_args().load = str(folder)
+        load_checkpoint([model], None, None)
+    for name, weight in plain.named_parameters():
+        assert torch.equal(weight, of_student[name]), name
+    for name, weight in resumed.named_parameters():
+        assert torch.equal(weight, of_student[name]), name  # the projection's, too
+
+
+def test_finalising_gives_the_clean_student(make, teacher, monkeypatch):
+    flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-finalize")
+    assert type(make(*flags)) is GPTModel
+    model = make("--export-kd-teacher-load", teacher[1])
+    from megatron.inference.gpt import model_provider as module
+
+    monkeypatch.setattr(module, "build_model", lambda *args: model)
+    module.get_args().export_kd_finalize = True
+    clean = model_provider()
+    assert type(clean) is GPTModel
+    assert not [name for name, _ in clean.named_parameters() if "teacher" in name or "loss" in name]
+
+
+def test_modelopts_state_of_the_checkpoint_is_restored(make, save, tmp_path):
+    import modelopt.torch.opt as mto
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
+
+    folder = tmp_path / "saved"
+    assert load_modelopt_state(folder) == {}
+    model = make()
+    save(model, folder)
+    assert load_modelopt_state(folder) == {}
+    assert not mto.ModeloptStateManager.is_converted(make("--load", folder))
+    quantised = mtq.quantize(make(), mtq.INT8_WEIGHT_ONLY_CFG, None)
+    save_sharded_modelopt_state([quantised], folder / "iter_0000001", ("torch_dist", 1))
+    state = load_modelopt_state(folder)
+    assert state["modelopt_state_dict"][0][0] == "quantize"
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("logit_layers: [output_layer, head]", "teacher has no layer head.*such as"),
+        (
+            "intermediate_layer_pairs: [[decoder.layers.1.mpl, decoder.layers.0.mlp]]",
+            r"student has no layer decoder\.layers\.1\.mpl.*decoder\.layers\.1\.mlp",
+        ),
+        (
+            "intermediate_layer_pairs: [[decoder.layers.2, decoder.layers.0]]",
+            r"student has no layer decoder\.layers\.2\..*decoder\.layers\.1",
+        ),
+    ],
+)
+def test_a_layer_that_does_not_exist_is_named_with_near_ones(make, teacher, tmp_path, text, says):
+    (tmp_path / "kd.yaml").write_text(text)
+    flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-cfg", tmp_path / "kd.yaml")
+    with pytest.raises(DistillationError, match=says):
+        make(*flags)
+
+
+@pytest.mark.parametrize(
+    "name, flag",
+    [
+        ("virtual_pipeline_model_parallel_size", "per-virtual-pipeline-stage"),
+        ("calculate_per_token_loss", "calculate-per-token-loss"),
+    ],
+)
+def test_what_no_distillation_does_is_refused(name, flag):
+    args = {"virtual_pipeline_model_parallel_size": None, "calculate_per_token_loss": False}
+    check_run(SimpleNamespace(**args))
+    with pytest.raises(DistillationError, match=flag):
+        check_run(SimpleNamespace(**args | {name: 2}))
