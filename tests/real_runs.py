@@ -20,6 +20,17 @@ TINY = (
     *("--global-batch-size", "8", "--train-samples", "48"),
 )
 
+# Of six steps the third is saved, too.
+LAST, SAVED = 6, 3
+SAVED_HALFWAY = (
+    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
+    "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
+    f"--global-batch-size 4 --train-samples {4 * LAST} --save-interval {SAVED}"
+)
+# Adam turns the rounding noise of a small gradient into a whole step, and a quantiser a small
+# difference into a whole rounding step: with short steps a few of them stay comparable.
+SHORT_STEPS = "--lr 2e-5 --min-lr 2e-6"
+
 
 class Starter:
     """Runs cells, each one once, in a place of the tests' own."""

@@ -12,22 +12,15 @@ from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 from . import real_runs
-from .real_runs import stats_of, tracked
+from .real_runs import SAVED, SAVED_HALFWAY, SHORT_STEPS, stats_of, tracked
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
-LAST, SAVED = 6, 3
-SIZES = (
-    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
-    "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
-    f"--global-batch-size 4 --train-samples {4 * LAST} --eval-iters 1 --eval-interval 100 "
-    f"--save-interval {SAVED}"
-).split()
+SIZES = f"{SAVED_HALFWAY} --eval-iters 1 --eval-interval 100".split()
 WIDER = ["--num-layers", "4", "--hidden-size", "96", "--ffn-hidden-size", "160", "--lr", "2e-3"]
-# So little that the order of sums does not grow into another course.
-SLOW = ["--lr", "2e-5", "--min-lr", "2e-6"]
+SLOW = SHORT_STEPS.split()
 PAIRS = """
 intermediate_layer_pairs:
   - [decoder.layers.1, decoder.layers.3, mse]

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from . import real_runs
+from .real_runs import SHORT_STEPS
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
@@ -40,10 +41,6 @@ MODELS = {
     "experts": ("llama32-1b", f"{SIZES} {EXPERTS}"),
     "latent": ("deepseek2_lite", LATENT),
 }
-
-# Adam turns the rounding noise of a small gradient into a whole step, and a quantiser a small
-# difference into a whole rounding step: with short steps ten of them stay comparable.
-SHORT_STEPS = "--lr 2e-5 --min-lr 2e-6"
 
 NONE = dict.fromkeys(("fprop", "dgrad", "wgrad", "qk", "pv"), "none")
 ALL = dict.fromkeys(NONE, "mxfp8")

@@ -21,19 +21,23 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 
 pytest.importorskip("torch")
 from . import real_runs
-from .real_runs import STEPS, TINY, losses, stats_of, tracked
+from .real_runs import (
+    LAST,
+    SAVED,
+    SAVED_HALFWAY,
+    SHORT_STEPS,
+    STEPS,
+    TINY,
+    losses,
+    stats_of,
+    tracked,
+)
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
-LAST, SAVED = 6, 3
-SIZES = (
-    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
-    "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
-    f"--global-batch-size 4 --train-samples {4 * LAST} --lr 2e-5 --min-lr 2e-6 --eval-iters 0 "
-    f"--save-interval {SAVED}"
-)
+SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 0"
 EXPERTS = (
     "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
     "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
