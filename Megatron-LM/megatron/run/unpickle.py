@@ -4,6 +4,7 @@ Everything else is read with `weights_only`, or is no pickle. `.metadata` says w
 where; torch loads it with plain pickle, which would run whatever a hostile file says.
 """
 
+import enum
 import pickle
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _KNOWN.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise _ForeignError(f"{module}.{name}")
 
 
@@ -65,6 +68,13 @@ def foreign_name(checkpoint: Path) -> str | None:
     except Exception:  # a damaged pickle raises whatever it likes
         return None
     return None
+
+
+def _member(kind: Any, name: str) -> enum.Enum:
+    """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute."""
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise _ForeignError("builtins.getattr")
 
 
 def _is_dtype(name: str) -> bool:

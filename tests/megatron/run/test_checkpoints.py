@@ -2,12 +2,15 @@
 
 import pickle
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint
 from megatron.run import CheckpointError, before_load, before_save, checkpoints, unpickle
 from megatron.run.checkpoints import choose, clear_unfinished, keep_last, remove_old
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import WriteItemType
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +218,25 @@ def test_a_dotted_name_of_a_known_module_is_foreign_too(tmp_path, name):
     )
     (tmp_path / ".metadata").write_bytes(text + pickle.STACK_GLOBAL + pickle.STOP)
     assert unpickle.foreign_name(tmp_path) == f"{module}.{name}"
+
+
+class Attribute:
+    """Pickles as an attribute of something, as Python 3.11.2 does members of enumerations."""
+
+    def __init__(self, *of):
+        self.of = of
+
+    def __reduce__(self):
+        return getattr, self.of
+
+
+def test_of_attributes_a_member_of_a_known_enumeration_alone_is_not_foreign(tmp_path):
+    file = tmp_path / ".metadata"
+    file.write_bytes(pickle.dumps(Attribute(WriteItemType, "TENSOR")))
+    assert unpickle.foreign_name(tmp_path) is None
+    for of in ((WriteItemType, "mro"), (type(Path()), "rmdir"), (Metadata, "__init__")):
+        file.write_bytes(pickle.dumps(Attribute(*of)))
+        assert unpickle.foreign_name(tmp_path) is not None
 
 
 def test_torchs_own_metadata_is_not_foreign(tmp_path):
