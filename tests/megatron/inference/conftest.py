@@ -1,6 +1,7 @@
 """Small students and teachers, in one process that is all of Megatron's groups."""
 
 import importlib.util
+import os
 import sys
 
 import pytest
@@ -33,6 +34,15 @@ def mode(model, *, training):
     """`model`, set to training or evaluation: ModelOpt's returns nothing itself."""
     model.train(training)
     return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """Without a trace: upstream's choice of an attention is an environment variable."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_ranks_are_merged(run, writer, one_rank, monkeypatch):
 
     def two_ranks(ranks, here):
         real(ranks, here)
-        if here and isinstance(here[0], Measurement):
+        if isinstance(here, list) and here and isinstance(here[0], Measurement):
             other = here[1].__dict__ | {"amax": 7.0, "scales": {100: 5}}
             ranks.append([Measurement(**other)])
 
