@@ -194,13 +194,16 @@ def _as_ranks(table: dict[str, Any]) -> tuple[dict[bytes, int], str] | None:
         return None
     special = {token["content"] for token in added}
     vocabulary = {t: i for t, i in model["vocab"].items() if t not in special}
-    merged = ["".join(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
+    # No letter is a space, which stands between two parts that are one text.
+    merged = [m.replace(" ", "") if isinstance(m, str) else "".join(m) for m in model["merges"]]
     # tiktoken merges what gives the lowest id first, a tokenizer.json what it lists first.
     ids = [vocabulary.get(token, -1) for token in merged]
     letters = _letters()
     if any(a > b for a, b in pairwise([0, *ids])) or vocabulary.keys() != {*letters, *merged}:
         return None
-    return {bytes(map(letters.__getitem__, token)): i for token, i in vocabulary.items()}, pattern
+    bytes_of = str.maketrans({letter: chr(byte) for letter, byte in letters.items()})
+    spelt = (token.translate(bytes_of).encode("latin-1") for token in vocabulary)
+    return dict(zip(spelt, vocabulary.values(), strict=True)), pattern
 
 
 def _letters() -> dict[str, int]:
