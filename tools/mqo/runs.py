@@ -11,6 +11,7 @@ from typing import Any
 from mqo.errors import RunError
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
+STEP_TIME = "iteration-time"  # in seconds
 Series = list[tuple[int, float]]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import megatron.run
 from megatron.core.dist_checkpointing import load_common_state_dict
+from megatron.run.checkpoints import TRACKER
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
 from .arguments import TEACHER_ARG
 from .errors import DistillationError
 
-TRACKER = "latest_checkpointed_iteration.txt"
 NEMO_WEIGHTS = "model_weights"
 MODELOPT_STATE = "modelopt_state"
 # Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.

@@ -23,11 +23,11 @@ from typing import Any
 from mqo.errors import ConvertError, RunError, SetupError
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
+from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
 
 PROGRAM = "tools/convert.py"
-TRACKER = "latest_checkpointed_iteration.txt"
 # What a tokenizer consists of, in its various forms, and what goes with it.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja")
 TOKENIZER += ("added_tokens.json", "generation_config.json")

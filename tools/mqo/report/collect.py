@@ -18,9 +18,8 @@ from mqo.launch.inputs import values
 from mqo.launch.run import reason
 from mqo.overlay.tree import version_of
 from mqo.report.curve import options
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series
+from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series
 from mqo.sweep.cells import Job
-from mqo.sweep.progress import STEP_TIME
 from mqo.sweep.state import SweepFolder
 
 # Of the step times these come first and are left out: caches fill, kernels are compiled.
@@ -246,7 +245,8 @@ def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
 
 
 def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) -> Run:
-    command, env = from_shell(folder.command.read_text(encoding="utf-8"))
+    text = folder.command.read_text(encoding="utf-8")
+    command, env = from_shell(text)
     facts, metrics, job = _json(folder.environment), folder.read_metrics(), Job(name, cell)
     device = _json(folder.device) if folder.device.exists() else {}
     peaks = device.get("peak_memory")
@@ -273,7 +273,7 @@ def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) ->
         share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
         sites=tuple(_sites(folder, metrics)),
         machine=_machine(cell, facts, env, device),
-        command=folder.command.read_text(encoding="utf-8"),
+        command=text,
         commit=facts["commit"],
         upstream=_upstream(folder),
         python=facts["python"].split()[0],

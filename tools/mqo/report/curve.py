@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mqo.errors import RunError
+from mqo.report.thin import xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 
@@ -28,9 +29,9 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
         metrics = run.read_metrics()
         if TRAIN_LOSS not in metrics:
             raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
-        axes.plot(*_xy(metrics[TRAIN_LOSS]), color=f"C{i}", alpha=0.45, linewidth=1)
+        axes.plot(*xy(metrics[TRAIN_LOSS]), color=f"C{i}", alpha=0.45, linewidth=1)
         valid = metrics.get(VALID_LOSS, [])
-        axes.plot(*_xy(valid), color=f"C{i}", marker="o", label=_label(run))
+        axes.plot(*xy(valid), color=f"C{i}", marker="o", label=_label(run))
     chance = {_chance(run) for run in runs}
     if len(chance) == 1 and None not in chance:
         axes.axhline(chance.pop(), color="grey", linestyle="--", linewidth=1, label="chance, ln V")
@@ -42,10 +43,6 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120)
     plt.close(figure)
-
-
-def _xy(series: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [step for step, _ in series], [value for _, value in series]
 
 
 def _label(run: RunFolder) -> str:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from mqo.report.colours import look
 from mqo.report.compare import Group, difference
-from mqo.report.thin import DIFFERENCES, thin
-from mqo.runs import Series
+from mqo.report.thin import DIFFERENCES, thin, xy
 
 _DASHES = {
     "solid": "-",
@@ -32,10 +31,10 @@ def draw(group: Group, target: Path) -> None:
         style = {"color": one.light, "linestyle": _DASHES[one.dash], "linewidth": 1.2}
         for n, run in enumerate(row.runs):
             base = group.baseline(run)
-            panels[0].plot(*_xy(thin(run.train)), label=None if n else row.variant, **style)
+            panels[0].plot(*xy(thin(run.train)), label=None if n else row.variant, **style)
             if base and base is not run:
-                panels[1].plot(*_xy(thin(difference(run, base), DIFFERENCES)), **style)
-            panels[2].plot(*_xy(thin(run.valid)), marker="o", markersize=4, **style)
+                panels[1].plot(*xy(thin(difference(run, base), DIFFERENCES)), **style)
+            panels[2].plot(*xy(thin(run.valid)), marker="o", markersize=4, **style)
     titles = ("training loss", "training loss less that of bf16", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
@@ -49,7 +48,3 @@ def draw(group: Group, target: Path) -> None:
     for ending in FORMATS:
         figure.savefig(target.with_name(f"{target.name}.{ending}"), dpi=120)
     plt.close(figure)
-
-
-def _xy(series: Series) -> tuple[list[int], list[float]]:
-    return [step for step, _ in series], [value for _, value in series]

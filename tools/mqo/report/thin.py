@@ -21,3 +21,8 @@ def thin(series: Series, points: int = POINTS) -> Series:
     each = steps_a_point(len(series), points)
     parts = [series[n : n + each] for n in range(0, len(series), each)]
     return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
+
+
+def xy(series: Series) -> tuple[list[int], list[float]]:
+    """Steps and values, as plots take them."""
+    return [step for step, _ in series], [value for _, value in series]

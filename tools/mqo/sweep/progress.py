@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
+from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 from mqo.sweep.cells import Job
-
-STEP_TIME = "iteration-time"
 
 
 class Progress:
