@@ -11,8 +11,8 @@
 #   TOKENIZER    folder with tokenizer.json, as transformers saves one
 #   DATA_PREFIX  indexed dataset: the path without .bin and .idx
 #   DTYPE        bf16, fp16 or fp32
-# Without them the run takes a small sample of dolma, with --training-config smoke or tiny only.
-#   --training-config tiny|smoke|fast|standard    sizes and schedule; standard is the default
+# Without them the run takes a small sample of dolma, with --training-config smoke, study or tiny only.
+#   --training-config tiny|study|smoke|fast|standard    sizes and schedule; standard is the default
 #   --dry-run                                print the command and the source's changes, do nothing
 #   --megatron PATH                          run a patched full Megatron-LM checkout of yours
 #   --nnodes N --node-rank R --master-addr HOST --nproc-per-node P    processes, as torchrun has them

@@ -6,7 +6,9 @@ import pytest
 SCRIPT = """
 import os, sys
 from mqo.data import allocator
-allocator.KNOWN = tuple(sys.argv[1:])
+if sys.argv[1] == "other":
+    sys.argv[1:] = ["other", "arguments"]
+allocator.KNOWN = tuple(sys.orig_argv[3:])
 print("start", flush=True)
 allocator.preload()
 print(os.environ.get("LD_PRELOAD"), sys.argv[1:], "libutil" in open("/proc/self/maps").read())
@@ -37,3 +39,7 @@ def test_the_users_choice_stays():
         "start",
         "libm.so.6 ['libutil.so.1'] False",
     ]
+
+
+def test_arguments_that_are_not_the_processs_own_are_not_lost():
+    assert output("other", "libutil.so.1") == ["start", "None ['other', 'arguments'] False"]

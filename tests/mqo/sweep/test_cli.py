@@ -93,3 +93,12 @@ def test_an_index_is_of_one_dataset(mqo, tmp_path):
     code, _, err = mqo("--models", "llama32-1b", *words)
     assert code == 2
     assert "--data-prefix" in err
+
+
+def test_layers_to_exclude_are_every_cells(mqo, tmp_path):
+    code, _, _ = mqo(*TWO, "--exclude", "output_layer", "--exclude", "qk:*.0.*")
+    assert code == 0
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    code, out, _ = mqo(*TWO, "--exclude", "output_layer", "--exclude", "qk:*.1.*", "-o", folder)
+    assert code == 0
+    assert "skipped" not in out

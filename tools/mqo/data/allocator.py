@@ -19,7 +19,9 @@ def preload() -> None:
     An allocator is chosen when a program is loaded, so that only a new start can change it. One
     that LD_PRELOAD names already stays.
     """
-    if "LD_PRELOAD" in os.environ:
+    given = sys.argv[1:]
+    # Arguments that are not the process's own, a test's say, would be lost.
+    if "LD_PRELOAD" in os.environ or given != sys.orig_argv[len(sys.orig_argv) - len(given) :]:
         return
     for name in KNOWN:
         try:

@@ -85,6 +85,7 @@ def resolve(
     dtype: Dtype | None = None,
     linear: str | None = None,
     attention: str | None = None,
+    exclude: tuple[str, ...] = (),
     **rest: object,
 ) -> Cell:
     """The cell of these names; UnknownNameError lists the valid ones.
@@ -96,6 +97,9 @@ def resolve(
     corpus = tables.pick(tables.datasets(), "dataset", dataset)
     config = tables.pick(tables.trainings(), "training configuration", training)
     mode = _mode(quantization, linear, attention)
+    for pattern in exclude:
+        site, colon, _ = pattern.rpartition(":")
+        tables.check_choice("GEMM site", site, (*tables.SITES, *(() if colon else ("",))))
     sequence = min(config.sequence, published.train_sequence)
     return Cell(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
@@ -105,6 +109,7 @@ def resolve(
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         gemms=gemms,
+        exclude=exclude,
         **rest,
     )
 

@@ -198,9 +198,6 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
     tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
-    for pattern in args.exclude:
-        site, colon, _ = pattern.rpartition(":")
-        tables.check_choice("GEMM site", site, (*tables.SITES, *(() if colon else ("",))))
     fields = ("nnodes", "node_rank", "master_addr", "master_port", "nproc_per_node")
     return resolve(
         args.model,

@@ -59,7 +59,7 @@ def check_cell(cell: Cell) -> None:
     if cell.tokenizer is not None and cell.data_prefix is not None:
         check_fit(cell.tokenizer, cell.data_prefix)
     if cell.data_prefix is None and not has_sample(cell):
-        smoke = "its sample serves '--training-config smoke' and 'tiny' only"
+        smoke = "its sample serves '--training-config smoke', 'study' and 'tiny' only"
         none = "it has no sample"
         raise DataError(
             f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",

@@ -26,6 +26,10 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, help="At once; as many as fit.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
     gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantised; repeatable."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
     data_prefix: Annotated[Path | None, typer.Option(help="An index; of one dataset.")] = None,
@@ -59,6 +63,7 @@ def sweep(
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
         gemms=gemms,
+        exclude=tuple(exclude or ()),
         dtype=dtype,
         tokenizer=tokenizer and tokenizer.resolve(),
         data_prefix=data_prefix and data_prefix.resolve(),
