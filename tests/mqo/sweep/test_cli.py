@@ -95,10 +95,12 @@ def test_an_index_is_of_one_dataset(mqo, tmp_path):
     assert "--data-prefix" in err
 
 
-def test_layers_to_exclude_are_every_cells(mqo, tmp_path):
-    code, _, _ = mqo(*TWO, "--exclude", "output_layer", "--exclude", "qk:*.0.*")
-    assert code == 0
-    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
-    code, out, _ = mqo(*TWO, "--exclude", "output_layer", "--exclude", "qk:*.1.*", "-o", folder)
-    assert code == 0
-    assert "skipped" not in out
+def test_layers_to_exclude_make_other_cells(mqo, tmp_path):
+    for layers in ("output_layer", "qk:*.0.*"):
+        code, out, _ = mqo(*TWO, "--exclude", layers)
+        assert code == 0
+        assert "skipped" not in out
+    assert len(list((tmp_path / "runs" / "sweeps").iterdir())) == 2
+    code, _, err = mqo(*TWO, "--exclude", "qv:*.0.*")
+    assert code == 2
+    assert "'qv'" in err
