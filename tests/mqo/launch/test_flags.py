@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mqo.launch import cli
 from mqo.launch.cell import resolve
-from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.flags import Length, RunPaths, length, megatron_flags
 from mqo.launch.machine import Machine
 from mqo.matrix import generate, tables
 
@@ -85,6 +85,15 @@ def test_a_model_is_trained_no_longer_than_published(model):
     lengths = {name: int(flags(model, name)["--seq-length"]) for name in tables.trainings()}
     longest = tables.models()[model].train_sequence
     assert lengths == {"tiny": 64, "study": 256, "smoke": 256, "fast": 2048, "standard": longest}
+
+
+def test_a_runs_length_is_what_the_user_says_last():
+    def found(*flags):
+        return length(resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags))
+
+    assert found() == Length(steps=8, tokens_per_step=4 * 64)
+    assert found("--seq-length", "32", "--train-samples", "20") == Length(5, 4 * 32)
+    assert found("--train-iters", "3").steps == 3
 
 
 # -- upstream's own parser -------------------------------------------------------------------------

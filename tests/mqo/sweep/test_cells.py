@@ -48,15 +48,6 @@ def test_neighbours_write_the_index_of_different_datasets():
     assert first.data_key == third.data_key
 
 
-def test_steps_and_tokens_count_what_the_user_says():
-    (job,) = jobs()
-    assert (job.steps(), job.tokens_per_step()) == (8, 4 * 64)
-    (job,) = jobs(extra_flags=("--seq-length", "32", "--train-samples", "20"))
-    assert (job.steps(), job.tokens_per_step()) == (5, 4 * 32)
-    (job,) = jobs(extra_flags=("--train-iters", "3"))
-    assert job.steps() == 3
-
-
 def test_all_bad_cells_are_named_before_any_is_started():
     good, bad = jobs(), jobs("llama*", extra_flags=("--seq-length", "65"))
     cells.check(good)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,24 @@ def shape_flags(cell: Cell) -> list[str]:
     """The flags that say the sizes of model, batch and layout, the user's own last."""
     model = architecture_flags(cell.model, cell.training.sequence)
     return [*model, *_training(cell.training), *cell.extra_flags]
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much a run trains: optimizer steps, and the tokens of each."""
+
+    steps: int
+    tokens_per_step: int
+
+
+def length(cell: Cell) -> Length:
+    """With what the user's own flags say."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
+        parser.add_argument(f"--{name}", type=int)
+    sizes = parser.parse_known_args(shape_flags(cell))[0]
+    batch = sizes.global_batch_size
+    return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
 
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:

@@ -17,7 +17,7 @@ from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.events import copy_events
-from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.process import ended_with_us, leaves_on_signal
@@ -234,7 +234,7 @@ def _train(
     if code != 0:
         raise RunError(
             f"Training ended with exit code {code}: {reason(folder)}",
-            expected=f"{cell.training.iterations} steps",
+            expected=f"{length(cell).steps} steps",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
         )
@@ -272,7 +272,7 @@ class _Progress:
 
     def __init__(self, path: Path, cell: Cell, report: Report) -> None:
         self.tail, self.report = MetricsTail(path), report
-        self.iterations, self.loss = cell.training.iterations, _train_loss(cell)
+        self.steps, self.loss = length(cell).steps, _train_loss(cell)
         self.next = 1
 
     def update(self) -> None:
@@ -280,12 +280,12 @@ class _Progress:
             self._row(row)
 
     def _row(self, row: dict) -> None:
-        at = f"{row['iteration']:>6}/{self.iterations}"
+        at = f"{row['iteration']:>6}/{self.steps}"
         if row["name"] == VALID_LOSS:
             self.report(f"  step {at}  validation loss {float(row['value']):.4f}")
         elif row["name"] == self.loss and row["iteration"] >= self.next:
             self.report(f"  step {at}  loss {float(row['value']):.4f}")
-            self.next = row["iteration"] + max(1, self.iterations // 10)
+            self.next = row["iteration"] + max(1, self.steps // 10)
 
 
 def _sum_up(

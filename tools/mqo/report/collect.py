@@ -13,13 +13,13 @@ from typing import Any
 
 from mqo.errors import MqoError, RunError
 from mqo.launch.cell import Cell
+from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
 from mqo.launch.run import reason
 from mqo.overlay.tree import version_of
 from mqo.report.curve import options
 from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series
-from mqo.sweep.cells import Job
 from mqo.sweep.state import SweepFolder
 
 # Of the step times these come first and are left out: caches fill, kernels are compiled.
@@ -239,7 +239,7 @@ def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
     if folder.failure.exists():
         return LeftOut(name, "failed", reason(folder))
     rows = folder.read_metrics().get(TRAIN_LOSS, [])
-    at = f"step {rows[-1][0] if rows else 0} of {Job(name, cell).steps()}"
+    at = f"step {rows[-1][0] if rows else 0} of {length(cell).steps}"
     words = reason(folder) if folder.log.exists() else "it has no log"
     return LeftOut(name, "unfinished", f"{at}; the last said: {words}")
 
@@ -247,7 +247,7 @@ def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
 def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) -> Run:
     text = folder.command.read_text(encoding="utf-8")
     command, env = from_shell(text)
-    facts, metrics, job = _json(folder.environment), folder.read_metrics(), Job(name, cell)
+    facts, metrics = _json(folder.environment), folder.read_metrics()
     device = _json(folder.device) if folder.device.exists() else {}
     peaks = device.get("peak_memory")
     return Run(
@@ -264,7 +264,7 @@ def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) ->
         seed=" ".join(values(command, "--seed")) or "default",
         continued=facts.get("inputs", {}).get("iteration") is not None,
         steps=result["iterations"],
-        tokens_per_step=job.tokens_per_step(),
+        tokens_per_step=length(cell).tokens_per_step,
         vocabulary=result["vocab_size"],
         train=_once(metrics[TRAIN_LOSS]),
         valid=_once(metrics.get(VALID_LOSS, [])),

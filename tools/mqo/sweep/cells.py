@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import hashlib
 import itertools
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.cell import Cell, resolve
-from mqo.launch.flags import shape_flags
 from mqo.launch.ready import check_cell
 from mqo.matrix import tables
 
@@ -35,22 +33,6 @@ class Job:
         """Runs that agree in it share the index of shuffles, which the first of them writes."""
         cell = self.cell
         return cell.dataset, cell.data_prefix, cell.training, cell.extra_flags
-
-    def steps(self) -> int:
-        """Optimizer steps, with what the user's own flags say."""
-        sizes = self._sizes()
-        return sizes.train_iters or sizes.train_samples // sizes.global_batch_size
-
-    def tokens_per_step(self) -> int:
-        """Tokens of a global batch, with what the user's own flags say."""
-        sizes = self._sizes()
-        return sizes.global_batch_size * sizes.seq_length
-
-    def _sizes(self) -> argparse.Namespace:
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
-            parser.add_argument(f"--{name}", type=int)
-        return parser.parse_known_args(shape_flags(self.cell))[0]
 
 
 def jobs(

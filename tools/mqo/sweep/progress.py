@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mqo.launch.flags import length
 from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 from mqo.sweep.cells import Job
 
@@ -10,7 +11,8 @@ class Progress:
     """The last step and losses of a run, and its speed."""
 
     def __init__(self, job: Job, run: RunFolder) -> None:
-        self.steps, self._tokens = job.steps(), job.tokens_per_step()
+        whole = length(job.cell)
+        self.steps, self._tokens = whole.steps, whole.tokens_per_step
         self._tail = MetricsTail(run.metrics)
         self.step = 0
         self.loss: float | None = None
