@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.report.collect import LeftOut, Site
-from mqo.report.compare import Group, Row, Spread, quantised
+from mqo.report.compare import Group, Row, Spread, final_loss, quantised
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
 Table = list[dict[str, Any]]
@@ -93,6 +93,7 @@ def _verdict(group: Group) -> dict[str, Any]:
 def _run(group: Group, run: Any) -> dict[str, Any]:
     names = ("name", "variant", "seed", "steps", "commit", "upstream", "python", "peak_memory")
     made = {name: getattr(run, name) for name in (*names, "step_time", "tokens_per_s")}
+    made["loss"] = final_loss(run, group.validated)
     torch = run.packages.get("torch")
     return {"group": group.title} | made | {"torch": torch, "machine": run.machine.line()}
 
