@@ -18,6 +18,7 @@ import typer
 from mqo.data import allocator
 from mqo.data.cli import data
 from mqo.errors import MqoError
+from mqo.launch import saved_cli
 from mqo.overlay import cli
 from mqo.project import Project
 from mqo.report.cli import report
@@ -35,6 +36,7 @@ convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
+saved_cli.register(app)
 app.command()(sweep)
 app.command()(report)
 

@@ -74,3 +74,7 @@ class RunError(MqoError):
 
 class ConvertError(MqoError):
     """Weights that do not fit the other side, or that nothing here has a form for."""
+
+
+class CheckpointError(MqoError):
+    """A checkpoint that cannot be run, or a text, a tokenizer or a choice that does not fit it."""

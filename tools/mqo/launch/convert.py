@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.errors import ConvertError, RunError, SetupError
+from mqo.errors import ConvertError, SetupError
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
 from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
+from mqo.program import run_program
 
 PROGRAM = "tools/convert.py"
 # What a tokenizer consists of, in its various forms, and what goes with it.
@@ -145,20 +143,4 @@ def _run(tree: Path, words: list[str]) -> None:
             "nvidia-modelopt is not installed, which knows the names of the weights",
             help="`.venv/bin/pip install -c constraints.txt -e '.[modelopt]'` brings it",
         )
-    with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
-        failure = Path(folder) / "failure.json"
-        # A run's options are none of this one's; everything that is read is on disk.
-        env = {k: v for k, v in os.environ.items() if k != "MQO_QUANT_CONFIG"}
-        env |= {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(failure)}
-        command = [sys.executable, "-W", "ignore", str(tree / PROGRAM), *words]
-        done = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if failure.exists():
-            raise ConvertError(**json.loads(failure.read_text(encoding="utf-8")))
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise RunError(
-            f"{PROGRAM} ended with exit code {done.returncode}: {last[-1]}",
-            detail=done.stderr[-4000:],
-        )
+    run_program(tree / PROGRAM, words, error=ConvertError)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
-from mqo.errors import MqoError, RunError
+from mqo.errors import MqoError
 from mqo.launch.cell import Cell
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.machine import Machine
@@ -27,6 +24,7 @@ from mqo.launch.ready import RunData
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
+from mqo.program import run_program
 from mqo.project import Project
 from mqo.report.coverage import Coverage, lines
 from mqo.runs import RunFolder
@@ -147,26 +145,12 @@ def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
 
 def _run(source: Path, target: Path, flags: list[str], options: Path) -> None:
     """Run the program on the CPU, alone, with nothing of this environment's Megatron."""
-    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     chosen["MQO_QUANT_CONFIG"] = str(options)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
-    command = [sys.executable, "-I", "-W", "ignore", str(source / PROGRAM), str(target), *flags]
-    try:
-        done = subprocess.run(
-            command,
-            env=kept | chosen,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIME_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{PROGRAM} did not end within {TIME_LIMIT_S} s") from None
-    if done.returncode != 0 or not target.exists():
-        words = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise RunError(
-            f"{PROGRAM} ended with exit code {done.returncode}: {words[-1]}",
-            help="What it cannot do without data and memory, it cannot count",
-            detail=done.stderr[-4000:],
-        )
+    run_program(
+        source / PROGRAM,
+        [str(target), *flags],
+        variables=chosen,
+        help="What it cannot do without data and memory, it cannot count",
+        limit_s=TIME_LIMIT_S,
+    )

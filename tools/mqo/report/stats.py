@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import DataError, RunError
+from mqo.program import run_program
 
 PROGRAM = "tools/tensor_stats.py"
 
@@ -53,15 +51,11 @@ def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
 def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
     with tempfile.TemporaryDirectory(prefix="mqo-stats-") as folder:
         target = Path(folder) / "stats.json"
-        command = [sys.executable, "-W", "ignore", str(program), str(file), str(target)]
-        command += [f"--tensor={glob}" for glob in tensors]
-        command += [] if axis is None else [f"--axis={axis}"]
-        # A run's options are none of this one's.
-        kept = {k: v for k, v in os.environ.items() if k != "MQO_QUANT_CONFIG"}
-        done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            words = done.stderr.strip().splitlines() or ["it printed nothing"]
-            raise RunError(f"{program.name} could not measure {file}: {words[-1]}")
+        words = [str(file), str(target), *(f"--tensor={glob}" for glob in tensors)]
+        try:
+            run_program(program, words + ([] if axis is None else [f"--axis={axis}"]))
+        except RunError as error:
+            raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
         return TensorStats(**json.loads(target.read_text(encoding="utf-8")))
 
 

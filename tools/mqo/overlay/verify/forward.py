@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mqo.errors import MqoError
+from mqo.errors import MqoError, RunError
 from mqo.matrix.tables import SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
+from mqo.program import run_program
 
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
@@ -101,17 +99,12 @@ def _step(root: Path) -> Step:
     target = root.with_suffix(".json")
     # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")} | chosen
-    command = [sys.executable, "-I", "-B", "-W", "ignore", str(root / PROGRAM), str(target)]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return Step(error=f"did not end within {TIME_LIMIT_S} s")
-    if done.returncode != 0 or not target.exists():
-        words = done.stderr.strip().splitlines()
-        return Step(error=words[-1] if words else f"exit code {done.returncode}")
+        run_program(root / PROGRAM, [str(target)], variables=chosen, limit_s=TIME_LIMIT_S)
+    except RunError as error:
+        return Step(error=error.found)
+    if not target.exists():
+        return Step(error=f"{PROGRAM} ended with exit code 0, and reported nothing")
     return Step.from_table(json.loads(target.read_text(encoding="utf-8")))
 
 

@@ -1,0 +1,231 @@
+"""A saved model as it was trained, on one process: what evaluate.py and generate.py run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, mpu, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.rerun_state_machine import initialize_rerun_state_machine
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.device import HAS_CUDA
+from megatron.quant.schedule import parse, type_at
+from megatron.run import checkpoints, guard, resume
+from megatron.run.unpickle import foreign_name
+from megatron.training import arguments, global_vars
+from megatron.training.checkpointing import load_checkpoint
+from torch import nn
+
+from .checkpointing import MODELOPT_STATE, TRACKER, checkpoint_folder
+
+ITERATION = "iter_"
+# Of one process, whatever the checkpoint was split into.
+ALONE = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
+ALONE |= {"expert_tensor_parallel_size": 1, "context_parallel_size": 1, "data_parallel_size": 1}
+ALONE |= {"virtual_pipeline_model_parallel_size": None, "sequence_parallel": False}
+ALONE |= {"pipeline_model_parallel_layout": None, "tp_comm_overlap": False}
+# Not a training: nothing is saved, logged or recomputed, and only weights are read.
+READING = {"finetune": True, "no_load_optim": True, "no_load_rng": True, "save": None}
+READING |= {"pretrained_checkpoint": None, "tensorboard_dir": None, "wandb_project": ""}
+READING |= {"use_distributed_optimizer": False, "recompute_granularity": None}
+READING |= {"rampup_batch_size": None, "verify_integrity": False, "curr_iteration": 0}
+READING |= {"exit_on_missing_checkpoint": True, "use_checkpoint_args": False}
+# What depends on the machine, and not on the model.
+PLATFORM = ("transformer_impl", "persist_layer_norm", "gradient_accumulation_fusion")
+PLATFORM += ("masked_softmax_fusion", "apply_rope_fusion", "bias_swiglu_fusion")
+PLATFORM += (
+    "no_persist_layer_norm",
+    "bias_dropout_fusion",
+    "num_workers",
+    "use_cpu_initialization",
+)
+PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_format")
+
+
+class SavedError(Exception):
+    """A checkpoint, a tokenizer or a text that the user can change; clauses without a full stop."""
+
+    def __init__(self, found: str, expected: str = "", help: str = "") -> None:
+        super().__init__(found)
+        self.facts = {"found": found, "expected": expected, "help": help}
+
+
+def answer(work: Callable[[], dict[str, Any]], target: Path) -> None:
+    """Write what `work` gives as JSON to `target`, or leave with its error.
+
+    What the user can mend is written to the file that MQO_FAILURE names.
+    """
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    try:
+        facts = work()
+    except (SavedError, checkpoints.CheckpointError, guard.GuardError) as error:
+        if place := os.environ.get("MQO_FAILURE"):
+            said = getattr(error, "facts", {"found": str(error)})
+            Path(place).write_text(json.dumps(said), encoding="utf-8")
+        sys.exit(str(error))
+    target.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder of one iteration that `path` means: itself, or the newest in it.
+
+    Raises:
+        SavedError: there is none; its files are not as they were written.
+    """
+    found = path if (path / "metadata.json").is_file() else checkpoint_folder(path)
+    if found is None:
+        raise SavedError(
+            f"There is no checkpoint in {path}",
+            f"a run's folder, a folder with {TRACKER}, or that of an iteration",
+        )
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(found)):
+        raise SavedError(f"{found} is no checkpoint", "one that torch_dist wrote")
+    whole = (found / checkpoints.MANIFEST).is_file()
+    if why := (checkpoints.fault(found) if whole else None):
+        raise SavedError(f"The checkpoint {found} is damaged: {why}", "files as they were written")
+    if name := foreign_name(found):
+        raise SavedError(f"{found} would have {name} run, which no checkpoint needs")
+    return found
+
+
+def read_args(folder: Path) -> Namespace:
+    """The arguments that an iteration's folder was written with.
+
+    Raises:
+        SavedError: it has none, or cannot be read.
+    """
+    with_group()
+    try:
+        state = dist_checkpointing.load_common_state_dict(str(folder))
+    except Exception as error:  # a damaged pickle raises whatever it likes
+        raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
+    if "args" not in state:
+        raise SavedError(f"{folder} says nothing of its model", "a checkpoint of a training")
+    return state["args"]
+
+
+def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
+    """{site: type} of the step before a folder was written; {} where it does not say."""
+    step = max(0, (iteration(folder) or 0) - 1)
+    types = getattr(saved, resume.TYPES, {})
+    return {site: type_at(parse(text), step, saved.train_iters) for site, text in types.items()}
+
+
+def iteration(folder: Path) -> int | None:
+    """The iteration that a folder is called after; None of another name, "release" say."""
+    number = folder.name.removeprefix(ITERATION)
+    return int(number) if number.isdecimal() else None
+
+
+def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace, nn.Module]:
+    """The model in an iteration's folder, and upstream's arguments for one process here.
+
+    `saved` are those of the checkpoint, `platform` the flags that say what the machine has.
+    ModelOpt's state is restored where the checkpoint has one: its quantisers are part of the model.
+
+    Raises:
+        SavedError: the weights are not those that the arguments describe, or cannot be read.
+    """
+    from pretrain_gpt import model_config
+
+    args = _arguments(folder, saved, platform)
+    global_vars.set_global_variables(args, build_tokenizer=False)
+    mpu.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    initialize_rerun_state_machine()
+    config = model_config()
+    config.pre_wrap_hooks.append(lambda chunks: with_modelopt_state(chunks, folder))
+    config.finalize()
+    builder = config.get_builder_cls()(config)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    try:
+        load_checkpoint([model], None, None, strict=True)
+    except Exception as error:  # whatever a file's reader raises
+        raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
+    return args, model.eval()
+
+
+def with_modelopt_state(chunks: list[nn.Module], folder: Path) -> list[nn.Module]:
+    """The model with what ModelOpt made of it, before its weights come; else as it is."""
+    if (folder / MODELOPT_STATE).is_dir():
+        from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
+
+        if not HAS_CUDA:  # whose stream ModelOpt's quantisers wait for as they are loaded
+            torch.cuda.synchronize = lambda device=None: None
+        restore_sharded_modelopt_state(chunks, str(folder))
+    return chunks
+
+
+@contextmanager
+def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
+    """Around a forward pass: the guard holds the first one to the types that quant.toml asks for.
+
+    Raises:
+        GuardError: a site does not run as asked.
+    """
+    first = not getattr(model, "mqo_watched", False)
+    if first:
+        guard.before_step([model], args)
+    yield
+    if first:
+        guard.after_step(args.curr_iteration + 1)
+        model.mqo_watched = True
+
+
+def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
+    """The tokenizer of the training, or the one `given`, as upstream builds it.
+
+    Raises:
+        SavedError: there is none, or it has tokens that the model does not know.
+    """
+    wanted = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(given)}
+    chosen = Namespace(**vars(args) | (wanted if given else {}))
+    where = chosen.tokenizer_model or chosen.vocab_file or chosen.tokenizer_type
+    help = "Name one with --tokenizer"
+    if chosen.tokenizer_type is None or (chosen.tokenizer_model and not Path(where).exists()):
+        raise SavedError(f"There is no tokenizer at {where}", "that of the training", help)
+    try:
+        made = build_tokenizer(chosen)
+    except Exception as error:  # each library has its own
+        raise SavedError(
+            f"{where} is no tokenizer: {error}", "a tokenizer's folder", help
+        ) from error
+    check_vocabulary(args, made.vocab_size - 1, f"The tokenizer at {where}")
+    return made
+
+
+def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
+    """SavedError where `what` holds the token id `largest` and the model has no row for it."""
+    if largest >= args.padded_vocab_size:
+        raise SavedError(
+            f"{what} has the token {largest}, and the model ends at {args.padded_vocab_size - 1}",
+            "the vocabulary that the model was trained with",
+        )
+
+
+def with_group() -> None:
+    """Upstream's collectives want a group, also of one process."""
+    if not torch.distributed.is_initialized():
+        store, backend = torch.distributed.HashStore(), "nccl" if HAS_CUDA else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def _arguments(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
+    """The saved arguments, on this machine; those that its release did not have, as parsed."""
+    before, sys.argv = sys.argv, [sys.argv[0], *platform]
+    fresh = vars(arguments.parse_args())
+    sys.argv = before
+    here: Mapping[str, Any] = {name: fresh[name] for name in PLATFORM if name in fresh}
+    place = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
+    args = Namespace(**fresh | vars(saved) | here | ALONE | READING | place)
+    args.global_batch_size = args.micro_batch_size
+    return args

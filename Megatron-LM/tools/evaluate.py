@@ -1,0 +1,240 @@
+"""The loss of a checkpoint on a text: what `mqo eval` prints.
+
+    python Megatron-LM/tools/evaluate.py describe CHECKPOINT FACTS
+    python Megatron-LM/tools/evaluate.py run CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
+
+CHECKPOINT is a folder of checkpoints, or of one iteration; FACTS is written, JSON. The model is
+built from the arguments in the checkpoint, and runs this tree's source with its types, without
+--data or --text on the validation split of what it was trained on. What the user can mend is
+written to the file that MQO_FAILURE names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+VALIDATION = 1  # of upstream's three splits
+
+
+@dataclass(frozen=True)
+class Part:
+    """Documents of a text, each an array of token ids, under a name for people."""
+
+    name: str
+    documents: Iterable[Any]
+
+
+def main(argv: list[str]) -> None:
+    """Run one of the commands on the arguments, behind `--` those that say what the machine has."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    given = parser().parse_args(argv[:at])
+    # In the place of this folder, whose coverage.py numba would take for the package.
+    sys.path[0] = str(ROOT)
+    import own_tree  # noqa: F401  (checks where megatron comes from)
+    from megatron.inference.saved import answer
+
+    answer(lambda: COMMANDS[given.command](given, argv[at + 1 :]), given.facts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments before `--`."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("command", choices=COMMANDS)
+    made.add_argument("checkpoint", type=Path)
+    made.add_argument("facts", type=Path)
+    made.add_argument("--data", action="append", default=[], help="an indexed dataset, all of it")
+    made.add_argument("--text", type=Path, help="a file of plain text")
+    made.add_argument("--tokenizer", type=Path, help="for --text; by default the training's")
+    made.add_argument("--tokens", type=int, help="how many are predicted at most")
+    return made
+
+
+def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
+    """Where the newest iteration lies, and {site: quant type} of the step before it."""
+    from megatron.inference import saved
+
+    del platform
+    folder = saved.find_checkpoint(given.checkpoint)
+    return {"folder": str(folder), "types": saved.types_of(saved.read_args(folder), folder)}
+
+
+def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
+    """The mean loss in nats per token, and over what it was taken."""
+    from megatron.inference import saved
+
+    folder = saved.find_checkpoint(given.checkpoint)
+    before = saved.read_args(folder)
+    args, model = saved.load(folder, before, platform)
+    texts = parts(args, given)
+    started = time.monotonic()
+    limit = given.tokens and max(1, given.tokens // len(texts))
+    sums = [measured(model, args, part, limit) for part in texts]
+    loss, tokens = (sum(column) for column in zip(*sums, strict=True))
+    return {
+        "loss": loss / tokens,
+        "tokens": tokens,
+        "window": args.seq_length,
+        "text": [part.name for part in texts],
+        "iteration": saved.iteration(folder),
+        "dtype": str(args.params_dtype).removeprefix("torch."),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def parts(args: Namespace, given: Namespace) -> list[Part]:
+    """What is to be read: the text that was given, else the validation split of the training's.
+
+    Raises:
+        SavedError: there is no such file, no validation split, or no fitting tokenizer.
+    """
+    from megatron.inference.saved import SavedError, tokenizer_of
+
+    if given.text:
+        tokenizer = tokenizer_of(args, given.tokenizer)
+        try:
+            text = given.text.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SavedError(f"{given.text} cannot be read: {error}", "UTF-8 text") from error
+        return [Part(given.text.name, [tokenizer.tokenize(text)])]
+    if given.data:
+        return [Part(Path(prefix).name, documents(prefix, (0, 1))) for prefix in given.data]
+    prefixes, share = held_out(args)
+    return [Part(f"{Path(p).name}, validation split", documents(p, share)) for p in prefixes]
+
+
+def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
+    """The prefixes that the training validated on, and the share of each one's documents.
+
+    Raises:
+        SavedError: it had none.
+    """
+    from megatron.core.datasets import blended_megatron_dataset_config as splits
+    from megatron.inference.saved import SavedError
+    from megatron.training.utils.common_utils import get_blend_and_blend_per_split
+
+    blend, per_split = get_blend_and_blend_per_split(args)
+    share = (0.0, 1.0)
+    if per_split:
+        blend = per_split[VALIDATION]
+    elif blend:
+        vector = splits.parse_and_normalize_split(args.split)
+        share = splits.convert_split_vector_to_split_matrix(vector)[VALIDATION]
+    if not blend or share is None:
+        raise SavedError(
+            "The training held no text out: it had no validation split",
+            "data that it was not trained on",
+            "Name some with --data or --text",
+        )
+    return blend[0], share
+
+
+def documents(prefix: str, share: tuple[float, float]) -> Iterator[Any]:
+    """That share of the documents of an index, in their order; bounds as upstream rounds them.
+
+    Raises:
+        SavedError: there is no such index.
+    """
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.inference.saved import SavedError
+
+    missing = [p for p in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")) if not p.is_file()]
+    if missing:
+        raise SavedError(
+            f"There is no {missing[0]}", "an indexed dataset", "Name another one with --data"
+        )
+    index = IndexedDataset(prefix)
+    first, last = (round(bound * len(index)) for bound in share)
+    return (index[n] for n in range(first, last))
+
+
+def measured(model: Any, args: Namespace, part: Part, limit: int | None) -> tuple[float, int]:
+    """The sum of the token losses of a text in nats, and how many tokens were predicted.
+
+    Raises:
+        SavedError: the text is shorter than a window, or holds ids that the model has not.
+    """
+    from megatron.inference.saved import SavedError, watched_step
+
+    total, tokens = 0.0, 0
+    for batch in batches(
+        windows(ids_of(args, part, limit), args.seq_length), args.micro_batch_size
+    ):
+        with watched_step(model, args):
+            losses = token_losses(model, batch)
+        total += losses.double().sum().item()
+        tokens += losses.numel()
+    wanted = min(limit or args.seq_length, args.seq_length)
+    if tokens < wanted:
+        raise SavedError(
+            f"{part.name} holds {tokens + (tokens > 0)} tokens",
+            f"at least {wanted + 1}, one window and the token behind it",
+            "Name a longer text, or fewer tokens with --tokens",
+        )
+    return total, tokens
+
+
+def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
+    """The token ids of a text, one document behind the other, so that `limit` can be predicted."""
+    from megatron.inference.saved import check_vocabulary
+
+    left = None if limit is None else limit + 1
+    for document in part.documents:
+        some = [int(token) for token in document[:left]]
+        check_vocabulary(args, max(some, default=0), part.name)
+        yield from some
+        if left is not None:
+            left -= len(some)
+            if left <= 0:
+                return
+
+
+def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Stretches of `size` + 1 tokens, the last one maybe shorter.
+
+    Each begins with the last token of the one before: every token is predicted once, but for the
+    first of all.
+    """
+    stream = iter(ids)
+    window = list(islice(stream, size + 1))
+    while len(window) > 1:
+        yield window
+        window = [window[-1], *islice(stream, size)]
+
+
+def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """Up to `size` neighbours of one length."""
+    batch: list[list[int]] = []
+    for row in rows:
+        if batch and (len(batch) == size or len(row) != len(batch[0])):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def token_losses(model: Any, batch: list[list[int]]) -> Any:
+    """The loss of each token but the first of a row, in nats, float32: [rows, length - 1]."""
+    import torch
+    from megatron.device import accelerator_type
+
+    ids = torch.tensor(batch, device=accelerator_type())
+    tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    positions = torch.arange(tokens.size(1), device=ids.device).expand_as(tokens)
+    with torch.no_grad():
+        return model(tokens, positions, None, labels=labels).float()
+
+
+COMMANDS = {"describe": describe, "run": run}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,168 @@
+"""`mqo eval` and `mqo generate` around their programs: ones of our own stand in for them."""
+
+import json
+import math
+import sys
+
+import pytest
+from mqo import cli
+from mqo.errors import CheckpointError, DataError
+from mqo.launch import saved
+from mqo.launch.saved import AS_TRAINED, Loss, Place, Sampling, Text, lines
+
+# Says what it was told: each word as it came, and the quant.toml.
+EVALUATE = """
+import json, os, sys, tomllib
+from pathlib import Path
+
+command, checkpoint, target, *words = sys.argv[1:]
+if (Path(checkpoint) / "fail.json").exists():
+    Path(os.environ["MQO_FAILURE"]).write_text((Path(checkpoint) / "fail.json").read_text())
+    sys.exit(1)
+if command == "describe":
+    facts = json.loads((Path(checkpoint) / "types.json").read_text())
+    Path(target).write_text(json.dumps({"folder": checkpoint, "types": facts}))
+else:
+    options = tomllib.loads(Path(os.environ["MQO_QUANT_CONFIG"]).read_text())
+    (Path(checkpoint) / "told.json").write_text(json.dumps([words, options]))
+    facts = {"loss": 2.0 + len(options["asked"]["qk"]), "tokens": 10, "window": 4}
+    facts |= {"text": ["a text"], "iteration": 3, "dtype": "float32", "seconds": 1.0}
+    Path(target).write_text(json.dumps(facts))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with options of its own, which saved a checkpoint."""
+    root = tmp_path / "runs/one"
+    (root / "checkpoints").mkdir(parents=True)
+    (root / "cell.json").write_text('{"checkpoint": null}')
+    (root / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
+    (root / "checkpoints/types.json").write_text(
+        '{"fprop": "mxfp8", "dgrad": "mxfp8", "wgrad": "mxfp8", "qk": "mxfp8", "pv": "none"}'
+    )
+    text = '[asked]\nfprop = "mxfp8"\n[quantiser]\nblock = 16\nsave_activations = "packed"\n'
+    (root / "quant.toml").write_text(f'{text}[layers]\nexclude = ["output_layer"]\n')
+    return root
+
+
+@pytest.fixture
+def taken():
+    """The types of each snapshot."""
+    return []
+
+
+@pytest.fixture
+def tree(patched, taken, monkeypatch):
+    """The tree in miniature, with the program; its few sites take any type."""
+    (patched.tree.root / "tools").mkdir()
+    (patched.tree.root / saved.EVALUATE).write_text(EVALUATE)
+
+    def snapshot(tree, target, *, types):
+        taken.append(types)
+        (target / "tools").mkdir(parents=True)
+        (target / saved.EVALUATE).write_text(EVALUATE)
+
+    monkeypatch.setattr(saved, "snapshot", snapshot)
+    return patched.tree
+
+
+def told(run):
+    return json.loads((run / "checkpoints/told.json").read_text())
+
+
+def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
+    found = saved.evaluate(tree, [Place.of(run)], ["bf16", "mxfp4"], Text(tokens=5))
+    assert [one.mode for one in found] == ["bf16", "mxfp4"]
+    assert taken == [dict.fromkeys(("fprop", "qk", "pv"), kind) for kind in ("none", "mxfp4")]
+    words, options = told(run)
+    assert words[: words.index("--")] == ["--tokens", "5"]
+    assert "--transformer-impl" in words[words.index("--") :]
+    assert options["asked"] == {"fprop": "mxfp4", "qk": "mxfp4", "pv": "mxfp4"}
+    assert options["quantiser"] == {"block": 16, "cache_weights": True}
+    assert (options["layers"], options["record"]) == ({"exclude": ["output_layer"]}, {"every": 0})
+
+
+def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):
+    place = Place.of(run / "checkpoints")
+    (own,) = saved.evaluate(tree, [place], [AS_TRAINED], Text())
+    assert (own.mode, own.checkpoint) == ("FA_linear_mxfp8", "one")
+    assert own.types == {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
+    for types, mode in (({}, "bf16"), ({"pv": "mxfp4", "qk": "mxfp8"}, AS_TRAINED)):
+        (run / "checkpoints/types.json").write_text(json.dumps(types))
+        assert saved.evaluate(tree, [place], [AS_TRAINED], Text())[0].mode == mode
+
+
+def test_what_the_program_says_of_a_checkpoint_is_told(tree, run):
+    (run / "checkpoints/fail.json").write_text('{"found": "It is damaged", "expected": "none"}')
+    with pytest.raises(CheckpointError, match=r"It is damaged\. Expected: none"):
+        saved.evaluate(tree, [Place.of(run)], ["bf16"], Text())
+
+
+def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path):
+    iteration = run / "checkpoints/iter_0000003"
+    iteration.mkdir()
+    (iteration / "metadata.json").write_text("{}")
+    for path in (run, run / "checkpoints", iteration):
+        place = Place.of(path)
+        assert (place.name, place.quant_config) == ("one", run / "quant.toml")
+    assert Place.of(run).folder == run / "checkpoints"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "cell.json").write_text(json.dumps({"checkpoint": str(elsewhere)}))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*elsewhere"):
+        Place.of(run)
+    (elsewhere / "latest_checkpointed_iteration.txt").write_text("release")
+    assert Place.of(run) == Place("one", elsewhere, run / "quant.toml")
+    assert Place.of(elsewhere) == Place("elsewhere", elsewhere, None)
+
+
+def test_a_text_is_of_one_kind(tmp_path):
+    with pytest.raises(CheckpointError, match="Both --data and --text"):
+        Text((tmp_path / "a",), tmp_path / "b").words()
+    with pytest.raises(CheckpointError, match="no text"):
+        Text(tokenizer=tmp_path).words()
+    with pytest.raises(DataError, match="missing"):
+        Text((tmp_path / "a",)).words()
+    words = Text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9).words()
+    assert words == ["--text", f"{tmp_path}/b", "--tokenizer", str(tmp_path), "--tokens", "9"]
+
+
+def test_a_choice_that_means_nothing_is_refused():
+    assert Sampling(tokens=3, cache=False).words()[-1] == "--no-cache"
+    with pytest.raises(CheckpointError, match="temperature 0 draws nothing"):
+        Sampling(top_k=3).words()
+    assert "--top-p=0.5" in Sampling(temperature=1.0, top_p=0.5).words()
+
+
+def loss(value, mode="bf16", name="one"):
+    return Loss(name, mode, {}, value, 8192, 256, ("a text",), 160, "float32", 1.0)
+
+
+def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
+    text = lines([loss(6.25), loss(6.5, "FA_linear_mxfp8"), loss(800.0, name="two")])
+    assert text[0] == "one, iteration 160"
+    assert text[2] == "8,192 tokens in windows of 256, float32"
+    assert text[4].split() == ["bf16", "6.2500", "518.01"]
+    assert text[5].split() == ["FA_linear_mxfp8", "6.5000", "665.14", "+0.2500"]
+    assert text[6:8] == ["", "two, iteration 160"]
+    assert text[-1].split()[-1] == "inf"
+    assert max(map(len, text)) <= 80
+
+
+def test_json_has_no_number_that_is_none():
+    table = loss(math.nan).as_table()
+    assert (table["loss"], table["perplexity"]) == ("nan", "nan")
+    assert json.loads(json.dumps(table, allow_nan=False))["tokens"] == 8192
+
+
+def test_the_command_prints_json(tree, run, monkeypatch, capsys):
+    words = ["eval", str(run), "--modes", "bf16,FA_mx*", "--tree", str(tree.root), "--json"]
+    monkeypatch.setattr(sys, "argv", ["mqo", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code in (0, None)
+    printed = json.loads(capsys.readouterr().out)
+    rows = [(row["mode"], row["perplexity"]) for row in printed["losses"]]
+    assert rows[0] == ("bf16", pytest.approx(math.exp(6)))
+    assert [mode for mode, _ in rows] == ["bf16", "FA_mxfp8", "FA_mxfp4"]

@@ -1,0 +1,53 @@
+"""Programs of a tree, started by `mqo`: small ones of our own."""
+
+import pytest
+from mqo.errors import DataError, RunError
+from mqo.program import run_program
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A function that writes a program and gives its path."""
+
+    def write(text):
+        path = tmp_path / "tools/one.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"import json, os, sys\nfrom pathlib import Path\n{text}")
+        return path
+
+    return write
+
+
+def test_it_gets_its_words_and_variables_and_none_of_a_run(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("MQO_QUANT_CONFIG", "a run's")
+    monkeypatch.setenv("PYTHONPATH", "a place that nothing is to come from")
+    target = tmp_path / "facts.json"
+    text = "Path(sys.argv[1]).write_text(json.dumps([sys.path, dict(os.environ)]))"
+    run_program(program(text), [str(target)], variables={"OURS": "1"})
+    path, variables = eval(target.read_text())
+    assert "a place that nothing is to come from" not in path
+    assert "MQO_QUANT_CONFIG" not in variables
+    assert (variables["OURS"], variables["HF_HUB_OFFLINE"]) == ("1", "1")
+
+
+def test_what_it_says_of_a_failure_is_raised_as_the_error_that_was_named(program):
+    said = '{"found": "2 tensors are missing", "expected": "9", "help": ""}'
+    text = f"Path(os.environ['MQO_FAILURE']).write_text('{said}')\nsys.exit('out of luck')"
+    with pytest.raises(DataError, match=r"2 tensors are missing\. Expected: 9\."):
+        run_program(program(text), [], error=DataError)
+
+
+def test_another_failure_is_told_by_its_last_words(program):
+    with pytest.raises(
+        RunError, match=r"tools/one\.py ended with exit code 1: out of luck"
+    ) as left:
+        run_program(program("sys.exit('first\\nout of luck')"), [], help="Try again")
+    assert "Try again" in str(left.value)
+    assert left.value.detail == "first\nout of luck\n"
+    with pytest.raises(RunError, match="exit code 3: it printed nothing"):
+        run_program(program("sys.exit(3)"), [])
+
+
+def test_one_that_hangs_is_ended(program):
+    with pytest.raises(RunError, match=r"did not end within 0\.01 s"):
+        run_program(program("sys.stdin.read(), __import__('time').sleep(60)"), [], limit_s=0.01)

@@ -1,0 +1,303 @@
+"""Runs a saved model: its loss on a text, or what it makes of prompts, under any training mode.
+
+Quant types stand in the source: each mode has a snapshot of its own, in a temporary folder, where a
+program of the tree does the work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.data.index import check_prefix
+from mqo.errors import CheckpointError
+from mqo.launch.flags import platform_flags
+from mqo.launch.inputs import TRACKER
+from mqo.launch.machine import detect
+from mqo.launch.quantiser import Quantiser, quant_toml
+from mqo.matrix import tables
+from mqo.overlay.snapshot import snapshot
+from mqo.overlay.tree import Tree
+from mqo.program import run_program
+from mqo.runs import RunFolder
+
+EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
+BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
+AS_TRAINED = "as trained"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A checkpoint to run: its name for people, its folder, and the run's quant.toml if any."""
+
+    name: str
+    folder: Path
+    quant_config: Path | None
+
+    @classmethod
+    def of(cls, path: Path) -> Place:
+        """What `path` means: a run, a folder of checkpoints, or that of one iteration.
+
+        Raises:
+            CheckpointError: it holds none.
+        """
+        path = path.resolve()
+        folder = _checkpoints(RunFolder(path)) if RunFolder(path).cell.is_file() else path
+        if not ((folder / TRACKER).is_file() or (folder / "metadata.json").is_file()):
+            raise CheckpointError(
+                f"There is no checkpoint in {folder}",
+                expected=f"a run that saved, a folder with {TRACKER}, or that of an iteration",
+                help="A run saves at its end with `-- --save-interval STEPS`",
+            )
+        near = (path, *folder.parents[:2])
+        options = [RunFolder(root).quant_config for root in near]
+        config = next((file for file in options if file.is_file()), None)
+        return cls(config.parent.name if config else path.name, folder, config)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is evaluated: indexed datasets whole, or a file; without either what was held out.
+
+    `tokens` is how many are predicted at most.
+    """
+
+    data: tuple[Path, ...] = ()
+    file: Path | None = None
+    tokenizer: Path | None = None
+    tokens: int | None = None
+
+    def words(self) -> list[str]:
+        """As the program takes it.
+
+        Raises:
+            CheckpointError: two texts are named, or a tokenizer without a file.
+            DataError: there is no such dataset.
+        """
+        if self.data and self.file:
+            raise CheckpointError("Both --data and --text were given", expected="one of them")
+        if self.tokenizer and not self.file:
+            raise CheckpointError(
+                "A tokenizer was given and no text", expected="--text FILE beside --tokenizer"
+            )
+        for prefix in self.data:
+            check_prefix(prefix)
+        words = [word for prefix in self.data for word in ("--data", str(prefix.resolve()))]
+        words += ["--text", str(self.file.resolve())] if self.file else []
+        words += ["--tokenizer", str(self.tokenizer.resolve())] if self.tokenizer else []
+        return words + (["--tokens", str(self.tokens)] if self.tokens else [])
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a checkpoint loses under a mode: `loss` in nats per token, over `tokens` of them.
+
+    `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names what
+    was read. `iteration` is None for weights that no training here has saved.
+    """
+
+    checkpoint: str
+    mode: str
+    types: Mapping[str, str]
+    loss: float
+    tokens: int
+    window: int
+    text: tuple[str, ...]
+    iteration: int | None
+    dtype: str
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON, which has no NaN and no infinity: those are text."""
+        table = dict(vars(self)) | {"perplexity": self.perplexity}
+        return {k: _plain(value) for k, value in table.items()}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: temperature 0 takes the likeliest. `tokens` is a prompt's at most."""
+
+    tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    cache: bool = True
+
+    def words(self) -> list[str]:
+        """As the program takes it; CheckpointError where a choice would mean nothing."""
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise CheckpointError(
+                "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",
+                expected="a --temperature above 0, such as 1",
+            )
+        numbers = {"tokens": self.tokens, "temperature": self.temperature, "seed": self.seed}
+        numbers |= {"top-k": self.top_k, "top-p": self.top_p}
+        words = [f"--{name}={value}" for name, value in numbers.items()]
+        return words + ([] if self.cache else ["--no-cache"])
+
+
+def evaluate(
+    tree: Tree,
+    places: Sequence[Place],
+    modes: Sequence[str],
+    text: Text,
+    report: Report = lambda line: None,
+) -> list[Loss]:
+    """The loss of each checkpoint under each mode, in this order; AS_TRAINED is the run's own.
+
+    Raises:
+        CheckpointError: a checkpoint or a text that does not do.
+    """
+    words, found = text.words(), []
+    for place in places:
+        for mode in modes:
+            name, types = _types(tree, place, mode)
+            report(f"{place.name}: {name}")
+            facts = _run(tree, place, types, EVALUATE, ["run", str(place.folder)], words)
+            loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
+            found.append(Loss(place.name, name, types, loss=loss, text=texts, **facts))
+    return found
+
+
+def generate(
+    tree: Tree,
+    place: Place,
+    mode: str,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    tokenizer: Path | None = None,
+) -> dict[str, Any]:
+    """What follows each prompt: {"mode", "types", "iteration", "texts"}.
+
+    Each text is {"prompt", "text", "tokens" (ids), "ended" ("length", or "end of document")}.
+
+    Raises:
+        CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
+    """
+    words = sampling.words()
+    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    name, types = _types(tree, place, mode)
+    with tempfile.TemporaryDirectory(prefix="mqo-generate-") as folder:
+        file = Path(folder) / "prompts.json"
+        file.write_text(json.dumps(list(prompts)), encoding="utf-8")
+        words += ["--prompts", str(file)]
+        facts = _run(tree, place, types, GENERATE, [str(place.folder)], words)
+    return {"mode": name, "types": types, **facts}
+
+
+def lines(found: Sequence[Loss]) -> list[str]:
+    """A table a checkpoint; its losses also as differences from its first mode's."""
+    text: list[str] = []
+    by_place: dict[str, list[Loss]] = {}
+    for one in found:
+        by_place.setdefault(one.checkpoint, []).append(one)
+    for name, losses in by_place.items():
+        first = losses[0]
+        step = "" if first.iteration is None else f", iteration {first.iteration}"
+        text += [f"{name}{step}", *first.text]
+        text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
+        text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
+        for one in losses:
+            apart = "" if one is first else f"{one.loss - first.loss:+.4f}"
+            row = f"{one.mode:<24} {one.loss:>9.4f} {one.perplexity:>12.5g} {apart:>11}"
+            text.append(row.rstrip())
+        text.append("")
+    return text[:-1]
+
+
+def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
+    """A mode's name, and {site: type} of the GEMMs that a forward pass has.
+
+    Of AS_TRAINED what the checkpoint says, and nothing quantised where it says nothing: then no
+    quantised training wrote it.
+    """
+    if mode != AS_TRAINED:
+        return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
+    with tempfile.TemporaryDirectory(prefix="mqo-eval-") as folder:
+        target = Path(folder) / "facts.json"
+        words = ["describe", str(place.folder), str(target)]
+        run_program(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+        said = json.loads(target.read_text(encoding="utf-8"))["types"]
+    types = _forward(said)
+    for name, known in tables.modes().items():
+        if _forward(known.types()) == types:
+            return name, types
+    return AS_TRAINED, types
+
+
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _forward(types: Mapping[str, str]) -> dict[str, str]:
+    return {site: types.get(site, tables.NONE) for site in tables.SITES if site not in BACKWARD}
+
+
+def _run(
+    tree: Tree,
+    place: Place,
+    types: Mapping[str, str],
+    program: str,
+    before: Sequence[str],
+    options: Sequence[str],
+) -> dict[str, Any]:
+    """Run a program on a snapshot with these types; its facts."""
+    machine = detect()
+    with _source(tree, place, types) as folder:
+        target = folder / "facts.json"
+        words = [*before, str(target), *options, "--", *platform_flags(machine)]
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
+        variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
+        run_program(folder / "source" / program, words, variables=variables, error=CheckpointError)
+        return json.loads(target.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
+    """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
+    quantiser, exclude = _options(place.quant_config)
+    with tempfile.TemporaryDirectory(prefix="mqo-saved-") as name:
+        folder = Path(name)
+        snapshot(tree, folder / "source", types=types)
+        # No weight changes: to quantise each one once gives the same bits.
+        kept = quantiser.model_copy(update={"cache_weights": True, "save_activations": None})
+        config = quant_toml(types, quantiser=kept, exclude=exclude, record_every=0)
+        (folder / "quant.toml").write_text(config, encoding="utf-8")
+        yield folder
+
+
+def _options(config: Path | None) -> tuple[Quantiser, list[str]]:
+    """The quantisers' options of a run, and the layers that it left out."""
+    if config is None:
+        return Quantiser(), []
+    table = tomllib.loads(config.read_text(encoding="utf-8"))
+    patterns = table.get("layers", {}).get("exclude", [])
+    return Quantiser(**table.get("quantiser", {})), patterns
+
+
+def _checkpoints(run: RunFolder) -> Path:
+    """Where a run saved: its own folder, or the one that it was given."""
+    given = json.loads(run.cell.read_text(encoding="utf-8")).get("checkpoint")
+    return Path(given) if given else run.checkpoints
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

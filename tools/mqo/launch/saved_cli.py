@@ -1,0 +1,112 @@
+"""`mqo eval` and `mqo generate`: what a saved model loses on a text, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqo.overlay.cli import JsonOption, TreeOption, emit
+from mqo.project import Project
+
+if TYPE_CHECKING:
+    from mqo.overlay.tree import Tree
+
+_PLACE = "A run, a folder of checkpoints, or of one iteration."
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="A tokenizer's folder; by default the training's.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command(name="eval")(evaluate)
+    app.command()(generate)
+
+
+def evaluate(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help=_PLACE)],
+    modes: Annotated[
+        str | None,
+        typer.Option(help="Modes and globs with commas between; by default the run's own."),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="An indexed dataset, all of it; repeatable.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
+    tokenizer: TokenizerOption = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Measure the loss of checkpoints on held-out text, under any training mode."""
+    from mqo.launch.saved import AS_TRAINED, Place, Text, lines
+    from mqo.launch.saved import evaluate as measure
+    from mqo.matrix import tables
+    from mqo.sweep.cells import expand
+
+    names = expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
+    places = [Place.of(path) for path in checkpoints]
+    chosen = Text(tuple(data or ()), text, tokenizer, tokens)
+    found = measure(_tree(tree), places, names, chosen, _say)
+    rows = [loss.as_table() for loss in found]
+    emit("eval", None, "\n".join(lines(found)), as_json, losses=rows)
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help=_PLACE)],
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file with a prompt a line.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many to write, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest of this share.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    mode: Annotated[str | None, typer.Option(help="A mode; by default the run's own.")] = None,
+    tokenizer: TokenizerOption = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute the whole text for each token.")
+    ] = False,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Have a checkpoint go on with prompts."""
+    from mqo.errors import CheckpointError
+    from mqo.launch.saved import AS_TRAINED, Place, Sampling
+    from mqo.launch.saved import generate as go_on
+
+    given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
+    if not given:
+        raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
+    sampling = Sampling(tokens, temperature, top_k, top_p, seed, cache=not no_cache)
+    place = Place.of(checkpoint)
+    found = go_on(_tree(tree), place, mode or AS_TRAINED, given, sampling, tokenizer)
+    written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
+    emit("generate", None, written, as_json, **found)
+
+
+def _lines(file: Path) -> list[str]:
+    from mqo.errors import CheckpointError
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read: {error}", expected="a file of text"
+        ) from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _tree(path: Path | None) -> Tree:
+    from mqo.overlay.tree import Tree
+
+    place = Tree((path or Project.here().tree).resolve())
+    place.settle()
+    return place
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
