@@ -1,4 +1,4 @@
-"""What a distillation reads of checkpoints: ModelOpt's state, and the teacher's weights."""
+"""What is read of checkpoints: ModelOpt's state, and the weights of a distillation's teacher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import megatron.run
+import torch
 from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.run.checkpoints import TRACKER
 from megatron.training.checkpointing import load_checkpoint
@@ -59,9 +60,16 @@ def restore_modelopt_state(model: nn.Module, load_dir: str | Path) -> nn.Module:
         return model
     from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
 
+    make_portable()
     chunks = [model]
     restore_sharded_modelopt_state(chunks, str(checkpoint_folder(load_dir)))
     return chunks[0]
+
+
+def make_portable() -> None:
+    """Have ModelOpt's quantisers saved and loaded where there is no CUDA: it waits for a stream."""
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What ends a distillation before its first step."""
+"""What ends a distillation or a quantisation before anything is written."""
 
 
-class DistillationError(RuntimeError):
-    """A teacher, a student or a configuration that do not go together.
+class InferenceError(RuntimeError):
+    """What the user can mend.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence.
     """
@@ -14,3 +14,11 @@ class DistillationError(RuntimeError):
         if help:
             parts.append(f"{help}.")
         super().__init__(" ".join(parts))
+
+
+class DistillationError(InferenceError):
+    """A teacher, a student or a configuration that do not go together."""
+
+
+class PtqError(InferenceError):
+    """A model, a format, data or a target that post-training quantisation cannot take."""

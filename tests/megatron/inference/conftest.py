@@ -68,7 +68,7 @@ def one_process():
 
 @pytest.fixture(scope="module")
 def arguments(one_process):
-    """A function that makes upstream's arguments of FLAGS and more flags the global ones."""
+    """A function that makes upstream's arguments of `base` and more flags the global ones."""
     from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
     from megatron.inference.arguments import add_modelopt_args
     from megatron.training import arguments, global_vars
@@ -77,10 +77,10 @@ def arguments(one_process):
         global_vars.unset_global_variables()
         destroy_num_microbatches_calculator()
 
-    def make(*flags):
+    def make(*flags, base=FLAGS):
         forget()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["test", *FLAGS, *map(str, flags)])
+            patch.setattr(sys, "argv", ["test", *base, *map(str, flags)])
             args = arguments.parse_args(add_modelopt_args)
             arguments.validate_args(args)
         args.padded_vocab_size = VOCABULARY
@@ -97,8 +97,8 @@ def make(arguments):
     import torch
     from megatron.inference.gpt.model_provider import model_provider
 
-    def build(*flags, seed=1, **parts):
-        arguments(*flags)
+    def build(*flags, seed=1, base=FLAGS, **parts):
+        arguments(*flags, base=base)
         torch.manual_seed(seed)
         return model_provider(**parts)
 

@@ -51,8 +51,8 @@ def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
     """
     config = _read_config(source)
     shape, sequence = shape_of_config(config), config["max_position_embeddings"]
-    with _staged(target) as stage:
-        _run(tree, ["to-megatron", str(source), str(stage), *_program_flags(shape, sequence)])
+    with staged(target) as stage:
+        _run(tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)])
     return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
@@ -74,19 +74,19 @@ def megatron_to_hf(
         )
     if tokenizer is not None and not tokenizer.is_dir():
         raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")
-    args = _describe(tree, source)
+    args = describe(tree, source)
     found = shape_of_args(args)
     shape = found.model_copy(update={"vocab_size": vocab_size or found.vocab_size})
     dtype, sequence = dtype_of_args(args), args["max_position_embeddings"]
-    flags = [*_program_flags(shape, sequence), *DTYPES[dtype]]
-    with _staged(target) as stage:
-        config = config_of(shape, dtype, sequence) | _copy_tokenizer(tokenizer, stage)
+    flags = [*program_flags(shape, sequence), *DTYPES[dtype]]
+    with staged(target) as stage:
+        config = config_of(shape, dtype, sequence) | copy_tokenizer(tokenizer, stage)
         (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _run(tree, ["to-hf", str(source), str(stage), *flags])
     return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
-def _program_flags(shape: Shape, sequence: int) -> list[str]:
+def program_flags(shape: Shape, sequence: int) -> list[str]:
     """The model without padding of its vocabulary, on the CPU."""
     vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
     return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
@@ -103,7 +103,7 @@ def _read_config(source: Path) -> dict[str, Any]:
         raise ConvertError(f"{source / 'config.json'} is no JSON: {error}") from None
 
 
-def _describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
+def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """The arguments that a checkpoint was written with."""
     with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
         facts = Path(folder) / "args.json"
@@ -111,7 +111,7 @@ def _describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
         return json.loads(facts.read_text(encoding="utf-8"))
 
 
-def _copy_tokenizer(tokenizer: Path | None, stage: Path) -> dict[str, Any]:
+def copy_tokenizer(tokenizer: Path | None, stage: Path) -> dict[str, Any]:
     """Copy a tokenizer's files; the ids of special tokens, from the config.json beside them."""
     config: dict[str, Any] = {}
     if tokenizer is not None:
@@ -124,7 +124,7 @@ def _copy_tokenizer(tokenizer: Path | None, stage: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _staged(target: Path) -> Iterator[Path]:
+def staged(target: Path) -> Iterator[Path]:
     """A folder beside `target` that becomes it when all went well."""
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")

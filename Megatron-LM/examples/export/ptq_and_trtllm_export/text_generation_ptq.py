@@ -1,0 +1,239 @@
+"""Quantises a trained model with ModelOpt, saves it, and exports it for inference.
+
+    .venv/bin/python Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py \\
+        --load CHECKPOINTS --save QUANTISED --export-quant-cfg fp8 --calib-dataset wikipedia
+
+CHECKPOINTS is a folder that Megatron saves to (torch_dist, of any parallel layout), a run folder,
+or a Hugging Face folder. What is written is new, and appears when all of it is complete. One
+process on the CPU. The output layer is not quantised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TREE = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(TREE.parent / "tools"), str(TREE / "tools")]
+
+import convert as weights  # noqa: E402
+from mqo.errors import MqoError  # noqa: E402
+from mqo.launch import convert, hf_config  # noqa: E402
+from mqo.launch.flags import DTYPES  # noqa: E402
+from mqo.matrix.tables import Shape  # noqa: E402
+
+PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
+SAMPLES = ("wikipedia", "dolma")
+EXPORTS = ("none", "hf", "tensorrt_llm")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, and what it says of its model; `sequence` in tokens."""
+
+    checkpoint: Path
+    shape: Shape
+    sequence: int
+    dtype: str
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--load", type=Path, required=True, metavar="FOLDER", help="the model")
+    add("--save", type=Path, metavar="FOLDER", help="new: the quantised model's checkpoints")
+    add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: beside the model or data")
+    add("--export-quant-cfg", required=True, metavar="FORMAT", help="int8, fp8, int4_awq, ...")
+    add("--calib-dataset", default="wikipedia", help="a .jsonl or text file, wikipedia or dolma")
+    add("--calib-size", type=positive, default=512, help="samples")
+    add("--calib-batch-size", type=positive, default=4, help="samples")
+    add("--calib-length", type=positive, help="tokens a sample; default: 512, the model's at most")
+    add("--prompts", default=PROMPTS, help="parted by |")
+    add("--out-seq-length", type=positive, default=16, help="tokens to generate, each prompt")
+    add("--decoder", choices=("llama", "deepseek"), help="checked against the model")
+    add("--inference-tensor-parallel", type=positive, default=1, help="ranks of TensorRT-LLM")
+    add("--export-dir", type=Path, metavar="FOLDER", help="new: the exported model")
+    add("--export-format", choices=EXPORTS, default="none")
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """A number above 0, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def check_targets(args: argparse.Namespace) -> None:
+    """MqoError where the command asks for nothing, or for what does not go together."""
+    if (args.export_format != "none") != (args.export_dir is not None):
+        raise MqoError(
+            f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
+            expected="both of them, or neither",
+        )
+    if args.save is None and args.export_dir is None:
+        raise MqoError("Nothing is to be written", expected="--save, or --export-dir, or both")
+
+
+def check_new(*targets: Path | None) -> None:
+    """MqoError where a target is there already; found before anything is computed."""
+    for target in filter(None, targets):
+        if target.exists():
+            raise MqoError(f"{target} is there already", expected="a new folder")
+
+
+def find_source(load: Path, scratch: Path) -> Source:
+    """What `--load` names; a Hugging Face folder goes through the converter, into `scratch`."""
+    checkpoint = load
+    if (load / "checkpoints").is_dir():
+        checkpoint = load / "checkpoints"
+    elif (load / "config.json").is_file():
+        checkpoint = scratch / "converted"
+        convert.hf_to_megatron(TREE, load, checkpoint)
+    if not (checkpoint / convert.TRACKER).is_file():
+        raise MqoError(
+            f"There is no {convert.TRACKER} and no config.json in {load}",
+            expected="Megatron's checkpoints, a run, or a Hugging Face folder",
+        )
+    args = convert.describe(TREE, checkpoint)
+    return Source(
+        checkpoint,
+        hf_config.shape_of_args(args),
+        args["max_position_embeddings"],
+        hf_config.dtype_of_args(args),
+    )
+
+
+def find_data(args: argparse.Namespace) -> tuple[Path, Path]:
+    """The calibration texts, and the tokenizer's folder."""
+    data, tokenizer = Path(args.calib_dataset), args.tokenizer_model
+    if args.calib_dataset in SAMPLES:
+        folder = TREE.parent / "data" / args.calib_dataset
+        data, tokenizer = folder / "text.jsonl", tokenizer or own_tokenizer(args.load, folder)
+    tokenizer = tokenizer or own_tokenizer(args.load, None)
+    if tokenizer is None or not (tokenizer / "tokenizer.json").is_file():
+        raise MqoError(
+            f"There is no tokenizer.json in {tokenizer or args.load}",
+            help="Name the tokenizer's folder with --tokenizer-model",
+        )
+    return data, tokenizer
+
+
+def own_tokenizer(load: Path, sample: Path | None) -> Path | None:
+    """The model's own tokenizer, where it has one; else the sample's, where that is used."""
+    if (load / "tokenizer.json").is_file():
+        return load
+    return sample / "tokenizer" if sample else None
+
+
+def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> None:
+    """Print what the model makes of each prompt."""
+    from megatron.inference import ptq
+
+    print(f"-- {title}")
+    for prompt in args.prompts.split("|"):
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        made = ptq.generate(model, ids, args.out_seq_length, tokenizer.eos_token_id)
+        print(f"{prompt!r} -> {tokenizer.decode(made)!r}", flush=True)
+
+
+def calibration(args: argparse.Namespace, source: Source, data: Path, tokenizer: Any) -> Any:
+    """Batches of token ids."""
+    from megatron.inference import ptq
+
+    samples = ptq.calibration_samples(
+        ptq.read_texts(data),
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        samples=args.calib_size,
+        length=min(args.calib_length or 512, source.sequence),
+        vocabulary=source.shape.vocab_size,
+    )
+    return samples.split(args.calib_batch_size)
+
+
+def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path) -> None:
+    """The checkpoint and the export; neither of them where one fails."""
+    from megatron.inference import export, ptq
+
+    core = weights.unwrapped(model)
+    with ExitStack() as stack:
+        if args.save:
+            ptq.save(model, stack.enter_context(convert.staged(args.save)))
+        if args.export_format == "none":
+            return
+        folder = stack.enter_context(convert.staged(args.export_dir))
+        config = hf_config.config_of(source.shape, source.dtype, source.sequence)
+        if args.export_format == "tensorrt_llm":
+            ranks = args.inference_tensor_parallel
+            export.export_tensorrt_llm(core, folder, ranks, config["rope_scaling"])
+            return
+        config |= convert.copy_tokenizer(tokenizer, folder)
+        export.write_json(folder / "config.json", config)
+        export.export_hf(core, folder)
+
+
+def quantise(args: argparse.Namespace, scratch: Path) -> None:
+    """All of it, in order; the checks that cost nothing come first."""
+    check_targets(args)
+    check_new(args.save, args.export_dir)
+    data, tokenizer_folder = find_data(args)
+    source = find_source(args.load, scratch)
+    flags = [*convert.program_flags(source.shape, source.sequence), *DTYPES[source.dtype]]
+    weights.enter_tree()
+    if importlib.util.find_spec("modelopt") is None:
+        raise MqoError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
+    from megatron.inference import export, ptq
+    from transformers import AutoTokenizer
+
+    ptq.check_source(TREE / "megatron/core")
+    ptq.format_of(args.export_quant_cfg)
+    export.check(args.export_format, args.export_quant_cfg, args.decoder, bool(source.shape.mla))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    batches = calibration(args, source, data, tokenizer)
+    ptq.check_not_quantised(source.checkpoint)
+    _, model = weights.load([*flags, "--load", str(source.checkpoint)])
+    core = weights.unwrapped(model).eval()
+    show("before", core, tokenizer, args)
+    ptq.quantise(core, args.export_quant_cfg, batches)
+    show(f"after, as {args.export_quant_cfg}", core, tokenizer, args)
+    write(args, source, model, tokenizer_folder)
+    for target in filter(None, (args.save, args.export_dir)):
+        print(f"written: {target}")
+
+
+def main(argv: list[str]) -> None:
+    """Run; what the user can mend ends it with one paragraph and exit code 2."""
+    args = parse_args(argv)
+    # A job that is told to end clears what it began.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
+        try:
+            quantise(args, Path(scratch))
+        except (MqoError, weights.ConvertError) as error:
+            fail(error)
+        except RuntimeError as error:
+            # The tree's own errors are importable only once it was entered.
+            if type(error).__name__ != "PtqError":
+                raise
+            fail(error)
+
+
+def fail(error: Exception) -> None:
+    """Say what is wrong, and leave."""
+    print(f"text_generation_ptq.py: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

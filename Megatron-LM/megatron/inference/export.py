@@ -1,0 +1,219 @@
+"""Quantised models for other programs: Hugging Face's unified checkpoint, and TensorRT-LLM's.
+
+ModelOpt's exporter walks the model and knows the names. Its own tensors of a fused layer are right
+for one scale a layer (FP8) only: it refuses or drops the scales of SmoothQuant and AWQ, fails for
+one scale a row, and writes no configuration for INT8 and INT4. All these are written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import PtqError
+
+SHARD = "5GB"
+# {target: {format: why not}}.
+REFUSED = {
+    "hf": {
+        "fp8_blockwise": "a block of 128 rows may span the projections that are cut apart there"
+    },
+    "tensorrt_llm": {
+        "int8_wo": "ModelOpt names the scales otherwise than TensorRT-LLM reads them",
+        "fp8_blockwise": "ModelOpt's exporter has no scales of two dimensions",
+    },
+}
+
+
+def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
+    """PtqError where the format `name` of such a model is not exported to `target`.
+
+    `latent` says whether its attention is multi-latent, `decoder` what the user takes it for.
+    """
+    if why := REFUSED.get(target, {}).get(name):
+        raise PtqError(f"{name} is not exported to {target}: {why}", expected="another format")
+    kind = "deepseek" if latent else "llama"
+    if decoder and decoder != kind:
+        raise PtqError(f"The model is of the kind {kind}, --decoder says {decoder}", expected=kind)
+    if target == "tensorrt_llm" and latent:
+        raise PtqError(
+            "ModelOpt's TensorRT-LLM exporter knows no multi-latent attention",
+            expected="a model with grouped queries",
+            help="--export-format hf writes this model",
+        )
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+
+def export_hf(model: nn.Module, folder: Path) -> None:
+    """Write safetensors and the quantisation's configuration beside the config.json in `folder`.
+
+    A quantised weight `W` [out, in] comes as integers or FP8 with `weight_scale` (of the tensor,
+    [out], or [out, in / block]), for W4A8 `weight_scale_2`, and where activations are quantised
+    statically `input_scale`. INT4 is packed as two rows a byte, the lower half first. An input is
+    multiplied by `pre_quant_scale` [in] first, where there is one.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    exporter = _exporter(model, folder)
+    layers = exporter.layer_state_dicts.values()
+    tensors = {name: part.clone() for layer in layers for name, part in layer.items()}
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
+    _write_configuration(exporter, tensors, folder)
+
+
+def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    import modelopt
+    from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
+    from modelopt.torch.export.quant_utils import process_layer_quant_config
+
+    quantization = process_layer_quant_config(exporter.layer_config_dict)
+    # A tied head is written nowhere, and not quantised either.
+    quantization["exclude_modules"] = sorted({*exporter.exclude_modules, "lm_head"})
+    if "pre_quant_scale" in quantization:
+        found = any(name.endswith("pre_quant_scale") for name in tensors)
+        quantization["pre_quant_scale"] = found
+    producer = {"name": "modelopt", "version": modelopt.__version__}
+    whole = {"producer": producer, "quantization": quantization}
+    write_json(folder / "hf_quant_config.json", whole)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"] = convert_hf_quant_config_format(whole)
+    write_json(path, config)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` for readers, too."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _exporter(model: nn.Module, folder: Path) -> Any:
+    from modelopt.torch.export import quant_utils as scales
+    from modelopt.torch.export.unified_export_megatron import GPTModelExporter
+
+    class Exporter(GPTModelExporter):
+        """Cuts the rows of a fused layer's weight and of its scales alike."""
+
+        def _name_remapping(self, module: Any, prefix: str, **rest: Any) -> None:
+            if isinstance(module, Tensor) or scales.get_quantization_format(module) is None:
+                super()._name_remapping(module, prefix, **rest)
+            else:
+                self._store(module, {prefix: torch.arange(module.weight.shape[0])})
+
+        def _gated_mlp_slicing(self, module: nn.Module, prefix: str, **rest: Any) -> None:
+            if scales.get_quantization_format(module) is None:
+                super()._gated_mlp_slicing(module, prefix, **rest)
+                return
+            gate, up = torch.arange(module.weight.shape[0]).chunk(2)
+            self._store(module, {f"{prefix}gate_proj.": gate, f"{prefix}up_proj.": up})
+
+        def _qkv_slicing(self, module: nn.Module, prefix: str, **rest: Any) -> None:
+            if scales.get_quantization_format(module) is None:
+                super()._qkv_slicing(module, prefix, **rest)
+                return
+            rows = qkv_rows(module.config, module.weight.shape[0])
+            self._store(module, {f"{prefix}{name}_proj.": part for name, part in rows.items()})
+
+        def _store(self, module: nn.Module, parts: Mapping[str, Tensor]) -> None:
+            kind = scales.get_quantization_format(module)
+            block = scales.get_weight_block_size(module)
+            weight = module.weight.detach().to(self.dtype)
+            scale = _shaped(scales.get_weight_scaling_factor(module), weight.shape[0], block)
+            second = scales.get_weight_scaling_factor_2(module)
+            common = {
+                "weight_scale_2": second,
+                "input_scale": scales.get_activation_scaling_factor(module),
+                "pre_quant_scale": scales.get_prequant_scaling_factor(module),
+            }
+            for prefix, rows in parts.items():
+                own = scale[rows] if scale.dim() else scale
+                self._record_layer_quant_config(prefix, kind, block)
+                self._state_dict[f"{prefix}weight"] = scales.to_quantized_weight(
+                    weight[rows], own, kind, second, block
+                )
+                self._state_dict[f"{prefix}weight_scale"] = own
+                for name, value in common.items():
+                    if value is not None:
+                        self._state_dict[prefix + name] = value.detach()
+
+    return Exporter(model, str(folder), dtype=next(model.parameters()).dtype)
+
+
+def _shaped(scale: Tensor, rows: int, block: int) -> Tensor:
+    """A weight's scale: [rows, blocks] where it has blocks, else [rows], or of no dimension."""
+    if block:
+        return scale.reshape(rows, -1)
+    return scale.reshape(rows) if scale.numel() == rows > 1 else scale.reshape(())
+
+
+def qkv_rows(config: Any, rows: int) -> dict[str, Tensor]:
+    """Which of the fused projection's rows are those of q, k and v, in the heads' order.
+
+    Each group of heads has its queries, its key and its value one after another.
+    """
+    size, groups = config.kv_channels, config.num_query_groups
+    heads = torch.arange(rows).view(groups, -1, size)
+    return {
+        "q": heads[:, :-2].reshape(-1),
+        "k": heads[:, -2].reshape(-1),
+        "v": heads[:, -1].reshape(-1),
+    }
+
+
+# -- TensorRT-LLM ----------------------------------------------------------------------------------
+
+
+def export_tensorrt_llm(
+    model: nn.Module, folder: Path, ranks: int, rope: Mapping[str, Any] | None = None
+) -> None:
+    """Write config.json and rank*.safetensors, for as many ranks of tensor parallelism.
+
+    `rope` is the rotary scaling as Hugging Face has it. What is not quantised is in the model's
+    dtype, in fp16 where that is fp32.
+
+    Raises:
+        PtqError: the model cannot be cut into so many ranks.
+    """
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    groups = model.config.num_query_groups
+    if groups % ranks and ranks % groups:
+        raise PtqError(
+            f"{groups} groups of queries cannot be cut into {ranks} ranks",
+            expected="an --inference-tensor-parallel that divides them",
+        )
+    dtype = next(model.parameters()).dtype
+    half = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float16
+    # ModelOpt looks for it in the configuration, where it is not.
+    model.config.share_embeddings_and_output_weights = model.share_embeddings_and_output_weights
+    try:
+        export_tensorrt_llm_checkpoint(
+            model, "llama", dtype=half, export_dir=folder, inference_tensor_parallel=ranks
+        )
+    except (NotImplementedError, ValueError, AssertionError) as error:
+        raise PtqError(
+            f"ModelOpt cannot export this model to TensorRT-LLM: {error}",
+            help="Try fewer ranks with --inference-tensor-parallel",
+        ) from error
+    _mend_config(folder, rope)
+
+
+def _mend_config(folder: Path, rope: Mapping[str, Any] | None) -> None:
+    """ModelOpt names the rotary scaling without its numbers, and takes all INT4 for AWQ's."""
+    from safetensors import safe_open
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if rope:
+        config["rotary_scaling"] = {"type": rope["rope_type"], **rope}
+    if "pre_quant_scale" in config["quantization"]:
+        with safe_open(folder / "rank0.safetensors", "pt") as file:
+            found = any(name.endswith("prequant_scaling_factor") for name in file.keys())  # noqa: SIM118
+        config["quantization"]["pre_quant_scale"] = found
+    write_json(path, config)

@@ -1,0 +1,290 @@
+"""Post-training quantisation: formats, calibration data, ModelOpt's quantisers, and generation."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.quant import exempt
+from megatron.quant.source import site_types
+from torch import Tensor, nn
+
+from .checkpointing import (
+    MODELOPT_STATE,
+    checkpoint_folder,
+    load_modelopt_state,
+    make_portable,
+)
+from .errors import PtqError
+
+Encode = Callable[[str], list[int]]
+OUTPUT_LAYER = "output_layer"
+QUANTIZE_MODE = "quantize"
+LISTED = 4
+# Where the sites are, below a tree's megatron/core.
+SITE_FILES = ("tensor_parallel/layers.py", "transformer/dot_product_attention.py")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A configuration of ModelOpt by its name there.
+
+    `block` is what a weight's input width must be divided by, in elements; `rows` says whether its
+    output width must be, too.
+    """
+
+    config: str
+    block: int = 1
+    rows: bool = False
+
+
+# What runs on a CPU, tried with modelopt 0.47.
+FORMATS = {
+    "int8": Format("INT8_DEFAULT_CFG"),
+    "int8_sq": Format("INT8_SMOOTHQUANT_CFG"),
+    "int8_wo": Format("INT8_WEIGHT_ONLY_CFG"),
+    "fp8": Format("FP8_DEFAULT_CFG"),
+    "fp8_pc_pt": Format("FP8_PER_CHANNEL_PER_TOKEN_CFG"),
+    "fp8_blockwise": Format("FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", block=128, rows=True),
+    "int4": Format("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", block=128),
+    "int4_awq": Format("INT4_AWQ_CFG", block=128),
+    "w4a8_awq": Format("W4A8_AWQ_BETA_CFG", block=128),
+}
+CUDA = "ModelOpt has kernels for CUDA alone"
+ATTENTION = "Transformer Engine's attention, which they quantise, is not used here"
+REFUSED = {
+    **dict.fromkeys(("nvfp4", "nvfp4_awq", "nvfp4_svdquant", "w4a16_nvfp4", "w4a8_nvfp4"), CUDA),
+    **dict.fromkeys(("mxfp8", "mxfp6", "mxfp4", "mxint8", "w4a8_mxfp4"), CUDA),
+    **dict.fromkeys(("fp8_kv", "nvfp4_kv"), ATTENTION),
+}
+
+
+def format_of(name: str) -> Format:
+    """The format called `name`.
+
+    Raises:
+        PtqError: there is none, or it does not run here; the text says why.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    why = REFUSED.get(name)
+    rest = "; ".join(
+        f"{reason}: {', '.join(n for n in REFUSED if REFUSED[n] == reason)}"
+        for reason in dict.fromkeys(REFUSED.values())
+    )
+    found = f"The format {name} does not run here: {why}" if why else f"There is no format {name}"
+    raise PtqError(found, expected=f"one of {', '.join(FORMATS)}", help=rest)
+
+
+# -- calibration data ------------------------------------------------------------------------------
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """The texts of a file: the `text` of each JSON line (.jsonl), else what blank lines part.
+
+    Raises:
+        PtqError: it cannot be read, or a line is not of that form.
+    """
+    try:
+        if path.suffix != ".jsonl":
+            yield from (t for t in path.read_text(encoding="utf-8").split("\n\n") if t.strip())
+            return
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _text_of(line, f"Line {number} of {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PtqError(f"{path} cannot be read: {error}", expected="JSON lines or text") from None
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        found = json.loads(line)
+        text = found["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise PtqError(f"{where} holds no text", expected='{"text": "..."}')
+    return text
+
+
+def calibration_samples(
+    texts: Iterable[str], encode: Encode, *, samples: int, length: int, vocabulary: int
+) -> Tensor:
+    """Token ids [samples, length], cut one after another from the texts' tokens, joined.
+
+    No sample has padding, which would count for the amax.
+
+    Raises:
+        PtqError: the texts are too short for so many samples, or a token is not in `vocabulary`.
+    """
+    ids: list[int] = []
+    for text in texts:
+        ids += encode(text)
+        if len(ids) >= samples * length:
+            break
+    if len(ids) < samples * length:
+        raise PtqError(
+            f"The calibration data has {len(ids)} tokens, {len(ids) // length} samples of {length}",
+            expected=f"{samples} samples",
+            help="Pass more text, or a smaller --calib-size",
+        )
+    if max(ids) >= vocabulary:
+        raise PtqError(
+            f"The tokenizer gives token {max(ids)}, the model's vocabulary has {vocabulary}",
+            expected="the tokenizer that the model was trained with",
+            help="Name it with --tokenizer-model",
+        )
+    return torch.tensor(ids[: samples * length]).view(samples, length)
+
+
+# -- quantisation ----------------------------------------------------------------------------------
+
+
+def check_not_quantised(folder: str | Path) -> None:
+    """PtqError where the newest checkpoint in `folder` has ModelOpt's quantisers already."""
+    modes = [mode for mode, _ in load_modelopt_state(folder).get("modelopt_state_dict", [])]
+    if QUANTIZE_MODE in modes:
+        raise PtqError(
+            f"The checkpoint in {folder} is quantised already", expected="one that is not"
+        )
+
+
+def check_source(core: Path) -> None:
+    """PtqError where the sites in the source below `core` quantise, too."""
+    for name in SITE_FILES:
+        types = {s: t for s, t in site_types(str(core / name)).items() if t != "none"}
+        if types:
+            raise PtqError(
+                f"{name} says {', '.join(f'{s} = {t}' for s, t in types.items())}",
+                expected="'none' at every site, for ModelOpt quantises here",
+                help="`mqo restore` and `mqo apply` bring that back",
+            )
+
+
+def check_shapes(model: nn.Module, name: str) -> None:
+    """PtqError where the widths of a layer are not cut into the blocks of the format `name`."""
+    kind = format_of(name)
+    wrong = [
+        f"{layer} {list(module.weight.shape)}"
+        for layer, module in model.named_modules()
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear)
+        and not layer.endswith(OUTPUT_LAYER)
+        and (module.weight.shape[1] % kind.block or (kind.rows and module.weight.shape[0] % 128))
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:LISTED]) + (", ..." if len(wrong) > LISTED else "")
+        raise PtqError(
+            f"{len(wrong)} layers are not cut into blocks of {kind.block}: {shown}",
+            expected=f"{'both widths' if kind.rows else 'input widths'} divisible by {kind.block}",
+            help="int8, int8_sq, int8_wo, fp8 and fp8_pc_pt have no blocks",
+        )
+
+
+def quantise(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Module:
+    """Put ModelOpt's quantisers of the format `name` into `model`, calibrated; return it.
+
+    `batches` are token ids [batch, length]. The output layer, routers and embeddings stay as they
+    are. Where it fails, a global function of ModelOpt's stays patched: leave the process then.
+
+    Raises:
+        PtqError: the model's shapes do not fit the format; ModelOpt cannot do it; some layers saw
+            no calibration data.
+    """
+    check_shapes(model, name)
+    import modelopt.torch.quantization as mtq
+
+    make_portable()
+    config: Any = copy.deepcopy(getattr(mtq, format_of(name).config))
+    exempt(model).eval()
+
+    def calibrate(module: nn.Module) -> None:
+        for batch in progress(batches, "calibrating"):
+            logits(module, batch)
+
+    try:
+        with torch.no_grad():
+            mtq.quantize(model, config, calibrate)
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError, TypeError) as error:
+        raise PtqError(
+            f"ModelOpt cannot quantise this model as {name}: {str(error).splitlines()[0]}"
+        ) from error
+    _check_calibrated(model)
+    return model
+
+
+def _check_calibrated(model: nn.Module) -> None:
+    from modelopt.torch.quantization.nn import TensorQuantizer
+
+    idle = [
+        layer
+        for layer, module in model.named_modules()
+        if isinstance(module, TensorQuantizer) and module.is_enabled and _lacks_range(module)
+    ]
+    if idle:
+        raise PtqError(
+            f"{len(idle)} quantisers saw no calibration data, or none that is finite: "
+            f"{', '.join(idle[:LISTED])}",
+            expected="tokens for each of them, experts included",
+            help="Pass more or other data: --calib-size, --calib-dataset",
+        )
+
+
+def _lacks_range(quantizer: Any) -> bool:
+    if getattr(quantizer, "_dynamic", False):
+        return False
+    return quantizer.amax is None or not bool(torch.isfinite(quantizer.amax).all())
+
+
+def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
+    """`items` with a progress bar: tqdm's, or rich's where that is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        from rich.progress import track
+
+        return track(items, what)
+    return tqdm(items, desc=what)
+
+
+# -- inference -------------------------------------------------------------------------------------
+
+
+def logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """[batch, length, vocabulary] for tokens [batch, length]."""
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
+    with torch.no_grad():
+        return model(tokens, positions, None)
+
+
+def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | None) -> list[int]:
+    """At most `count` tokens behind `prompt`, the likeliest each time; `end` is the last one.
+
+    Without a cache: everything is computed anew for each token.
+    """
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits(model, torch.tensor([tokens]))[0, -1].argmax()))
+        if tokens[-1] == end:
+            break
+    return tokens[len(prompt) :]
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write `model` as iteration 1 of the checkpoints in `folder`, with ModelOpt's state."""
+    from megatron.training import get_args
+    from megatron.training.checkpointing import save_checkpoint
+    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
+
+    get_args().save = str(folder)
+    save_checkpoint(1, [model], None, None, 0)
+    # Upstream does so only beside a package that no wheel holds.
+    checkpoint = checkpoint_folder(folder)
+    if checkpoint is not None and not (checkpoint / MODELOPT_STATE).exists():
+        save_sharded_modelopt_state([model], checkpoint, (get_args().ckpt_format, 1))

@@ -1,0 +1,123 @@
+"""The program as its reader runs it, on a small checkpoint; and what it refuses."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from mqo.launch import convert
+from mqo.project import Project
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("modelopt")
+PROGRAM = Project.here().tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The program as a module; it puts the tree's folders on the path."""
+    spec = importlib.util.spec_from_file_location("text_generation_ptq", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def run(*words):
+    command = [sys.executable, "-W", "ignore", PROGRAM, *words]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(vendored, tmp_path_factory):
+    """A Hugging Face folder with a tokenizer of 256 bytes, and texts."""
+    import tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("ptq")
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        vocab_size=256,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "hf")
+    alphabet = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
+    own.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(folder / "hf")
+    (folder / "texts.txt").write_text("\n\n".join(f"Number {i} of many." for i in range(60)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quantised(place):
+    """What the program printed, and the folder with what it wrote."""
+    data = ["--calib-dataset", place / "texts.txt", "--calib-size", 8, "--calib-length", 32]
+    code, out, err = run(
+        "--load", place / "hf", *data, "--export-quant-cfg", "fp8", "--prompts", "One|Two",
+        "--save", place / "saved", "--export-dir", place / "out", "--export-format", "hf",
+    )  # fmt: skip
+    assert code == 0, err[-4000:]
+    return out, place
+
+
+def test_it_shows_generations_and_writes_both(quantised):
+    out, place = quantised
+    for title in ("-- before", "-- after, as fp8"):
+        behind = out[out.index(title) :]
+        assert "'One' -> " in behind and "'Two' -> " in behind
+    assert (place / "saved/iter_0000001/modelopt_state").is_dir()
+    assert (place / "saved" / convert.TRACKER).read_text().strip() == "1"
+    found = json.loads((place / "out/hf_quant_config.json").read_text())
+    assert found["quantization"]["quant_algo"] == "FP8"
+    assert (place / "out/tokenizer.json").exists()
+    assert {path.name for path in place.iterdir()} == {"hf", "texts.txt", "saved", "out"}
+
+
+def test_a_quantised_checkpoint_is_refused(quantised):
+    place = quantised[1]
+    code, _, err = run(
+        "--load", place / "saved", "--save", place / "again", "--export-quant-cfg", "int8",
+        "--tokenizer-model", place / "hf", "--calib-dataset", place / "texts.txt",
+        "--calib-size", 2, "--calib-length", 16,
+    )  # fmt: skip
+    assert code == 2
+    assert "is quantised already. Expected: one that is not." in err
+    assert not (place / "again").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--save", "new", "--export-format", "hf"], "both of them, or neither"),
+        ([], "Nothing is to be written"),
+        (["--save", "hf"], "hf is there already"),
+        (["--save", "new", "--tokenizer-model", "."], "no tokenizer.json in ."),
+    ],
+)
+def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, words, message):
+    from mqo.errors import MqoError
+
+    monkeypatch.chdir(place)
+    args = program.parse_args(["--load", "hf", "--export-quant-cfg", "fp8", *words])
+    with pytest.raises(MqoError, match=message):
+        program.quantise(args, place)
+
+
+def test_a_folder_that_is_no_model_is_refused(program, tmp_path):
+    from mqo.errors import MqoError
+
+    with pytest.raises(MqoError, match=r"no config\.json in"):
+        program.find_source(tmp_path, tmp_path)
