@@ -24,7 +24,7 @@ from megatron.training import arguments, global_vars
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
-from .checkpointing import MODELOPT_STATE, TRACKER, checkpoint_folder
+from .checkpointing import MODELOPT_STATE, TRACKER, checkpoint_folder, make_portable
 
 ITERATION = "iter_"
 # Of one process, whatever the checkpoint was split into.
@@ -159,8 +159,7 @@ def with_modelopt_state(chunks: list[nn.Module], folder: Path) -> list[nn.Module
     if (folder / MODELOPT_STATE).is_dir():
         from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
 
-        if not HAS_CUDA:  # whose stream ModelOpt's quantisers wait for as they are loaded
-            torch.cuda.synchronize = lambda device=None: None
+        make_portable()
         restore_sharded_modelopt_state(chunks, str(folder))
     return chunks
 
