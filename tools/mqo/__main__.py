@@ -1,5 +1,19 @@
-"""`python -m mqo`."""
+"""`python -m mqo`, and the program `mqo`."""
 
-from mqo.cli import main
+import sys
 
-main()
+from mqo.data import allocator
+
+
+def main() -> None:
+    """Run the command line; one that tokenises begins with another allocator, if there is one."""
+    # Before anything is imported that a new start would have to import again.
+    if sys.argv[1:3] == ["data", "prepare"]:
+        allocator.preload()
+    from mqo import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mqo.data import allocator
 from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.launch import saved_cli
@@ -43,8 +42,6 @@ app.command()(report)
 
 def main() -> None:
     """The `mqo` program."""
-    if sys.argv[1:3] == ["data", "prepare"]:
-        allocator.preload()
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
     guarded(app)
 
