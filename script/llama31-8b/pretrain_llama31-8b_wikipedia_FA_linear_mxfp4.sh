@@ -11,7 +11,7 @@
 #   TOKENIZER    folder with tokenizer.json, as transformers saves one
 #   DATA_PREFIX  indexed dataset: the path without .bin and .idx
 #   DTYPE        bf16, fp16 or fp32
-# Without them the run takes a small sample of wikipedia, with --training-config smoke, study or tiny only.
+# Without them the run takes a small sample of wikipedia, with --training-config tiny|study|smoke only.
 #   --training-config tiny|study|smoke|fast|standard    sizes and schedule; standard is the default
 #   --dry-run                                print the command and the source's changes, do nothing
 #   --megatron PATH                          run a patched full Megatron-LM checkout of yours

@@ -59,6 +59,15 @@ class RunFolder:
         return found
 
 
+def checkpoints_of(path: Path) -> Path:
+    """The folder of checkpoints that `path` means: where that run saved, or `path` itself."""
+    run = RunFolder(path.resolve())
+    if run.cell.is_file():
+        given = json.loads(run.cell.read_text(encoding="utf-8")).get("checkpoint")
+        return Path(given) if given else run.checkpoints
+    return run.checkpoints if run.checkpoints.is_dir() else run.root
+
+
 class MetricsTail:
     """Reads a metrics.jsonl that is being written: `rows` gives what came since the last call."""
 

@@ -13,12 +13,13 @@ from mqo.errors import DataError, LayoutError, OverlayError
 from mqo.launch.cell import Cell
 from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
+from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
-from mqo.runs import RunFolder
+from mqo.runs import checkpoints_of
 
 Report = Callable[[str], None]
 
@@ -59,21 +60,16 @@ def check_cell(cell: Cell) -> None:
     if cell.tokenizer is not None and cell.data_prefix is not None:
         check_fit(cell.tokenizer, cell.data_prefix)
     if cell.data_prefix is None and not has_sample(cell):
-        smoke = "its sample serves '--training-config smoke', 'study' and 'tiny' only"
+        small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
+        sample = f"its sample serves '--training-config' of {small} only"
         none = "it has no sample"
         raise DataError(
-            f"No data was given for {cell.dataset.name}; {smoke if cell.dataset.sample else none}",
+            f"No data was given for {cell.dataset.name}; {sample if cell.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
             help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
             "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
             "OUT_text_document",
         )
-
-
-def teacher_folder(path: Path) -> Path:
-    """The folder of checkpoints that a teacher's `path` means: its own, or that of a run."""
-    of_run = RunFolder(path).checkpoints
-    return (of_run if of_run.is_dir() else path).resolve()
 
 
 def _check_teacher(cell: Cell) -> None:
@@ -85,7 +81,7 @@ def _check_teacher(cell: Cell) -> None:
         raise DataError(
             f"{cell.megatron} has no program that distils", expected="--teacher without --megatron"
         )
-    folder = teacher_folder(cell.teacher)
+    folder = checkpoints_of(cell.teacher)
     if not (folder / TRACKER).is_file():
         raise DataError(
             f"There is no checkpoint of a teacher in {folder}",

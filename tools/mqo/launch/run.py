@@ -27,12 +27,11 @@ from mqo.launch.ready import (
     has_sample,
     ready_data,
     ready_tree,
-    teacher_folder,
 )
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
 from mqo.project import Project
-from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
+from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, checkpoints_of
 
 Report = Callable[[str], None]
 
@@ -183,7 +182,7 @@ def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> Ru
         checkpoint=(cell.checkpoint or folder.checkpoints).resolve(),
         tensorboard=(cell.tensorboard or folder.tensorboard).resolve(),
         load=cell.checkpoint is not None,
-        teacher=cell.teacher and teacher_folder(cell.teacher),
+        teacher=cell.teacher and checkpoints_of(cell.teacher),
         distillation_config=cell.distillation_config and cell.distillation_config.resolve(),
     )
 

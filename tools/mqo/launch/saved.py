@@ -27,7 +27,7 @@ from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.program import run_program
-from mqo.runs import RunFolder
+from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
@@ -51,7 +51,7 @@ class Place:
             CheckpointError: it holds none.
         """
         path = path.resolve()
-        folder = _checkpoints(RunFolder(path)) if RunFolder(path).cell.is_file() else path
+        folder = checkpoints_of(path)
         if not ((folder / TRACKER).is_file() or (folder / "metadata.json").is_file()):
             raise CheckpointError(
                 f"There is no checkpoint in {folder}",
@@ -291,12 +291,6 @@ def _options(config: Path | None) -> tuple[Quantiser, list[str]]:
     table = tomllib.loads(config.read_text(encoding="utf-8"))
     patterns = table.get("layers", {}).get("exclude", [])
     return Quantiser(**table.get("quantiser", {})), patterns
-
-
-def _checkpoints(run: RunFolder) -> Path:
-    """Where a run saved: its own folder, or the one that it was given."""
-    given = json.loads(run.cell.read_text(encoding="utf-8")).get("checkpoint")
-    return Path(given) if given else run.checkpoints
 
 
 def _plain(value: object) -> object:

@@ -40,8 +40,15 @@ def render(model: Model, dataset: Dataset, mode: Mode) -> str:
     }
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
     name = file_name(model, dataset, mode)
-    trainings = list(tables.trainings())
-    return template.render(model=model, dataset=dataset, mode=mode, file=name, trainings=trainings)
+    trainings = tables.trainings()
+    return template.render(
+        model=model,
+        dataset=dataset,
+        mode=mode,
+        file=name,
+        trainings=list(trainings),
+        small=[name for name, training in trainings.items() if training.is_smoke],
+    )
 
 
 def mode_table() -> str:

@@ -1,0 +1,26 @@
+"""What a run's folder is read for."""
+
+import json
+
+import pytest
+from mqo.runs import RunFolder, checkpoints_of
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = RunFolder(tmp_path / "run")
+    made.root.mkdir()
+    return made
+
+
+def test_the_checkpoints_of_a_run_are_where_it_saved(run, tmp_path):
+    run.cell.write_text(json.dumps({"checkpoint": None}))
+    assert checkpoints_of(run.root) == run.checkpoints
+    run.cell.write_text(json.dumps({"checkpoint": str(tmp_path / "elsewhere")}))
+    assert checkpoints_of(run.root) == tmp_path / "elsewhere"
+
+
+def test_a_folder_of_checkpoints_is_itself_and_a_bare_run_has_its_own(run):
+    assert checkpoints_of(run.root) == run.root
+    run.checkpoints.mkdir()
+    assert checkpoints_of(run.root) == checkpoints_of(run.checkpoints) == run.checkpoints
