@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import megatron.run
+import megatron.run.modelopt
 import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import (
@@ -196,8 +197,11 @@ def main() -> None:
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         datasets_provider.is_distributed = True
+        config = model_config()
+        # A model that was quantised after its training is trained on with its quantisers.
+        config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
         pretrain(
-            pretrain_cfg_container_from_args(args, model_config()),
+            pretrain_cfg_container_from_args(args, config),
             datasets_provider,
             ModelType.encoder_or_decoder,
             forward_step,

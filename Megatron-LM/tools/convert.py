@@ -79,7 +79,9 @@ def describe(checkpoint: Path, target: Path) -> None:
     folder = checkpoint / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
     if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
         raise ConvertError(f"{folder} is no checkpoint", "one that torch_dist wrote")
-    with_others()
+    from megatron.run.ranks import with_group
+
+    with_group()
     args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
     target.write_text(json.dumps(vars(args), default=str), encoding="utf-8")
 
@@ -204,35 +206,16 @@ def enter_tree() -> None:
     import own_tree  # noqa: F401  (checks where megatron comes from)
 
 
-def with_others() -> None:
-    """Upstream's collectives want a group, also of one process."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-
-
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     """Upstream's arguments, and the model they describe, with random weights."""
     enter_tree()
-    from megatron.core import mpu, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.rerun_state_machine import initialize_rerun_state_machine
-    from megatron.training import arguments, global_vars
-    from pretrain_gpt import model_config
+    from megatron.inference import alone
+    from megatron.training import arguments
 
     sys.argv[1:] = [*flags, *ALONE]
     args = arguments.parse_args()
     arguments.validate_args(args)
-    global_vars.set_global_variables(args, build_tokenizer=False)
-    with_others()
-    mpu.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    initialize_rerun_state_machine()
-    config = model_config()
-    config.finalize()
-    builder = config.get_builder_cls()(config)
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
-    return args, model
+    return args, alone.build(args)
 
 
 COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {

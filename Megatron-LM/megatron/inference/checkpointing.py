@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import megatron.run
-import torch
 from megatron.core.dist_checkpointing import load_common_state_dict
+from megatron.run import modelopt
 from megatron.run.checkpoints import TRACKER
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
@@ -19,7 +19,6 @@ from .arguments import TEACHER_ARG
 from .errors import DistillationError
 
 NEMO_WEIGHTS = "model_weights"
-MODELOPT_STATE = "modelopt_state"
 # Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.
 FUSED_NORMS = {
     ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
@@ -46,30 +45,9 @@ def checkpoint_folder(load_dir: str | Path) -> Path | None:
 def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
     """ModelOpt's state beside the newest checkpoint's shards; {} where there is none."""
     checkpoint = checkpoint_folder(load_dir)
-    if checkpoint is None or not (checkpoint / MODELOPT_STATE).is_dir():
+    if checkpoint is None or not (checkpoint / modelopt.STATE).is_dir():
         return {}
-    return load_common_state_dict(str(checkpoint / MODELOPT_STATE))
-
-
-def restore_modelopt_state(model: nn.Module, load_dir: str | Path) -> nn.Module:
-    """`model` with ModelOpt's state of the newest checkpoint; as it is where there is none.
-
-    To be called before the weights are loaded: it brings the modules that they are loaded into.
-    """
-    if not load_modelopt_state(load_dir):
-        return model
-    from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
-
-    make_portable()
-    chunks = [model]
-    restore_sharded_modelopt_state(chunks, str(checkpoint_folder(load_dir)))
-    return chunks[0]
-
-
-def make_portable() -> None:
-    """Have ModelOpt's quantisers saved and loaded where there is no CUDA: it waits for a stream."""
-    if not torch.cuda.is_available():
-        torch.cuda.synchronize = lambda device=None: None
+    return load_common_state_dict(str(checkpoint / modelopt.STATE))
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:

@@ -13,14 +13,11 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.quant import exempt
 from megatron.quant.source import site_types
+from megatron.run import modelopt
+from rich.progress import track
 from torch import Tensor, nn
 
-from .checkpointing import (
-    MODELOPT_STATE,
-    checkpoint_folder,
-    load_modelopt_state,
-    make_portable,
-)
+from .checkpointing import load_modelopt_state
 from .errors import PtqError
 
 Encode = Callable[[str], list[int]]
@@ -176,7 +173,7 @@ def check_shapes(model: nn.Module, name: str) -> None:
         for layer, module in model.named_modules()
         if isinstance(module, ColumnParallelLinear | RowParallelLinear)
         and not layer.endswith(OUTPUT_LAYER)
-        and (module.weight.shape[1] % kind.block or (kind.rows and module.weight.shape[0] % 128))
+        and any(width % kind.block for width in module.weight.shape[0 if kind.rows else 1 :])
     ]
     if wrong:
         shown = ", ".join(wrong[:LISTED]) + (", ..." if len(wrong) > LISTED else "")
@@ -200,12 +197,12 @@ def quantise(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Modul
     check_shapes(model, name)
     import modelopt.torch.quantization as mtq
 
-    make_portable()
+    modelopt.make_portable()
     config: Any = copy.deepcopy(getattr(mtq, format_of(name).config))
     exempt(model).eval()
 
     def calibrate(module: nn.Module) -> None:
-        for batch in progress(batches, "calibrating"):
+        for batch in track(batches, "calibrating"):
             logits(module, batch)
 
     try:
@@ -242,17 +239,6 @@ def _lacks_range(quantizer: Any) -> bool:
     return quantizer.amax is None or not bool(torch.isfinite(quantizer.amax).all())
 
 
-def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
-    """`items` with a progress bar: tqdm's, or rich's where that is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        from rich.progress import track
-
-        return track(items, what)
-    return tqdm(items, desc=what)
-
-
 # -- inference -------------------------------------------------------------------------------------
 
 
@@ -276,15 +262,11 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | Non
     return tokens[len(prompt) :]
 
 
-def save(model: nn.Module, folder: Path) -> None:
-    """Write `model` as iteration 1 of the checkpoints in `folder`, with ModelOpt's state."""
+def save(model: nn.Module, folder: Path, name: str) -> None:
+    """Write `model`, of the format `name`, as iteration 1 of the checkpoints in `folder`."""
     from megatron.training import get_args
     from megatron.training.checkpointing import save_checkpoint
-    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
 
+    setattr(get_args(), modelopt.QUANTISED_AS, name)
     get_args().save = str(folder)
     save_checkpoint(1, [model], None, None, 0)
-    # Upstream does so only beside a package that no wheel holds.
-    checkpoint = checkpoint_folder(folder)
-    if checkpoint is not None and not (checkpoint / MODELOPT_STATE).exists():
-        save_sharded_modelopt_state([model], checkpoint, (get_args().ckpt_format, 1))

@@ -11,20 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from megatron.core import dist_checkpointing, mpu, tensor_parallel
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.rerun_state_machine import initialize_rerun_state_machine
+from megatron.core import dist_checkpointing
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-from megatron.device import HAS_CUDA
 from megatron.quant.schedule import parse, type_at
 from megatron.run import checkpoints, guard, resume
+from megatron.run.ranks import with_group
 from megatron.run.unpickle import foreign_name
-from megatron.training import arguments, global_vars
+from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
-from .checkpointing import MODELOPT_STATE, TRACKER, checkpoint_folder, make_portable
+from .alone import build
+from .checkpointing import TRACKER, checkpoint_folder
+from .errors import InferenceError, SavedError
 
 ITERATION = "iter_"
 # Of one process, whatever the checkpoint was split into.
@@ -50,14 +49,6 @@ PLATFORM += (
 PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_format")
 
 
-class SavedError(Exception):
-    """A checkpoint, a tokenizer or a text that the user can change; clauses without a full stop."""
-
-    def __init__(self, found: str, expected: str = "", help: str = "") -> None:
-        super().__init__(found)
-        self.facts = {"found": found, "expected": expected, "help": help}
-
-
 def answer(work: Callable[[], dict[str, Any]], target: Path) -> None:
     """Write what `work` gives as JSON to `target`, or leave with its error.
 
@@ -66,7 +57,7 @@ def answer(work: Callable[[], dict[str, Any]], target: Path) -> None:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     try:
         facts = work()
-    except (SavedError, checkpoints.CheckpointError, guard.GuardError) as error:
+    except (InferenceError, checkpoints.CheckpointError, guard.GuardError) as error:
         if place := os.environ.get("MQO_FAILURE"):
             said = getattr(error, "facts", {"found": str(error)})
             Path(place).write_text(json.dumps(said), encoding="utf-8")
@@ -134,34 +125,13 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
     Raises:
         SavedError: the weights are not those that the arguments describe, or cannot be read.
     """
-    from pretrain_gpt import model_config
-
     args = _arguments(folder, saved, platform)
-    global_vars.set_global_variables(args, build_tokenizer=False)
-    mpu.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
-    initialize_rerun_state_machine()
-    config = model_config()
-    config.pre_wrap_hooks.append(lambda chunks: with_modelopt_state(chunks, folder))
-    config.finalize()
-    builder = config.get_builder_cls()(config)
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    model = build(args)
     try:
         load_checkpoint([model], None, None, strict=True)
     except Exception as error:  # whatever a file's reader raises
         raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
     return args, model.eval()
-
-
-def with_modelopt_state(chunks: list[nn.Module], folder: Path) -> list[nn.Module]:
-    """The model with what ModelOpt made of it, before its weights come; else as it is."""
-    if (folder / MODELOPT_STATE).is_dir():
-        from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
-
-        make_portable()
-        restore_sharded_modelopt_state(chunks, str(folder))
-    return chunks
 
 
 @contextmanager
@@ -209,13 +179,6 @@ def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
             f"{what} has the token {largest}, and the model ends at {args.padded_vocab_size - 1}",
             "the vocabulary that the model was trained with",
         )
-
-
-def with_group() -> None:
-    """Upstream's collectives want a group, also of one process."""
-    if not torch.distributed.is_initialized():
-        store, backend = torch.distributed.HashStore(), "nccl" if HAS_CUDA else "gloo"
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def _arguments(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:

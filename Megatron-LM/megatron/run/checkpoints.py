@@ -39,13 +39,13 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
         CheckpointError: there are checkpoints, and none is whole; or what would be loaded would
             have something run that no checkpoint needs.
     """
-    folder = getattr(args, load_arg, None)
-    if not folder:
+    folder = load_folder(args, load_arg)
+    if folder is None:
         return
     found = error = None
     if rank() == 0:
         try:
-            found = _look(args, Path(folder))
+            found = _look(args, folder)
         except CheckpointError as none:
             error = str(none)
     found, error = all_ranks((found, error))[0]
@@ -57,14 +57,38 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
             print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
 
 
+def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
+    """Where upstream looks for a checkpoint: where none is yet, in that of a pre-trained model."""
+    folder = getattr(args, load_arg, None)
+    pretrained = getattr(args, "pretrained_checkpoint", None)
+    if pretrained and not (folder and (Path(folder) / TRACKER).is_file()):
+        folder = pretrained
+    return Path(folder) if folder else None
+
+
+def newest(args: Namespace, load_arg: str = "load") -> Path | None:
+    """The folder of the iteration that upstream is going to read, as `before_load` has it.
+
+    None without a folder to load from; in one without a checkpoint it is not there. A collective.
+    """
+    before_load(args, load_arg)
+    folder = load_folder(args, load_arg)
+    return _loaded(folder, getattr(args, "ckpt_step", None)) if folder else None
+
+
+def _loaded(folder: Path, step: int | None) -> Path:
+    """The folder of the iteration `step`, or of the tracker's."""
+    iteration = _tracked(folder) if step is None else step
+    return folder / "release" if iteration is None else _path(folder, iteration)
+
+
 def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
     """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
     found, chosen = None, getattr(args, "ckpt_step", None)
     if chosen is None and getattr(args, "verify_integrity", False):
         own = bool(args.save) and Path(args.save).resolve() == folder.resolve()
         found = choose(folder, fault, own=own)
-    iteration = found[0] if found else chosen if chosen is not None else _tracked(folder)
-    loaded = folder / "release" if iteration is None else _path(folder, iteration)
+    loaded = _loaded(folder, found[0] if found else chosen)
     name = foreign_name(loaded)
     if name:
         raise CheckpointError(

@@ -33,6 +33,7 @@ from megatron.quant.record import Key
 from torch.nn import Module
 
 from .checkpoints import keep_last
+from .modelopt import quantised_layers
 from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
@@ -83,6 +84,7 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
         _found = [one for chunk in model for one in find_layers(chunk)]
         others = [one for chunk in model for one in other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))
+        check_alone(quantised_layers(model))
         check_cuts(_found, args)
         _say(keep_types(args, current()))
     types = asked_now()
@@ -132,6 +134,22 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     asked = ever_asked(current())
     _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
     _say(notes(asked, everywhere))
+
+
+def check_alone(others: list[str]) -> None:
+    """GuardError where ModelOpt quantises layers, `others` of this rank's, beside the source.
+
+    A collective.
+    """
+    names = sorted({name for here in all_ranks(others) for name in here})
+    sites = {s: wanted for s, wanted in ever_asked(current()).items() if wanted != "none"}
+    if names and sites:
+        types = ", ".join(f"{site} as {wanted}" for site, wanted in sites.items())
+        fault = (
+            f"ModelOpt quantises {len(names)} layers of this checkpoint, {names[0]} among them, "
+            f"and the source {types}: pass --quantization bf16, which leaves it to ModelOpt"
+        )
+        _end([fault], "before the first step")
 
 
 def check_cuts(found: list[FoundLayer], args: Namespace) -> None:

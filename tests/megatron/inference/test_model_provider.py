@@ -76,7 +76,6 @@ def test_finalising_gives_the_clean_student(make, teacher, monkeypatch):
 def test_modelopts_state_of_the_checkpoint_is_restored(make, save, tmp_path):
     import modelopt.torch.opt as mto
     import modelopt.torch.quantization as mtq
-    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
 
     folder = tmp_path / "saved"
     assert load_modelopt_state(folder) == {}
@@ -85,9 +84,10 @@ def test_modelopts_state_of_the_checkpoint_is_restored(make, save, tmp_path):
     assert load_modelopt_state(folder) == {}
     assert not mto.ModeloptStateManager.is_converted(make("--load", folder))
     quantised = mtq.quantize(make(), mtq.INT8_WEIGHT_ONLY_CFG, None)
-    save_sharded_modelopt_state([quantised], folder / "iter_0000001", ("torch_dist", 1))
+    save(quantised, folder)
     state = load_modelopt_state(folder)
     assert state["modelopt_state_dict"][0][0] == "quantize"
+    assert mto.ModeloptStateManager.is_converted(make("--load", folder))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from mqo.overlay.quant_types.gemms import ATTENTION, LAYERS
 
 from .conftest import VOCABULARY
 
@@ -65,6 +66,7 @@ def test_a_model_that_blocks_do_not_fit_is_refused_before_anything_changes(ptq, 
 
 
 def test_sites_in_the_source_that_quantise_are_refused(ptq, error, tmp_path):
+    assert [f"megatron/core/{name}" for name in ptq.SITE_FILES] == [LAYERS, ATTENTION]
     for name in ptq.SITE_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         site = "custom_quant_type = 'none'\nq = bind('fprop', custom_quant_type)\n"
@@ -89,7 +91,8 @@ def test_generation_takes_the_likeliest_token_and_stops_at_the_end(ptq, make):
 
 def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make, tokens, tmp_path):
     import torch
-    from megatron.inference.checkpointing import checkpoint_folder, restore_modelopt_state
+    from megatron.inference.checkpointing import checkpoint_folder
+    from megatron.run.modelopt import quantised_layers
     from megatron.training.checkpointing import load_checkpoint
 
     model = ptq.quantise(make(*WIDE), "int8_sq", [tokens[0][0]])
@@ -99,14 +102,14 @@ def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make
         for n, m in model.named_modules()
         if n.endswith("output_layer")
     )
-    ptq.save(model, tmp_path)
+    ptq.save(model, tmp_path, "int8_sq")
     assert (checkpoint_folder(tmp_path) / "modelopt_state").is_dir()
     assert checkpoint_folder(tmp_path).name == "iter_0000001"
     with pytest.raises(error, match="quantised already"):
         ptq.check_not_quantised(tmp_path)
     other = make(*WIDE, "--load", tmp_path, "--finetune", seed=9)
-    other = restore_modelopt_state(other, tmp_path).eval()
-    load_checkpoint([other], None, None, strict=True)
+    load_checkpoint([other.eval()], None, None, strict=True)
+    assert quantised_layers([other]) == quantised_layers([model]) != []
     assert torch.equal(ptq.logits(other, tokens[0][0]), expected)
 
 

@@ -397,6 +397,15 @@ def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant
         before_step([net], ARGS)
 
 
+def test_two_quantisers_of_one_gemm_end_the_run(run):
+    run(fprop="mxfp8", qk="none")
+    guard.check_alone([])
+    with pytest.raises(GuardError, match=r"1 layers.*fc1 among.*fprop as mxfp8: .*bf16, which"):
+        guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
+    run(fprop="none")
+    guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
+
+
 def test_a_type_that_a_schedule_brings_later_cuts_as_well(run):
     run(schedule='fprop = "hifp8 until 0.5, then mxfp4"', fprop="hifp8", wgrad="hifp8")
     assert guard.blocked_sites(config.current()) == {"fprop"}

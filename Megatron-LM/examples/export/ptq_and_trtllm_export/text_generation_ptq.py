@@ -4,8 +4,9 @@
         --load CHECKPOINTS --save QUANTISED --export-quant-cfg fp8 --calib-dataset wikipedia
 
 CHECKPOINTS is a folder that Megatron saves to (torch_dist, of any parallel layout), a run folder,
-or a Hugging Face folder. What is written is new, and appears when all of it is complete. One
-process on the CPU. The output layer is not quantised.
+or a Hugging Face folder. Without --export-quant-cfg it is quantised already, and exported. What is
+written is new, and appears when all of it is complete. One process on the CPU. The output layer is
+not quantised.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ from mqo.errors import MqoError  # noqa: E402
 from mqo.launch import convert, hf_config  # noqa: E402
 from mqo.launch.flags import DTYPES  # noqa: E402
 from mqo.matrix.tables import Shape  # noqa: E402
+from mqo.runs import checkpoints_of  # noqa: E402
 
 PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
 EXPORTS = ("none", "hf", "tensorrt_llm")
+# As megatron/run/modelopt.py has it, an attribute of the arguments in a checkpoint.
+QUANTISED_AS = "mqo_modelopt_format"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint, and what it says of its model; `sequence` in tokens."""
+    """A checkpoint, and what it says of its model; `sequence` in tokens.
+
+    `quantised_as` is the format that this program has quantised it to, None before.
+    """
 
     checkpoint: Path
     shape: Shape
     sequence: int
     dtype: str
+    quantised_as: str | None
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -52,7 +60,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--load", type=Path, required=True, metavar="FOLDER", help="the model")
     add("--save", type=Path, metavar="FOLDER", help="new: the quantised model's checkpoints")
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: beside the model or data")
-    add("--export-quant-cfg", required=True, metavar="FORMAT", help="int8, fp8, int4_awq, ...")
+    add("--export-quant-cfg", metavar="FORMAT", help="int8, fp8, int4_awq, ...; default: as it is")
     add("--calib-dataset", default="wikipedia", help="a .jsonl or text file, wikipedia or dolma")
     add("--calib-size", type=positive, default=512, help="samples")
     add("--calib-batch-size", type=positive, default=4, help="samples")
@@ -83,6 +91,11 @@ def check_targets(args: argparse.Namespace) -> None:
         )
     if args.save is None and args.export_dir is None:
         raise MqoError("Nothing is to be written", expected="--save, or --export-dir, or both")
+    if args.save and args.export_quant_cfg is None:
+        raise MqoError(
+            "--save without --export-quant-cfg would write the model as it is",
+            expected="--export-quant-cfg FORMAT, or --export-dir alone",
+        )
 
 
 def check_new(*targets: Path | None) -> None:
@@ -94,10 +107,8 @@ def check_new(*targets: Path | None) -> None:
 
 def find_source(load: Path, scratch: Path) -> Source:
     """What `--load` names; a Hugging Face folder goes through the converter, into `scratch`."""
-    checkpoint = load
-    if (load / "checkpoints").is_dir():
-        checkpoint = load / "checkpoints"
-    elif (load / "config.json").is_file():
+    checkpoint = checkpoints_of(load)
+    if (load / "config.json").is_file():
         checkpoint = scratch / "converted"
         convert.hf_to_megatron(TREE, load, checkpoint)
     if not (checkpoint / convert.TRACKER).is_file():
@@ -111,7 +122,18 @@ def find_source(load: Path, scratch: Path) -> Source:
         hf_config.shape_of_args(args),
         args["max_position_embeddings"],
         hf_config.dtype_of_args(args),
+        args.get(QUANTISED_AS),
     )
+
+
+def format_of(source: Source) -> str:
+    """The format that a checkpoint has; MqoError where this program did not quantise it."""
+    if source.quantised_as is None:
+        raise MqoError(
+            f"The checkpoint in {source.checkpoint} was not quantised by this program",
+            expected="one that was, or --export-quant-cfg FORMAT",
+        )
+    return source.quantised_as
 
 
 def find_data(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -168,7 +190,7 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
     core = weights.unwrapped(model)
     with ExitStack() as stack:
         if args.save:
-            ptq.save(model, stack.enter_context(convert.staged(args.save)))
+            ptq.save(model, stack.enter_context(convert.staged(args.save)), args.export_quant_cfg)
         if args.export_format == "none":
             return
         folder = stack.enter_context(convert.staged(args.export_dir))
@@ -195,17 +217,21 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     from megatron.inference import export, ptq
     from transformers import AutoTokenizer
 
+    wanted = args.export_quant_cfg
+    name = wanted or format_of(source)
     ptq.check_source(TREE / "megatron/core")
-    ptq.format_of(args.export_quant_cfg)
-    export.check(args.export_format, args.export_quant_cfg, args.decoder, bool(source.shape.mla))
+    ptq.format_of(name)
+    export.check(args.export_format, name, args.decoder, bool(source.shape.mla))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    batches = calibration(args, source, data, tokenizer)
-    ptq.check_not_quantised(source.checkpoint)
+    batches = calibration(args, source, data, tokenizer) if wanted else []
+    if wanted:
+        ptq.check_not_quantised(source.checkpoint)
     _, model = weights.load([*flags, "--load", str(source.checkpoint)])
     core = weights.unwrapped(model).eval()
-    show("before", core, tokenizer, args)
-    ptq.quantise(core, args.export_quant_cfg, batches)
-    show(f"after, as {args.export_quant_cfg}", core, tokenizer, args)
+    show("before" if wanted else f"as {name}", core, tokenizer, args)
+    if wanted:
+        ptq.quantise(core, name, batches)
+        show(f"after, as {name}", core, tokenizer, args)
     write(args, source, model, tokenizer_folder)
     for target in filter(None, (args.save, args.export_dir)):
         print(f"written: {target}")

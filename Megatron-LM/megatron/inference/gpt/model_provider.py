@@ -14,6 +14,7 @@ import yaml
 from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.quant import exempt
+from megatron.run import modelopt
 from megatron.training import get_args
 from megatron.training.argument_utils import gpt_config_from_args
 from megatron.training.models.gpt import GPTModelConfig
@@ -29,7 +30,6 @@ from ..checkpointing import (
     checkpoint_folder,
     load_teacher,
     read_arguments,
-    restore_modelopt_state,
 )
 from ..errors import DistillationError
 
@@ -112,8 +112,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     Raises:
         DistillationError: there is no such teacher; the two do not fit; the configuration is wrong.
     """
-    if args.load:
-        student = restore_modelopt_state(student, args.load)
+    (student,) = modelopt.restore([student], args)
     if args.export_kd_finalize:
         is_distilled = isinstance(student, mtd.DistillationModel)
         return mtd.export(student) if is_distilled else student

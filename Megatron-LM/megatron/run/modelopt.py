@@ -1,0 +1,117 @@
+"""ModelOpt's part of a checkpoint: brought back before the weights are read, saved beside them.
+
+Upstream does so where megatron.post_training is, which no wheel holds. Nothing here imports
+ModelOpt, for some ten seconds, unless a model or a checkpoint has something of it.
+"""
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch.nn import Module
+
+from .checkpoints import CheckpointError, load_folder, newest
+from .unpickle import foreign_name
+
+STATE = "modelopt_state"
+FORMAT = "torch_dist"
+# An attribute of upstream's arguments, which its checkpoints hold: the format's name, where the
+# model was quantised by our own program (examples/export).
+QUANTISED_AS = "mqo_modelopt_format"
+_QUANTISER = "modelopt.torch.quantization"
+
+
+def restore(chunks: list[Module], args: Namespace) -> list[Module]:
+    """This rank's `chunks` with what ModelOpt made of the model that `args` have upstream load.
+
+    To be called before the chunks are wrapped and the weights are loaded: it brings the modules
+    that they are loaded into. As they are, where the checkpoint has nothing of it. A collective.
+
+    Raises:
+        CheckpointError: there are several chunks, which ModelOpt does not know how to split; the
+            file would have something run that no checkpoint needs.
+    """
+    folder = load_folder(args)
+    if folder is None or not any(folder.glob(f"*/{STATE}")):
+        return chunks
+    checkpoint = newest(args)
+    chunks = restore_from(chunks, checkpoint)
+    if (checkpoint / STATE).is_dir():
+        _keep_name(args, checkpoint)
+    return chunks
+
+
+def restore_from(chunks: list[Module], checkpoint: Path | None) -> list[Module]:
+    """As `restore`, from the folder of an iteration."""
+    if checkpoint is None or not (checkpoint / STATE).is_dir():
+        return chunks
+    if len(chunks) > 1:
+        raise CheckpointError(
+            f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
+            "chunk of layers a rank. Leave --num-layers-per-virtual-pipeline-stage out"
+        )
+    if name := foreign_name(checkpoint / STATE):
+        raise CheckpointError(
+            f"{checkpoint / STATE} would have {name} run, which no checkpoint needs. Do not load it"
+        )
+    from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
+
+    make_portable()
+    restore_sharded_modelopt_state(chunks, str(checkpoint))
+    return chunks
+
+
+def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
+    """Write ModelOpt's state of `chunks`, unwrapped, beside the shards in a folder; a collective.
+
+    Nothing of a model that ModelOpt did not change, nor of a distillation, which is no part of it.
+    The patched trainer calls it before the checkpoint counts as complete.
+
+    Raises:
+        CheckpointError: the format has no place for it.
+    """
+    if "modelopt.torch.opt" not in sys.modules:
+        return
+    import modelopt.torch.opt as mto
+
+    if not mto.ModeloptStateManager.is_converted(chunks[0]):
+        return
+    if not mto.modelopt_state(chunks[0])["modelopt_state_dict"]:
+        return
+    if ckpt_format != FORMAT:
+        raise CheckpointError(
+            f"ModelOpt's state is saved in no {ckpt_format}. Expected: --ckpt-format {FORMAT}"
+        )
+    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
+
+    save_sharded_modelopt_state(chunks, checkpoint, (FORMAT, 1))
+
+
+def _keep_name(args: Namespace, checkpoint: Path) -> None:
+    """Have the checkpoints of this run, too, say which format the model has."""
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    before = load_common_state_dict(str(checkpoint)).get("args", Namespace())
+    setattr(args, QUANTISED_AS, getattr(before, QUANTISED_AS, None))
+
+
+def quantised_layers(chunks: Iterable[Module]) -> list[str]:
+    """The paths of the modules in which a quantiser of ModelOpt's is switched on."""
+    return sorted(
+        {
+            re.sub(r"^(module\.)+", "", path.rpartition(".")[0])
+            for chunk in chunks
+            for path, module in chunk.named_modules()
+            if type(module).__module__.startswith(_QUANTISER)
+            and getattr(module, "is_enabled", False)
+        }
+    )
+
+
+def make_portable() -> None:
+    """Have ModelOpt's quantisers saved and loaded where there is no CUDA: it waits for a stream."""
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None
