@@ -1,6 +1,6 @@
 """Calls on every rank: before and after every training step, and around checkpoints."""
 
-from mqo.overlay.edits import AddImport, FileEdits, PrependBody
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 
 FILES = (
     FileEdits(
@@ -16,6 +16,11 @@ FILES = (
         (
             AddImport("import megatron.run"),
             PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
+            ReplaceExpression(
+                "_load_global_dist_base_checkpoint",
+                Anchor("args.verify_integrity"),
+                "megatron.run.to_verify(args, checkpoint_name)",
+            ),
             PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg)\n"),
             PrependBody(
                 "save_checkpoint",

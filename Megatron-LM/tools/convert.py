@@ -99,6 +99,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     core = unwrapped(model)
     check_tensors(hf_tensors(core, source), without_copies(found, core))
     import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
+    args.verify_integrity = True  # with hashes beside it
     save_checkpoint(0, [model], None, None, 0, release=True)
 
 
@@ -106,6 +107,14 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     """Write the weights of a checkpoint beside the config.json that lies in `target`."""
     _, model = load([*flags, "--load", str(source)])
     from huggingface_hub import save_torch_state_dict
+    from megatron.run.modelopt import quantised_layers
+
+    if layers := quantised_layers([model]):
+        raise ConvertError(
+            f"ModelOpt quantises {len(layers)} layers of {source}, {layers[0]} among them",
+            "a checkpoint of a plain model",
+            "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
+        )
 
     # Some are parts of one another's memory, which the format does not have.
     tensors = {name: part.clone() for name, part in hf_tensors(unwrapped(model), target).items()}

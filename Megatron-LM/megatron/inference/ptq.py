@@ -268,5 +268,5 @@ def save(model: nn.Module, folder: Path, name: str) -> None:
     from megatron.training.checkpointing import save_checkpoint
 
     setattr(get_args(), modelopt.QUANTISED_AS, name)
-    get_args().save = str(folder)
+    get_args().save, get_args().verify_integrity = str(folder), True
     save_checkpoint(1, [model], None, None, 0)

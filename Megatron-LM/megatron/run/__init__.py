@@ -3,7 +3,7 @@
 The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing here does anything.
 """
 
-from .checkpoints import CheckpointError, before_load, before_save
+from .checkpoints import CheckpointError, before_load, before_save, to_verify
 from .guard import GuardError, after_step, before_model, before_step
 from .record import recorded, run_folder
 from .resume import note_checkpoint
@@ -19,4 +19,5 @@ __all__ = [
     "note_checkpoint",
     "recorded",
     "run_folder",
+    "to_verify",
 ]

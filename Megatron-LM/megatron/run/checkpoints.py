@@ -57,6 +57,16 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
             print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
 
 
+def to_verify(args: Namespace, checkpoint: str) -> bool:
+    """Whether a checkpoint that is being read is to be held against its hashes.
+
+    With --verify-integrity, where it has any, as not all from elsewhere have: `before_load` takes
+    none of the run's own ones without. What --ckpt-step names is loaded whatever they say.
+    """
+    chosen = getattr(args, "ckpt_step", None) is not None
+    return args.verify_integrity and not chosen and (Path(checkpoint) / MANIFEST).is_file()
+
+
 def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
     """Where upstream looks for a checkpoint: where none is yet, in that of a pre-trained model."""
     folder = getattr(args, load_arg, None)
@@ -85,7 +95,9 @@ def _loaded(folder: Path, step: int | None) -> Path:
 def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
     """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
     found, chosen = None, getattr(args, "ckpt_step", None)
-    if chosen is None and getattr(args, "verify_integrity", False):
+    # A pre-trained model may come from where nobody writes hashes, and is wanted as it is.
+    pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
+    if chosen is None and getattr(args, "verify_integrity", False) and not pretrained:
         own = bool(args.save) and Path(args.save).resolve() == folder.resolve()
         found = choose(folder, fault, own=own)
     loaded = _loaded(folder, found[0] if found else chosen)

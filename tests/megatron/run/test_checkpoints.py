@@ -142,6 +142,16 @@ def test_a_changed_byte_and_a_missing_file_are_seen(folder):
     assert checkpoints.fault(checkpoint)
 
 
+def test_a_checkpoint_is_held_against_hashes_where_it_has_any(folder):
+    checkpoint = folder(2) / "iter_0000002"
+    assert not checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
+    (checkpoint / checkpoints.MANIFEST).write_text("{}")
+    assert checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
+    assert not checkpoints.to_verify(Namespace(verify_integrity=False), str(checkpoint))
+    chosen = Namespace(verify_integrity=True, ckpt_step=2)
+    assert not checkpoints.to_verify(chosen, str(checkpoint))
+
+
 # -- clearing and keeping ----------------------------------------------------------------------
 
 

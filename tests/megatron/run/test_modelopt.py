@@ -42,7 +42,7 @@ def test_the_pretrained_model_counts_until_the_run_has_a_checkpoint(folder, tmp_
     assert checkpoints.newest(of()) is None
 
 
-def test_without_a_state_nothing_happens_and_no_file_is_hashed(folder, monkeypatch):
+def test_without_a_state_nothing_happens_and_no_file_to_verify(folder, monkeypatch):
     monkeypatch.setattr(modelopt, "newest", lambda args: pytest.fail("was looked at"))
     chunks = [Linear(2, 2)]
     assert modelopt.restore(chunks, of(folder("plain", 4))) is chunks
