@@ -1,0 +1,31 @@
+"""Where ModelOpt's state is saved: in a look-alike of our own of the trainer's function."""
+
+from types import SimpleNamespace
+
+import megatron.run.modelopt
+import pytest
+
+from .conftest import sites
+
+SOURCE = """
+def save_checkpoint(iteration, model, non_persistent_ckpt=False):
+    checkpoint_name = f"{args.save}/{iteration}"
+    events.append("shards")
+    start_misc = time()
+    events.append("tracker")
+    return start_misc
+"""
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_it_comes_behind_the_shards_and_before_the_tracker(monkeypatch, local):
+    events = []
+    monkeypatch.setattr(
+        megatron.run.modelopt, "save", lambda *given: events.append(("state", *given))
+    )
+    args = SimpleNamespace(save="there", ckpt_format="torch_dist")
+    scope = {"args": args, "events": events, "time": lambda: 0}
+    exec(sites("modelopt_state", "megatron/training/checkpointing.py", SOURCE), scope)
+    scope["save_checkpoint"](3, ["chunk"], local)
+    state = ("state", ["chunk"], "there/3", "torch_dist")
+    assert events == (["shards", "tracker"] if local else ["shards", state, "tracker"])
