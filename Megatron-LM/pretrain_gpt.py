@@ -176,10 +176,7 @@ def _reads_data(vp_stage: int | None = None) -> bool:
 
 def model_config() -> GPTModelConfig:
     """The model that the arguments describe, its layers named for the quantisers once built."""
-    args = get_args()
-    config = gpt_config_from_args(args)
-    # Upstream's parser takes it, and this release's configuration leaves it at its default.
-    config.rope_scaling_factor = args.rope_scaling_factor
+    config = gpt_config_from_args(get_args())
     config.post_wrap_hooks.append(_name_layers)
     return config
 

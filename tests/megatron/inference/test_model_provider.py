@@ -9,6 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.inference.checkpointing import load_modelopt_state
 from megatron.inference.errors import DistillationError
 from megatron.inference.gpt.model_provider import check_run, model_provider
+from megatron.run.modelopt import make_portable
 
 
 def test_without_a_teacher_it_is_upstreams_model(make):
@@ -83,6 +84,7 @@ def test_modelopts_state_of_the_checkpoint_is_restored(make, save, tmp_path):
     save(model, folder)
     assert load_modelopt_state(folder) == {}
     assert not mto.ModeloptStateManager.is_converted(make("--load", folder))
+    make_portable()
     quantised = mtq.quantize(make(), mtq.INT8_WEIGHT_ONLY_CFG, None)
     save(quantised, folder)
     state = load_modelopt_state(folder)

