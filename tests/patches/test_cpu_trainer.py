@@ -181,7 +181,7 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
     def note(name):
         monkeypatch.setattr(megatron.run, name, lambda *given: calls.append((name, *given)))
 
-    for name in ("note_checkpoint", "before_load", "before_save"):
+    for name in ("note_checkpoint", "before_load", "before_save", "to_verify"):
         note(name)
     source = """
         import argparse
@@ -194,6 +194,9 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
 
         def load_checkpoint(load_arg="load"):
             calls.append("loaded")
+
+        def _load_global_dist_base_checkpoint(args, checkpoint_name):
+            calls.append(args.verify_integrity)
         """
     scope = {"calls": calls, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/checkpointing.py", source), scope)
@@ -201,6 +204,7 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
     scope["load_checkpoint"]()
     scope["save_checkpoint"](7)
     scope["save_checkpoint"](8, non_persistent_ckpt=True)
+    scope["_load_global_dist_base_checkpoint"]("args", "there")
     assert calls == [
         ("note_checkpoint", "theirs"),
         "checked",
@@ -209,6 +213,8 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
         ("before_save", "args", 7),
         "saved",
         "saved",
+        ("to_verify", "args", "there"),
+        None,  # what stands for it says nothing
     ]
 
 
