@@ -14,12 +14,11 @@ from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colours import look
 from mqo.report.compare import Group, Spread, difference, quantised
+from mqo.report.symbols import SYMBOLS, symbol
 from mqo.report.tables import sites
 from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
 from mqo.runs import Series
 
-# Variants of one look are told apart by the shape of their points.
-SYMBOLS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"), ("x", "✖"))
 NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
@@ -39,7 +38,8 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         "quantised": quantised,
         "look": look,
         "sites": sites,
-        "symbol": _symbol,
+        "symbol": symbol,
+        "SYMBOLS": SYMBOLS,
         "means": _means,
         "points": {"loss": POINTS, "difference": DIFFERENCES},
         "packages": PACKAGES,
@@ -112,18 +112,11 @@ def _series(group: Group, run: Run) -> dict[str, Any]:
         "variant": run.variant,
         "label": f"{run.variant}, seed {run.seed}" if several else run.variant,
         "look": asdict(look(run.types)),
-        "symbol": _symbol(group, run.variant)[0],
+        "symbol": symbol(group, run.variant).plotly,
         "loss": _points(thin(run.train)),
         "difference": _points(thin(other, DIFFERENCES)),
         "valid": _points(thin(run.valid)),
     }
-
-
-def _symbol(group: Group, variant: str) -> tuple[str, str]:
-    """Plotly's name of a shape and its letter: the first, but for further variants of one look."""
-    looks = {row.variant: look(row.types) for row in group.rows}
-    alike = [name for name, one in looks.items() if one == looks[variant]]
-    return SYMBOLS[alike.index(variant) % len(SYMBOLS)]
 
 
 def _points(series: Series) -> dict[str, list]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mqo.report.colours import look
 from mqo.report.compare import Group, difference
-from mqo.report.thin import DIFFERENCES, thin, xy
+from mqo.report.symbols import SYMBOLS, symbol
+from mqo.report.thin import DIFFERENCES, mean, thin, xy
 
 _DASHES = {
     "solid": "-",
@@ -19,7 +20,10 @@ FORMATS = ("png", "svg")
 
 
 def draw(group: Group, target: Path) -> None:
-    """Training loss, its difference to bf16, and validation loss, as `target`.png and .svg."""
+    """Training loss, its difference to bf16, and validation loss, as `target`.png and .svg.
+
+    A curve is the mean over the seeds of a variant.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -27,14 +31,17 @@ def draw(group: Group, target: Path) -> None:
 
     figure, panels = plt.subplots(3, sharex=True, figsize=(8, 9), layout="constrained")
     for row in group.rows:
-        one = look(row.types)
+        one, shape = look(row.types), symbol(group, row.variant)
         style = {"color": one.light, "linestyle": _DASHES[one.dash], "linewidth": 1.2}
-        for n, run in enumerate(row.runs):
-            base = group.baseline(run)
-            panels[0].plot(*xy(thin(run.train)), label=None if n else row.variant, **style)
-            if base and base is not run:
-                panels[1].plot(*xy(thin(difference(run, base), DIFFERENCES)), **style)
-            panels[2].plot(*xy(thin(run.valid)), marker="o", markersize=4, **style)
+        style |= {"marker": shape.matplotlib, "markersize": 4}
+        # Along a curve points stand where another variant has its colour and dash, and apart.
+        sparse = style | ({"markevery": 0.08} if shape != SYMBOLS[0] else {"marker": ""})
+        pairs = [(run, group.baseline(run)) for run in row.runs]
+        apart = [difference(run, base) for run, base in pairs if base and base is not run]
+        panels[0].plot(*xy(thin(mean([run.train for run in row.runs]))), **sparse)
+        if apart:
+            panels[1].plot(*xy(thin(mean(apart), DIFFERENCES)), **sparse)
+        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.variant, **style)
     titles = ("training loss", "training loss less that of bf16", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")

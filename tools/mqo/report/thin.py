@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from mqo.runs import Series
 
@@ -21,6 +22,13 @@ def thin(series: Series, points: int = POINTS) -> Series:
     each = steps_a_point(len(series), points)
     parts = [series[n : n + each] for n in range(0, len(series), each)]
     return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
+
+
+def mean(curves: Sequence[Series]) -> Series:
+    """Of several runs, at the steps that all have."""
+    tables = [dict(curve) for curve in curves]
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    return [(step, statistics.fmean(table[step] for table in tables)) for step in shared]
 
 
 def xy(series: Series) -> tuple[list[int], list[float]]:
