@@ -195,6 +195,7 @@ def main() -> None:
     args = parse_and_validate_args()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
+        megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
         pretrain(
             pretrain_cfg_container_from_args(args, model_config()),
