@@ -26,7 +26,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The error of an element depends on k alone: so many rows, columns and heads show it.
-ROWS, HEADS = 1024, 8
+ROWS, HEADS = 256, 8
 # Standard deviations of what is drawn: of weights as they begin, of the rest as it roughly is.
 WEIGHT, GRAD = 0.02, 1e-3
 

@@ -99,7 +99,7 @@ def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
     for mode in (asked.mode, asked.baseline):
         tables.pick(tables.modes(), "quantization mode", mode)
     cells = {
-        "baseline": asked.cell(asked.baseline, steps=asked.steps),
+        "baseline": asked.cell(asked.baseline, steps=asked.steps, save=True),
         "mode": asked.cell(asked.mode, steps=asked.steps, save=True),
     }
     flags = profiler_flags(min(asked.steps, length(cells["mode"]).steps))
