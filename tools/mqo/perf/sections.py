@@ -248,10 +248,8 @@ def _flops(run: Run) -> float | None:
 
 def _peak(run: Run) -> float | None:
     """Dense TFLOP/s of all processes' devices at the run's dtype; None of an unknown one."""
-    for part, rates in tables().peaks.items():
-        if run.machine.kind == "gpu" and part in run.machine.device and run.dtype in rates:
-            return rates[run.dtype] * run.machine.processes
-    return None
+    rate = tables().peaks.get(run.machine.device, {}).get(run.dtype)
+    return rate and rate * run.machine.processes
 
 
 # -- 5. breakdown ---------------------------------------------------------------------------------

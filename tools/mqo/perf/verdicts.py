@@ -42,7 +42,7 @@ class Threshold(BaseModel):
 
 
 class Tables(BaseModel):
-    """thresholds.toml. `peaks` are dense TFLOP/s by a part of a device's name and a dtype."""
+    """thresholds.toml. `peaks` are dense TFLOP/s by a device's name and a dtype."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int
