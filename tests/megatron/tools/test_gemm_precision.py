@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -103,7 +104,7 @@ def test_the_program_writes_a_row_a_site_by_the_runs_options(tmp_path):
     found = []
     for options in ({}, {"MQO_QUANT_CONFIG": str(tmp_path / "quant.toml")}):
         words = [sys.executable, "-I", str(FILE), str(coverage), str(target)]
-        subprocess.run(words, check=True, env=options)
+        subprocess.run(words, check=True, env=os.environ | options)
         found.append(json.loads(target.read_text()))
     assert [row["site"] for row in found[0]["sites"]] == ["fprop", "pv"]
     quantised, left_out = (made["sites"][0]["total"]["sqnr_db"] for made in found)
