@@ -15,7 +15,7 @@ from ..report.conftest import make_run, write
 
 
 @pytest.fixture
-def made(tmp_path):
+def timed_run(tmp_path):
     """A function that makes a run, with step times of its own if given, and reads it."""
 
     def make(name, mode="bf16", times=None, **rest):
@@ -57,23 +57,23 @@ def mqo(monkeypatch, capsys):
         ({"model": "llama31-8b"}, "model is llama32-1b and llama31-8b"),
     ],
 )
-def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(made, rest, named):
-    one, other = made("one"), made("other", "mxfp8", **rest)
+def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, named):
+    one, other = timed_run("one"), timed_run("other", "mxfp8", **rest)
     for allow in (False, True):
         with pytest.raises(MqoError, match="no equal runs") as left:
             check_alike(one, other, allow_versions=allow)
         assert named in str(left.value)
 
 
-def test_other_steps_are_refused(made):
-    one = made("one")
+def test_other_steps_are_refused(timed_run):
+    one = timed_run("one")
     other = replace(one, facts={**one.facts, "steps": "19"})
     with pytest.raises(MqoError, match="steps is 20 and 19"):
         check_alike(one, other)
 
 
-def test_other_versions_and_machines_are_refused_unless_they_are_allowed(made):
-    one, other = made("one"), made("other", cpu="Another CPU")
+def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_run):
+    one, other = timed_run("one"), timed_run("other", cpu="Another CPU")
     newer = replace(one, versions={**one.versions, "torch": "9.9"})
     for side, named in ((other, "Another CPU"), (newer, "torch is 2.13.0 and 9.9")):
         with pytest.raises(MqoError, match=named):
@@ -81,8 +81,8 @@ def test_other_versions_and_machines_are_refused_unless_they_are_allowed(made):
         check_alike(one, side, allow_versions=True)
 
 
-def test_modes_and_a_profiler_may_differ(made):
-    check_alike(made("one"), made("two", "mxfp4", flags=profiler_flags(20)))
+def test_modes_and_a_profiler_may_differ(timed_run):
+    check_alike(timed_run("one"), timed_run("two", "mxfp4", flags=profiler_flags(20)))
 
 
 def test_what_is_neither_a_run_nor_a_result_is_refused(tmp_path, runs):
@@ -105,16 +105,16 @@ def runs(tmp_path):
 # -- what is paired ----------------------------------------------------------------------------
 
 
-def test_runs_are_paired_step_by_step_without_the_first_ones(made):
+def test_runs_are_paired_step_by_step_without_the_first_ones(timed_run):
     times = [(n, 100.0 if n < 3 else 1.0) for n in range(1, 21)]
     slower = [(n, 2.0 if n % 2 else 3.0) for n in range(1, 20)]
-    found = ratio(made("one", times=times), made("other", times=slower))
+    found = ratio(timed_run("one", times=times), timed_run("other", times=slower))
     assert (found.of, found.count) == ("steps", 17)
     assert (found.noisy.low, found.noisy.median, found.noisy.high) == (2.0, 2.0, 3.0)
 
 
-def test_several_repeats_are_paired_by_their_medians(made):
-    one = made("one", times=[(n, 1.0) for n in range(1, 21)])
+def test_several_repeats_are_paired_by_their_medians(timed_run):
+    one = timed_run("one", times=[(n, 1.0) for n in range(1, 21)])
     twice = dict.fromkeys(range(1, 21), 2.0)
     several = replace(one, repeats=(one.repeats[0], twice))
     other = replace(one, repeats=(twice, dict.fromkeys(range(1, 21), 6.0)))
@@ -123,22 +123,22 @@ def test_several_repeats_are_paired_by_their_medians(made):
     assert (found.noisy.low, found.noisy.high) == (2.25, 2.75)
 
 
-def test_steps_that_the_profiler_watched_do_not_count(made):
+def test_steps_that_the_profiler_watched_do_not_count(timed_run):
     times = [(n, 1.0) for n in range(1, 21)]
-    found = made("one", times=times, flags=profiler_flags(20))
+    found = timed_run("one", times=times, flags=profiler_flags(20))
     assert sorted(found.repeats[0]) == [*range(1, 9), *range(15, 21)]
 
 
-def test_one_value_has_no_spread_and_none_is_refused(made):
+def test_one_value_has_no_spread_and_none_is_refused(timed_run):
     assert (noisy([2.0]).median, noisy([2.0]).low) == (2.0, None)
-    one = made("one", times=[(1, 1.0)])
+    one = timed_run("one", times=[(1, 1.0)])
     with pytest.raises(MqoError, match="no step time at the same step"):
-        ratio(one, made("other", times=[(2, 1.0)]))
+        ratio(one, timed_run("other", times=[(2, 1.0)]))
 
 
-def test_the_lines_are_80_columns_wide(made):
-    one = made("one", cpu="A CPU whose maker gave it " + "a long name " * 9)
-    other = replace(made("other", "mxfp8", step_s=1.0), name="mxfp8, " + "many options " * 9)
+def test_the_lines_are_80_columns_wide(timed_run):
+    one = timed_run("one", cpu="A CPU whose maker gave it " + "a long name " * 9)
+    other = replace(timed_run("other", "mxfp8", step_s=1.0), name="mxfp8, " + "many options " * 9)
     text = lines(one, other, ratio(one, other))
     assert max(map(len, text)) <= 80
     assert text[-1] == "B/A 2.000x, quartiles 2.000 to 2.000, of 17 paired steps"
@@ -147,16 +147,16 @@ def test_the_lines_are_80_columns_wide(made):
 # -- the command -------------------------------------------------------------------------------
 
 
-def test_two_runs_side_by_side(made, mqo, tmp_path):
-    made("one"), made("other", "mxfp4", step_s=0.25)
+def test_two_runs_side_by_side(timed_run, mqo, tmp_path):
+    timed_run("one"), timed_run("other", "mxfp4", step_s=0.25)
     code, out, _ = mqo("--compare", tmp_path / "one", tmp_path / "other")
     assert code == 0
     assert "B/A 0.500x" in out
     assert "500.0 ms a step" in out
 
 
-def test_a_result_is_compared_as_its_runs_were(made, mqo, tmp_path):
-    one = made("one")
+def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
+    one = timed_run("one")
     for name, table in (("a", one), ("b", replace(one, machine="a faster one"))):
         (tmp_path / name).mkdir()
         write(tmp_path / name / RECORD, {"timed": table.as_table()})
@@ -168,8 +168,8 @@ def test_a_result_is_compared_as_its_runs_were(made, mqo, tmp_path):
     assert mqo(*words, "--allow-versions")[0] == 0
 
 
-def test_replays_take_turns(made, mqo, tmp_path, monkeypatch):
-    made("one"), made("other", "mxfp4")
+def test_replays_take_turns(timed_run, mqo, tmp_path, monkeypatch):
+    timed_run("one"), timed_run("other", "mxfp4")
     began = []
 
     def rerun(project, run, **rest):

@@ -295,10 +295,11 @@ def memory(measured: Measured) -> Section:
     )
     about = (
         f"The largest process's peak, from device.json: {kind}. Weights, gradients and Adam's "
-        "states are computed from the number of weights; the rest is the difference."
+        "states are computed from the number of weights; the rest is the difference, in it what "
+        "saving the checkpoint took."
     )
     verdict = judge("peak memory, mode over baseline", share, f"memory_{mode.machine.kind}")
-    commands = tuple(f"cat {measured.path(name, 'device.json')}" for name in ("mode", "baseline"))
+    commands = tuple(planned.command() for planned in (measured.plan.baseline, measured.plan.mode))
     return Section("memory", "Peak memory", about, rows, (verdict,), commands)
 
 
