@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.errors import LayoutError
+from mqo.errors import LayoutError, MqoError
 from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import Machine
@@ -24,6 +24,7 @@ from mqo.runs import RunFolder
 
 # Steps of the two runs that show scaling, and how many steps the profiler watches of the other.
 SCALING_STEPS, PROFILED = 12, 3
+LEAST = 2
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -102,7 +103,12 @@ def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
         "baseline": asked.cell(asked.baseline, steps=asked.steps, save=True),
         "mode": asked.cell(asked.mode, steps=asked.steps, save=True),
     }
-    flags = profiler_flags(min(asked.steps, length(cells["mode"]).steps))
+    steps = min(asked.steps, length(cells["mode"]).steps)
+    if steps < LEAST:
+        raise MqoError(
+            f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
+        )
+    flags = profiler_flags(steps)
     cells["again"] = asked.cell(asked.mode, *flags, steps=asked.steps, save=True)
     for cell in cells.values():
         check_cell(cell)
