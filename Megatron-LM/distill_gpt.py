@@ -76,6 +76,7 @@ def main() -> None:
         training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
+        megatron.run.label_timers(args)
         plain.datasets_provider.is_distributed = True
         pretrain(
             pretrain_cfg_container_from_args(args, model_config(args)),

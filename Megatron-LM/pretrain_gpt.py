@@ -193,6 +193,7 @@ def main() -> None:
     args = parse_and_validate_args()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
+        megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
         config = model_config()
         # A model that was quantised after its training is trained on with its quantisers.

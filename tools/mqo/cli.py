@@ -19,6 +19,7 @@ from mqo.data.cli import data
 from mqo.errors import MqoError
 from mqo.launch import saved_cli
 from mqo.overlay import cli
+from mqo.perf.cli import perf
 from mqo.project import Project
 from mqo.report.cli import report
 from mqo.sweep.cli import sweep
@@ -38,6 +39,7 @@ cli.register(app)
 saved_cli.register(app)
 app.command()(sweep)
 app.command()(report)
+app.command()(perf)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
 from .guard import GuardError, after_step, before_model, before_step
+from .labels import label_timers
 from .record import recorded, run_folder
 from .resume import note_checkpoint
 
@@ -16,6 +17,7 @@ __all__ = [
     "before_model",
     "before_save",
     "before_step",
+    "label_timers",
     "note_checkpoint",
     "recorded",
     "run_folder",

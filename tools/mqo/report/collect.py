@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
 from mqo.launch.cell import Cell
@@ -22,7 +22,8 @@ from mqo.report.curve import options
 from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series
 from mqo.sweep.state import SweepFolder
 
-# Of the step times these come first and are left out: caches fill, kernels are compiled.
+T = TypeVar("T")
+# Of the step times these come first and are left out.
 LEFT_OUT_STEPS, LEFT_OUT_SHARE = 2, 0.1
 # Flags in which runs of one comparison may differ: places, the seed, what is written and when.
 _FREE = (
@@ -145,14 +146,18 @@ class Run:
     @property
     def step_time(self) -> float | None:
         """The median, the first ones left out; None where none was recorded."""
-        first = max(LEFT_OUT_STEPS, math.ceil(LEFT_OUT_SHARE * len(self.step_times)))
-        rest = self.step_times[first:] or self.step_times[-1:]
+        rest = warm(self.step_times) or self.step_times[-1:]
         return statistics.median(rest) if rest else None
 
     @property
     def tokens_per_s(self) -> float | None:
         """By the median step."""
         return self.tokens_per_step / self.step_time if self.step_time else None
+
+
+def warm(steps: Sequence[T]) -> Sequence[T]:
+    """Without the first ones, at which caches fill and kernels are compiled."""
+    return steps[max(LEFT_OUT_STEPS, math.ceil(LEFT_OUT_SHARE * len(steps))) :]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
@@ -19,21 +19,29 @@ from mqo.report.tables import sites
 from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
 from mqo.runs import Series
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
-def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str:
-    """The HTML. SetupError without plotly."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def templates(*packages: str) -> Environment:
+    """What renders the pages that lie in these packages; each of them may include the others'."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("mqo.report", "."),
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package, ".") for package in packages]),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str:
+    """The HTML. SetupError without plotly."""
+    environment = templates("mqo.report")
     environment.globals |= {
         "quantised": quantised,
         "look": look,

@@ -40,7 +40,7 @@ def write(folder: Path, made: Mapping[str, Table]) -> None:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    text = json.dumps({"schema": 1} | _plain(dict(made)), indent=1, allow_nan=False)
+    text = json.dumps({"schema": 1} | plain(dict(made)), indent=1, allow_nan=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -102,12 +102,12 @@ def _mean(spread: Spread | None) -> float | None:
     return spread.mean if spread else None
 
 
-def _plain(value: Any) -> Any:
-    """Without numbers that JSON lacks."""
+def plain(value: Any) -> Any:
+    """Without numbers that JSON lacks: those are texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return value

@@ -1,0 +1,47 @@
+"""Upstream's timers as ranges in the trace of torch's profiler: what a step's time went to."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from torch.profiler import record_function
+
+# The parts of a step; `mqo perf` reads these names. Each begins and ends within the one around it.
+LABELLED = frozenset(
+    ("batch-generator", "forward-compute", "backward-compute", "all-grads-sync", "optimizer")
+)
+
+
+def label_timers(args: Namespace) -> None:
+    """Have timers label the trace of a run with upstream's --use-pytorch-profiler; else nothing.
+
+    `args` are upstream's. A timer runs, and labels, only up to the run's --timing-log-level.
+    """
+    if args.profile and args.use_pytorch_profiler:
+        from megatron.core.timers import Timer
+
+        label(Timer)
+
+
+def label(timer: Any) -> None:
+    """Wrap `start` and `stop` of a timer's class: from the one to the other is a range."""
+    running: dict[int, record_function] = {}
+
+    def start(original: Callable[..., None]) -> Callable[..., None]:
+        def started(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if self.name in LABELLED:
+                running[id(self)] = record_function(self.name)
+                running[id(self)].__enter__()
+
+        return started
+
+    def stop(original: Callable[..., None]) -> Callable[..., None]:
+        def stopped(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)  # it waits for the device
+            if self.name in LABELLED:
+                running.pop(id(self)).__exit__(None, None, None)
+
+        return stopped
+
+    timer.start, timer.stop = start(timer.start), stop(timer.stop)

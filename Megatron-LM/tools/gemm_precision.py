@@ -1,0 +1,144 @@
+"""How exact the GEMM of each site is, as a run multiplies it: `mqo perf` judges it.
+
+    MQO_QUANT_CONFIG=RUN/quant.toml python Megatron-LM/tools/gemm_precision.py RUN/coverage.json OUT
+
+Takes the largest product of each site from a run's coverage, draws its operands, hands them to
+what the patched source calls, multiplies them as it does, and compares with fp64: `total` with the
+product of the operands as they were drawn, `product` with that of the operands as the quantiser
+left them, which is what the multiplication alone adds. Needs nothing of Megatron but megatron/quant
+and megatron/device of its own tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The error of an element depends on k alone: so many rows, columns and heads show it.
+ROWS, HEADS = 256, 8
+# Standard deviations of what is drawn: of weights as they begin, of the rest as it roughly is.
+WEIGHT, GRAD = 0.02, 1e-3
+
+
+def main(argv: list[str]) -> None:
+    """Measure the sites of the coverage that the arguments name."""
+    # In the place of this folder, whose coverage.py numba would take for the package.
+    sys.path[0] = str(ROOT)
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("coverage", type=Path)
+    made.add_argument("target", type=Path)
+    made.add_argument("--seed", type=int, default=1234)
+    args = made.parse_args(argv)
+    facts = json.loads(args.coverage.read_text(encoding="utf-8"))
+    rows = [measured(p, DTYPES[facts["dtype"]], args.seed) for p in largest(facts["products"])]
+    table = {"dtype": facts["dtype"], "seed": args.seed, "sites": rows}
+    args.target.write_text(json.dumps(table, indent=1), encoding="utf-8")
+
+
+def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A product a site: of those that are quantised, where any is, the one of most FLOPs."""
+    from megatron.quant import SITES
+
+    found: dict[str, Mapping[str, Any]] = {}
+    for product in sorted(products, key=lambda p: (p["quant_type"] != "none", p["flops"])):
+        found[product["gemm"]] = product
+    return [found[site] for site in SITES if site in found]
+
+
+def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """The row of a site: the sizes that were multiplied, and both errors."""
+    from megatron.device import accelerator_type
+    from megatron.quant import gemm_operands
+
+    site, quant_type = product["gemm"], product["quant_type"]
+    sizes = {"batch": min(product["batch"], HEADS), "k": product["k"]}
+    sizes |= {name: min(product[name], ROWS) for name in ("m", "n")}
+    drawn = operands(site, sizes, torch.Generator().manual_seed(seed))
+    lhs, rhs = (part.to(accelerator_type(), dtype) for part in drawn)
+    quantise = gemm_operands(site, quant_type, SimpleNamespace())
+    left, right = quantise.lhs(lhs), quantise.rhs(rhs)
+    got = multiply(site, left, right)
+    return {
+        "site": site,
+        "quant_type": quant_type,
+        **sizes,
+        "total": error(got, multiply(site, lhs.double(), rhs.double())),
+        "product": error(got, multiply(site, left.double(), right.double())),
+    }
+
+
+def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Both operands, float32, in the layout that the patched source hands to the site."""
+    b, m, n, k = (sizes[name] for name in ("batch", "m", "n", "k"))
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(*shape, generator=source) * scale
+
+    match site:
+        case "fprop":
+            return draw(m, k), draw(n, k, scale=WEIGHT)
+        case "dgrad":
+            return draw(m, k, scale=GRAD), draw(k, n, scale=WEIGHT)
+        case "wgrad":
+            return draw(k, m, scale=GRAD), draw(k, n)
+        case "qk":
+            return draw(m, b, k), draw(n, b, k)
+        case "pv":
+            return draw(b, m, k).softmax(-1), draw(k, b, n)
+    raise ValueError(f"there is no site {site}")
+
+
+def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
+    """The site's product, by the operation that the patched source runs."""
+    match site:
+        case "fprop":
+            return torch.matmul(lhs, rhs.t())
+        case "dgrad":
+            return lhs.matmul(rhs)
+        case "wgrad":
+            return lhs.t().matmul(rhs)
+        case "qk":
+            return torch.bmm(lhs.transpose(0, 1), rhs.transpose(0, 1).transpose(1, 2))
+    return torch.bmm(lhs, rhs.transpose(0, 1))
+
+
+def error(got: Tensor, exact: Tensor) -> dict[str, float | str]:
+    """ULP of got's dtype, at the exact value's magnitude; Frobenius; SQNR in dB, "inf" if exact."""
+    distance = (got.double() - exact).abs()
+    ulps = distance / spacing(exact, got.dtype)
+    relative = (distance.norm() / exact.norm()).item()
+    sqnr = -20 * math.log10(relative) if relative else math.inf
+    return {
+        "max_ulp": plain(ulps.max().item()),
+        "mean_ulp": plain(ulps.mean().item()),
+        "relative_error": plain(relative),
+        "sqnr_db": plain(sqnr),
+    }
+
+
+def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance of neighbouring values of `dtype` at each of `exact`, float64."""
+    facts = torch.finfo(dtype)
+    _, exponent = torch.frexp(exact)  # |exact| = mantissa * 2^exponent, mantissa in [0.5, 1)
+    power = torch.ldexp(torch.full_like(exact, 0.5), exponent)
+    return power.where(exact != 0, 0.0).clamp(min=facts.smallest_normal) * facts.eps
+
+
+def plain(value: float) -> float | str:
+    """JSON has no NaN and no infinity: those are written as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

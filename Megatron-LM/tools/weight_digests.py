@@ -1,0 +1,47 @@
+"""The SHA-256 of every tensor in a checkpoint, for telling whether two hold the same bits.
+
+    python Megatron-LM/tools/weight_digests.py CHECKPOINT/iter_0000008 DIGESTS
+
+Reads what torch_dist wrote, whatever files the tensors lie in: a file's own bytes hold places and
+times, too. Weights and the optimizer's states are tensors; random states and arguments are not.
+Needs torch alone. torch unpickles the checkpoint's index: for checkpoints of one's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+
+def main(argv: list[str]) -> None:
+    """Write {name of a tensor: [dtype, shape, SHA-256]} of the checkpoint that is named."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("checkpoint", type=Path, help="the folder of an iteration")
+    made.add_argument("target", type=Path)
+    args = made.parse_args(argv)
+    args.target.write_text(json.dumps(digests(args.checkpoint), indent=1), encoding="utf-8")
+
+
+def digests(folder: Path) -> dict[str, list]:
+    """One tensor at a time is in memory."""
+    index = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {}
+    for name, about in sorted(index.items()):
+        if isinstance(about, TensorStorageMetadata):
+            tensor = torch.empty(about.size, dtype=about.properties.dtype)
+            reader = checkpoint.FileSystemReader(folder)
+            checkpoint.load({name: tensor}, storage_reader=reader, no_dist=True)
+            digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy())
+            found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

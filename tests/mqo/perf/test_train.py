@@ -1,0 +1,112 @@
+"""Which runs there are, with which flags; none of them runs here."""
+
+import json
+import os
+import shlex
+
+import pytest
+from mqo.errors import MqoError
+from mqo.launch import cli
+from mqo.launch.machine import Machine
+from mqo.perf import train as program
+from mqo.perf.alike import PROFILER
+from mqo.perf.train import Asked, Planned, plan, profiler_flags, train
+from mqo.project import Project
+
+from ..report.conftest import make_run
+
+CPU, GPUS = Machine(4, 0), Machine(4, 2)
+NAMES = ("llama32-1b", "FA_linear_mxfp8", "bf16", "wikipedia")
+
+
+def asked(config="smoke", **rest):
+    return Asked(*NAMES, config, **rest)
+
+
+def test_the_pair_of_the_mode_differs_in_the_profiler_alone():
+    made = plan(asked(), CPU)
+    one, again = made.mode.cell, made.again.cell
+    more = [flag for flag in again.extra_flags if flag not in one.extra_flags]
+    assert {flag for flag in more if flag.startswith("--")} == set(PROFILER)
+    assert one.model_copy(update={"extra_flags": again.extra_flags}) == again
+    assert (made.baseline.cell.mode, one.mode) == ("bf16", "FA_linear_mxfp8")
+    assert made.baseline.cell.extra_flags == one.extra_flags
+
+
+def test_as_many_steps_are_run_as_are_judged_or_as_there_are():
+    assert plan(asked(), CPU).mode.cell.extra_flags == ("--exit-interval", "50")
+    assert plan(asked("tiny"), CPU).mode.cell.extra_flags == ("--exit-interval", "8")
+    for config, last in (("smoke", 50), ("tiny", 8)):
+        assert plan(asked(config), CPU).again.cell.training.save_interval == last
+
+
+@pytest.mark.parametrize("steps", [2, 3, 8, 50])
+def test_the_profiler_watches_steps_that_there_are(steps):
+    words = profiler_flags(steps)
+    first, end = (int(words[words.index(f"--profile-step-{at}") + 1]) for at in ("start", "end"))
+    assert 1 <= first < end <= steps
+
+
+def test_both_runs_of_the_scaling_have_one_batch_and_as_many_threads():
+    one, two = plan(asked(), CPU).scaling
+    assert [p.cell.cluster.nproc_per_node for p in (one, two)] == [1, 2]
+    assert one.cell.extra_flags == two.cell.extra_flags
+    assert "--micro-batch-size" in one.cell.extra_flags
+    assert one.threads == two.threads == 2
+    assert {p.threads for p in plan(asked(), GPUS).scaling} == {None}
+    assert [p.cell.training.save_interval for p in (one, two)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "rest", "reason"),
+    [
+        (Machine(1, 0), {}, "the machine has one core"),
+        (Machine(4, 1), {}, "the machine has one GPU"),
+        (CPU, {"flags": ("--global-batch-size", "3", "--micro-batch-size", "1")}, "3 sequences"),
+    ],
+)
+def test_what_cannot_scale_says_why(machine, rest, reason):
+    made = plan(asked(**rest), machine)
+    assert made.scaling == ()
+    assert reason in made.unscaled
+    assert plan(asked(), CPU, scaling=False).unscaled == "--no-scaling was given"
+
+
+def test_a_cell_that_cannot_run_is_refused_before_any_does():
+    with pytest.raises(MqoError, match="shared out by heads 7"):
+        plan(asked(flags=("--num-attention-heads", "7")), CPU)
+    with pytest.raises(MqoError, match=r"1 step\. Expected: at least 2"):
+        plan(asked(flags=("--train-samples", "4")), CPU)
+    with pytest.raises(MqoError, match="No data was given"):
+        plan(asked("standard"), CPU)
+
+
+def test_the_command_of_a_run_is_that_of_its_cell():
+    made = plan(asked(gemms="all", flags=("--lr", "1e-4")), CPU)
+    for planned in made.runs:
+        words = shlex.split(planned.command())
+        threads = words.pop(0) if planned.threads else ""
+        assert threads == (f"OMP_NUM_THREADS={planned.threads}" if planned.threads else "")
+        assert words[:2] == ["python3", "script/train_config.py"]
+        own, extra = cli.split_flags(words[2:])
+        cell = cli.cell_from(cli.parser().parse_intermixed_args(own), extra)
+        assert cell == planned.cell.model_copy(update={"training": cell.training})
+
+
+def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
+    seen = []
+
+    def run(project, cell, *, report, folder):
+        seen.append((cell.mode, os.environ.get("OMP_NUM_THREADS")))
+        folder.root.rmdir()
+        make_run(folder.root, cell.mode)
+
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    cells = [Planned("one", asked().cell("bf16", steps=3))]
+    cells.append(Planned("two", asked().cell("mxfp4", steps=3), threads=1))
+    done = train(Project.here(), cells, tmp_path / "runs", lambda text: None)
+    assert seen == [("bf16", "9"), ("mxfp4", "1")]
+    assert os.environ["OMP_NUM_THREADS"] == "9"
+    assert [run.mode for run in done.values()] == ["bf16", "mxfp4"]
+    assert json.loads((tmp_path / "runs/two/cell.json").read_text())["mode"] == "mxfp4"

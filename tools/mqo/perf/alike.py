@@ -1,0 +1,148 @@
+"""Timed runs that may be compared: what must be the same in both, and a refusal that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import MqoError
+from mqo.launch.folder import from_shell
+from mqo.launch.inputs import values
+from mqo.report.collect import Run, collect
+from mqo.runs import STEP_TIME, RunFolder
+
+RECORD = "perf.json"
+LISTED = 6
+# What the profiled run has beside the others: it reads clocks, and changes no number.
+PROFILER = (
+    *("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end"),
+    *("--profile-ranks", "--timing-log-level", "--no-barrier-with-level-1-timing"),
+)
+Steps = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One or more equal runs: the seconds of each one's steps, {step: seconds}.
+
+    `facts` decide what was computed: data, seed, steps, flags. `versions` and `machine` are what it
+    was computed with; `types` what was quantised, which may differ.
+    """
+
+    name: str
+    types: Mapping[str, str]
+    facts: Mapping[str, str]
+    versions: Mapping[str, str]
+    machine: str
+    repeats: tuple[Steps, ...]
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON, whose keys are texts."""
+        return asdict(self)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Timed:
+        """What `as_table` gave."""
+        repeats = [{int(step): s for step, s in one.items()} for one in table["repeats"]]
+        return cls(**{**table, "repeats": tuple(repeats)})
+
+
+def timed(*runs: Run) -> Timed:
+    """Of runs that are equal but for a profiler, whose steps do not count."""
+    first = runs[0]
+    for other in runs[1:]:
+        check_alike(timed(first), timed(other))
+    return Timed(
+        name=first.variant,
+        types=dict(first.types),
+        facts=_facts(first),
+        versions=_versions(first),
+        machine=first.machine.line(),
+        repeats=tuple(_seconds(run) for run in runs),
+    )
+
+
+def read(place: Path) -> Timed:
+    """Of a folder that `mqo perf` wrote, or of a run; MqoError for another."""
+    record = place / RECORD
+    if record.is_file():
+        try:
+            return Timed.from_table(json.loads(record.read_text(encoding="utf-8"))["timed"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise MqoError(
+                f"{record} cannot be read: {error}", expected="what this version's `mqo perf` wrote"
+            ) from None
+    return timed(run_of(place))
+
+
+def run_of(place: Path) -> Run:
+    """The run of a folder that ended well; MqoError for another."""
+    if not RunFolder(place).cell.is_file():
+        raise MqoError(
+            f"{place} is neither a run nor what `mqo perf` wrote",
+            expected=f"a folder with {RECORD} or with cell.json",
+        )
+    runs, left_out = collect([place])
+    if not runs:
+        raise MqoError(f"{place} cannot be compared: {left_out[0].what}, {left_out[0].reason}")
+    return runs[0]
+
+
+def check_alike(
+    one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
+) -> None:
+    """MqoError that names in what two runs differ, and must not, to be compared.
+
+    `allow_versions` is for versions or machines that differ on purpose, `but` names facts.
+    """
+    different = _different(one.facts, other.facts, but)
+    if different:
+        raise MqoError(
+            f"{one.name} and {other.name} are no equal runs: {different}",
+            expected="the same data, seed, steps and flags",
+        )
+    made = {"machine": one.machine, **one.versions}, {"machine": other.machine, **other.versions}
+    different = "" if allow_versions else _different(*made, but)
+    if different:
+        raise MqoError(
+            f"{one.name} and {other.name} ran with different software or machines: {different}",
+            expected="the same versions, on the same machine",
+            help="--allow-versions compares all the same",
+        )
+
+
+def _different(one: Mapping[str, str], other: Mapping[str, str], but: Collection[str]) -> str:
+    names = sorted({*one, *other} - set(but))
+    parts = [
+        f"{name} is {one.get(name, 'missing') or 'given'} and {other.get(name, 'missing')}"
+        for name in names
+        if one.get(name) != other.get(name)
+    ]
+    more = f", and {len(parts) - LISTED} more" if len(parts) > LISTED else ""
+    return ", ".join(parts[:LISTED]) + more
+
+
+def _facts(run: Run) -> dict[str, str]:
+    kept = {name: value for name, value in run.setting.items() if name not in PROFILER}
+    own = {"model": run.model, "dataset": run.dataset, "dtype": run.dtype, "seed": run.seed}
+    sizes = {"steps": str(run.steps), "tokens of a step": str(run.tokens_per_step)}
+    return kept | own | sizes
+
+
+def _versions(run: Run) -> dict[str, str]:
+    own = {"Python": run.python, "Megatron": run.upstream or "?", "commit": run.commit or "?"}
+    return own | dict(run.packages)
+
+
+def _seconds(run: Run) -> dict[int, float]:
+    """{step: seconds}, without those that a profiler watched."""
+    rows = dict(run.folder.read_metrics().get(STEP_TIME, []))
+    command, _ = from_shell(run.command)
+    watched: range = range(0)
+    if "--use-pytorch-profiler" in command:
+        first, end = (int(values(command, f"--profile-step-{at}")[0]) for at in ("start", "end"))
+        watched = range(first - 1, end + 2)  # it gets ready before, and writes its trace after
+    return {step: seconds for step, seconds in rows.items() if step not in watched}

@@ -1,0 +1,67 @@
+"""The page of a performance test: one file that needs no other, no script and no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mqo.perf.sections import Section, outcomes
+from mqo.report.collect import Run
+from mqo.report.colours import look
+from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
+from mqo.report.thin import thin
+from mqo.runs import Series
+
+WIDTH, HEIGHT = 640, 220  # of the curves' drawing
+WORDS = {"pass": "✔ pass", "fail": "✘ fail", "not judged": "○ not judged"}
+
+
+def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, Run]) -> str:
+    """The HTML; `facts` are what perf.json says of the test."""
+    environment = templates("mqo.perf", "mqo.report")
+    environment.filters |= {"shown": shown}
+    environment.globals |= {"words": WORDS, "packages": PACKAGES}
+    pair = [runs[name] for name in ("baseline", "mode")]
+    return environment.get_template("perf.html.j2").render(
+        facts=facts,
+        sections=made,
+        verdicts=outcomes(made),
+        run=runs["mode"],
+        curves=curves([run.train for run in pair]),
+        looks=[(run.variant, look(run.types)) for run in pair],
+        size=(WIDTH, HEIGHT),
+    )
+
+
+def shown(value: Any) -> str:
+    """A cell of a table: four digits, thousands with commas, a dash where nothing was measured."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif not math.isfinite(value):
+        return "∞" if value == math.inf else "not finite"
+    elif value and not 1e-3 <= abs(value) < 1e7:
+        text = f"{value:.2e}"
+    else:
+        text = f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}" if value else "0"
+    return text.replace("-", MINUS)
+
+
+def curves(losses: Sequence[Series]) -> list[str]:
+    """The points of a polyline a series, all to one scale; none without two finite points."""
+    thinned = [[(x, y) for x, y in thin(one) if math.isfinite(y)] for one in losses]
+    if any(len(one) < 2 for one in thinned):
+        return []
+    xs, ys = zip(*(point for one in thinned for point in one), strict=True)
+    across, up = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
+    return [
+        " ".join(
+            f"{WIDTH * (x - min(xs)) / across:.1f},{HEIGHT * (max(ys) - y) / up:.1f}"
+            for x, y in one
+        )
+        for one in thinned
+    ]

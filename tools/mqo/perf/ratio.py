@@ -1,0 +1,86 @@
+"""How much longer a step of one takes than of another, with the noise of that number."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mqo.errors import MqoError
+from mqo.perf.alike import Steps, Timed
+from mqo.perf.verdicts import Noisy
+from mqo.report.collect import warm
+
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Step time of the second over that of the first; `of` says what was paired, `count` pairs."""
+
+    noisy: Noisy
+    of: str
+    count: int
+
+    @property
+    def line(self) -> str:
+        """One line."""
+        low, high = self.noisy.low, self.noisy.high
+        spread = "no spread" if low is None else f"quartiles {low:.3f} to {high:.3f}"
+        return f"{self.noisy.median:.3f}x, {spread}, of {self.count} paired {self.of}"
+
+
+def ratio(one: Timed, other: Timed) -> Ratio:
+    """By repeats where both have several, each repeat its median step; else by paired steps.
+
+    MqoError where there is nothing to pair.
+    """
+    if min(len(one.repeats), len(other.repeats)) > 1:
+        pairs = [
+            (median_step(a), median_step(b))
+            for a, b in zip(one.repeats, other.repeats, strict=False)
+        ]
+        kind = "repeats"
+    else:
+        pairs = _paired(one.repeats[0], other.repeats[0])
+        kind = "steps"
+    if not pairs:
+        raise MqoError(f"{one.name} and {other.name} have no step time at the same step")
+    return Ratio(noisy([b / a for a, b in pairs]), kind, len(pairs))
+
+
+def median_step(steps: Steps) -> float:
+    """Seconds, the first steps left out; MqoError without any."""
+    seconds = [seconds for _, seconds in sorted(steps.items())]
+    if not seconds:
+        raise MqoError("A run recorded no step time")
+    return statistics.median(warm(seconds) or seconds)
+
+
+def noisy(found: Sequence[float]) -> Noisy:
+    """The median and the quartiles, which a single value does not have."""
+    middle = statistics.median(found)
+    if len(found) < 2:
+        return Noisy(middle, None, None)
+    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    return Noisy(middle, low, high)
+
+
+def _paired(one: Steps, other: Steps) -> list[tuple[float, float]]:
+    both = warm(sorted({*one} & {*other}))
+    return [(one[step], other[step]) for step in both]
+
+
+def lines(one: Timed, other: Timed, found: Ratio) -> list[str]:
+    """The comparison, 80 columns wide or less."""
+    medians = [statistics.median(map(median_step, side.repeats)) for side in (one, other)]
+    rows = [
+        f"{label}  {side.name[:44]:44} {1000 * median:10.1f} ms a step"
+        for label, side, median in zip("AB", (one, other), medians, strict=True)
+    ]
+    rows += [f"   {side.machine[: WIDTH - 3]}" for side in _machines(one, other)]
+    return [*rows, f"B/A {found.line}"]
+
+
+def _machines(one: Timed, other: Timed) -> tuple[Timed, ...]:
+    return (one,) if one.machine == other.machine else (one, other)

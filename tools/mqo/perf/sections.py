@@ -1,0 +1,356 @@
+"""What the runs of a performance test say, a section a question: numbers, verdicts, commands."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.launch.inputs import checkpoint
+from mqo.launch.rerun import BitEqual, compare
+from mqo.perf import trace
+from mqo.perf.alike import Timed, check_alike, timed
+from mqo.perf.ratio import median_step, ratio
+from mqo.perf.train import Plan
+from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
+from mqo.program import run_program
+from mqo.report.collect import Run
+from mqo.scale.memory import BF16, FP32, OPTIMIZER
+
+PYTHON = ".venv/bin/python"
+PRECISION, DIGESTS = "tools/gemm_precision.py", "tools/weight_digests.py"
+TRACE = "trace.json.gz"
+MIB = 1 << 20
+NO_COVERAGE = "the run has no coverage.json, which names the products; its log.txt says why"
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table, what was judged of it, how it was measured, and the commands that repeat it."""
+
+    name: str
+    title: str
+    about: str
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The plan, its runs by name, and the folder that all lies in."""
+
+    plan: Plan
+    runs: Mapping[str, Run]
+    place: Path
+
+    def path(self, name: str, *parts: str) -> str:
+        """In a command, of a run's folder."""
+        return str(self.place.joinpath("runs", name, *parts))
+
+
+def sections(measured: Measured) -> list[Section]:
+    """All of them, in the page's order; MqoError where runs are not to be compared."""
+    runs = measured.runs
+    check_alike(timed(runs["baseline"]), timed(runs["mode"]))
+    makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
+    return [make(measured) for make in makers]
+
+
+# -- 1. precision ---------------------------------------------------------------------------------
+
+
+def precision(measured: Measured) -> Section:
+    """Each site's product against fp64."""
+    run = measured.runs["mode"]
+    path = measured.path
+    command = (
+        f"MQO_QUANT_CONFIG={path('mode', 'quant.toml')} {PYTHON} "
+        f"{path('mode', 'source', PRECISION)} {path('mode', 'coverage.json')} precision.json"
+    )
+    found = _precision(run)
+    about = (
+        "Seeded operands at the sizes of the run's largest product of each site (rows, columns and "
+        "heads capped, the contraction k never), quantised by what the patched source calls, "
+        "multiplied as it multiplies, and compared with the fp64 product of the operands before "
+        "quantisation. The last column compares with the fp64 product of the quantised operands: "
+        "what the multiplication alone adds. ULPs are of the output's dtype at the exact value."
+    )
+    rows = tuple(_precision_row(site) for site in found.get("sites", ()))
+    verdicts = tuple(_precision_verdicts(found))
+    return Section("precision", "Operator precision", about, rows, verdicts, (command,))
+
+
+def _precision(run: Run) -> Mapping[str, Any]:
+    """What the program says of the run's own source; nothing without a coverage."""
+    if not run.folder.coverage.exists():
+        return {}
+    options = {"MQO_QUANT_CONFIG": str(run.folder.quant_config)}
+    return _program(run.folder.source / PRECISION, run.folder.coverage, options)
+
+
+def _program(program: Path, words: Path, variables: Mapping[str, str] | None = None) -> Any:
+    """The JSON that a program of a tree writes about a file or a folder."""
+    with tempfile.TemporaryDirectory(prefix="mqo-perf-") as folder:
+        target = Path(folder) / "facts.json"
+        run_program(program, [str(words), str(target)], variables=variables)
+        return json.loads(target.read_text(encoding="utf-8"))
+
+
+def _precision_row(site: Row) -> Row:
+    total = {name: float(value) for name, value in site["total"].items()}
+    return {
+        "site": site["site"],
+        "type": site["quant_type"],
+        "batch x m x n x k": " x ".join(str(site[name]) for name in ("batch", "m", "n", "k")),
+        "max ULP": total["max_ulp"],
+        "mean ULP": total["mean_ulp"],
+        "relative error": total["relative_error"],
+        "SQNR, dB": total["sqnr_db"],
+        "product alone, dB": float(site["product"]["sqnr_db"]),
+    }
+
+
+def _precision_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+    if not found:
+        return [judge("SQNR of the products", None, "product_fp32", NO_COVERAGE)]
+    made = [
+        judge(
+            f"SQNR of {site['site']} in {site['quant_type']}",
+            float(site["total"]["sqnr_db"]),
+            f"sqnr_{site['quant_type']}",
+        )
+        for site in found["sites"]
+        if site["quant_type"] != "none"
+    ]
+    worst = min(float(site["product"]["sqnr_db"]) for site in found["sites"])
+    dtype = found["dtype"]
+    return [*made, judge(f"SQNR of the worst product alone, {dtype}", worst, f"product_{dtype}")]
+
+
+# -- 2. loss --------------------------------------------------------------------------------------
+
+
+def loss(measured: Measured) -> Section:
+    """The training losses of the mode against its baseline's."""
+    base, mode = (dict(measured.runs[name].train) for name in ("baseline", "mode"))
+    wanted = tables().steps
+    steps = sorted({*base} & {*mode})[:wanted]
+    errors = [abs(mode[step] - base[step]) for step in steps]
+    relative = [error / abs(base[step]) for error, step in zip(errors, steps, strict=True)]
+    row = {
+        "steps": len(steps),
+        "mean relative error": statistics.fmean(relative),
+        "mean absolute error, nats": statistics.fmean(errors),
+        "largest relative error": max(relative),
+        "last loss, baseline": base[steps[-1]],
+        "last loss, mode": mode[steps[-1]],
+    }
+    few = f"{len(steps)} steps, and the threshold is of {wanted}" if len(steps) < wanted else ""
+    verdict = judge("mean relative error of the loss", statistics.fmean(relative), "loss", few)
+    about = (
+        "Training losses, nats per token, step by step: the mode's less the baseline's, over the "
+        "same data and seeds, and relative to the baseline's."
+    )
+    commands = tuple(planned.command() for planned in (measured.plan.baseline, measured.plan.mode))
+    return Section("loss", "Loss", about, (row,), (verdict,), commands)
+
+
+# -- 3. determinism -------------------------------------------------------------------------------
+
+
+def determinism(measured: Measured) -> Section:
+    """Whether both runs of the mode have the same bits."""
+    first, again = measured.runs["mode"], measured.runs["again"]
+    losses = compare(first.folder, again.folder)
+    said = "" if isinstance(losses, BitEqual) else losses.line()
+    one, other = (_digests(run) for run in (first, again))
+    names = sorted({*one, *other})
+    unlike = [name for name in names if one.get(name) != other.get(name)]
+    which = f"{len(unlike)} differ, the first is {unlike[0]}" if unlike else ""
+    none = "" if names else "the runs saved no tensor"
+    rows = (
+        {"what": "steps' losses", "compared": first.steps, "differ": int(bool(said))},
+        {"what": "tensors saved", "compared": len(names), "differ": len(unlike)},
+    )
+    verdicts = (
+        exactly("losses of two runs", said),
+        exactly("weights and optimizer of two runs", which, none),
+    )
+    about = (
+        "The mode's run twice, the second time with torch's profiler. Losses are compared as "
+        "rerun compares them, every bit of each step's. Of the last checkpoints every tensor is "
+        "read from what torch_dist wrote (weights and the optimizer's states; random states and "
+        "arguments are no tensors) and its bytes hashed with SHA-256. For losses alone, differ is "
+        "1 where any does."
+    )
+    where = checkpoint(Path(measured.path("mode", "checkpoints")), str(first.steps))
+    commands = (
+        f".venv/bin/mqo rerun {measured.path('mode')}",
+        f"{PYTHON} {measured.path('mode', 'source', DIGESTS)} {where} digests.json",
+    )
+    return Section("determinism", "Determinism", about, rows, verdicts, commands)
+
+
+def _digests(run: Run) -> Mapping[str, Any]:
+    folder = checkpoint(run.folder.checkpoints, str(run.steps))
+    return _program(run.folder.source / DIGESTS, folder) if folder.is_dir() else {}
+
+
+# -- 4. throughput --------------------------------------------------------------------------------
+
+
+def throughput(measured: Measured) -> Section:
+    """Tokens and FLOPs a second, and the mode's step against the baseline's."""
+    base, mode = (measured.runs[name] for name in ("baseline", "mode"))
+    found = ratio(timed(base), timed(mode))
+    rows = tuple(_speed(name, run) for name, run in (("baseline", base), ("mode", mode)))
+    verdict = judge("step time, mode over baseline", found.noisy, f"step_{mode.machine.kind}")
+    peak = _peak(mode)
+    about = (
+        f"By the median step, the first ones left out, on {mode.machine.line()}. FLOPs are those "
+        "of the matrix products that the run's coverage lists. "
+        + (f"MFU is of a peak of {peak:g} TFLOP/s. " if peak else "No MFU: no peak is known. ")
+        + f"The mode's step over the baseline's: {found.line}. The quantisation is emulated: this "
+        "is what that costs, and not a format's speed."
+    )
+    command = (
+        f".venv/bin/mqo perf --compare {measured.path('baseline')} {measured.path('mode')} "
+        "--repeats 5"
+    )
+    return Section("throughput", "Throughput", about, rows, (verdict,), (command,))
+
+
+def _speed(name: str, run: Run) -> Row:
+    flops, peak = _flops(run), _peak(run)
+    rate = flops / run.step_time / 1e12 if flops and run.step_time else None
+    return {
+        "run": f"{name}, {run.variant}",
+        "tokens/s": run.tokens_per_s,
+        "step, ms": run.step_time and 1000 * run.step_time,
+        "TFLOP/s": rate,
+        "MFU, %": 100 * rate / peak if rate and peak else None,
+    }
+
+
+def _flops(run: Run) -> float | None:
+    """Of a step; None without a coverage, whose FLOPs are of one micro-batch."""
+    if not run.folder.coverage.exists():
+        return None
+    facts = json.loads(run.folder.coverage.read_text(encoding="utf-8"))
+    return facts["flops"] * run.tokens_per_step / (facts["micro_batch"] * facts["sequence"])
+
+
+def _peak(run: Run) -> float | None:
+    """Dense TFLOP/s of all processes' devices at the run's dtype; None of an unknown one."""
+    rate = tables().peaks.get(run.machine.device, {}).get(run.dtype)
+    return rate and rate * run.machine.processes
+
+
+# -- 5. breakdown ---------------------------------------------------------------------------------
+
+
+def breakdown(measured: Measured) -> Section:
+    """Where a step's time goes; the trace stays in the folder."""
+    found = trace.read(measured.place / TRACE)
+    rows = tuple(
+        {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * found.share(part)}
+        for part, seconds in found.seconds.items()
+    )
+    verdict = judge("share of a step without a label", found.share(trace.REST), "unlabelled")
+    about = (
+        f"A mean of {found.steps} steps that torch's profiler watched, which slows them: take the "
+        "shares. Labels are upstream's timers, torch's collectives, and the quantisers' autograd "
+        "function; each part is without those above it, so that the forward pass is without the "
+        f"quantisers in it. The Chrome trace is {TRACE}."
+    )
+    commands = (measured.plan.again.command(),)
+    return Section("breakdown", "Step time by part", about, rows, (verdict,), commands)
+
+
+# -- 6. memory ------------------------------------------------------------------------------------
+
+
+def memory(measured: Measured) -> Section:
+    """The peak of the mode's process and what it consists of, beside the baseline's peak."""
+    base, mode = (measured.runs[name] for name in ("baseline", "mode"))
+    parts = _states(mode)
+    peak = mode.peak_memory
+    if peak and parts:
+        parts["activations and all else"] = peak - sum(parts.values())
+    parts |= {"peak, mode": peak, "peak, baseline": base.peak_memory}
+    rows = tuple(
+        {"part": name, "MiB": None if size is None else size / MIB} for name, size in parts.items()
+    )
+    share = peak / base.peak_memory if peak and base.peak_memory else None
+    kind = (
+        "all that is resident, libraries too"
+        if mode.machine.kind == "cpu"
+        else "what torch allocated on the GPU"
+    )
+    about = (
+        f"The largest process's peak, from device.json: {kind}. Weights, gradients and Adam's "
+        "states are computed from the number of weights; the rest is the difference, in it what "
+        "saving the checkpoint took."
+    )
+    verdict = judge("peak memory, mode over baseline", share, f"memory_{mode.machine.kind}")
+    commands = tuple(planned.command() for planned in (measured.plan.baseline, measured.plan.mode))
+    return Section("memory", "Peak memory", about, rows, (verdict,), commands)
+
+
+def _states(run: Run) -> dict[str, int | None]:
+    """Bytes of one process that holds the whole model; nothing without a coverage."""
+    if not run.folder.coverage.exists():
+        return {}
+    count = json.loads(run.folder.coverage.read_text(encoding="utf-8"))["parameters"]
+    # In fp32 the weights are the optimizer's own.
+    weight, states = (FP32, OPTIMIZER - FP32) if run.dtype == "fp32" else (BF16, OPTIMIZER)
+    return {"weights": weight * count, "gradients": FP32 * count, "optimizer": states * count}
+
+
+# -- 7. scaling -----------------------------------------------------------------------------------
+
+
+def scaling(measured: Measured) -> Section:
+    """One process and two that share its batch."""
+    title, about = "Scaling over processes", "Not measured."
+    pair = measured.plan.scaling
+    if not pair:
+        verdict = judge("efficiency of 2 processes", None, "efficiency", measured.plan.unscaled)
+        return Section("scaling", title, about, (), (verdict,), ())
+    one, two = (timed(measured.runs[planned.name]) for planned in pair)
+    check_alike(one, two, but=("--nproc-per-node", "machine"))
+    faster = ratio(two, one)
+    about = (
+        "Data parallel: the same global batch, in halves of a micro-batch, on one process and on "
+        "two, with as many threads or one GPU each. Efficiency is the speed-up, of paired steps, "
+        f"over 2. One process's step over that of two: {faster.line}."
+    )
+    rows = tuple(_scale_row(measured.runs[planned.name], one) for planned in pair)
+    low, high = faster.noisy.low, faster.noisy.high
+    halves = Noisy(faster.noisy.median / 2, low and low / 2, high and high / 2)
+    verdict = judge("efficiency of 2 processes", halves, "efficiency")
+    commands = tuple(planned.command() for planned in pair)
+    return Section("scaling", title, about, rows, (verdict,), commands)
+
+
+def _scale_row(run: Run, one: Timed) -> Row:
+    own = timed(run)
+    faster = median_step(one.repeats[0]) / median_step(own.repeats[0])
+    return {
+        "processes": run.machine.processes,
+        "threads each": run.machine.threads,
+        "tokens/s": run.tokens_per_s,
+        "speed-up": faster,
+        "efficiency": faster / run.machine.processes,
+    }
+
+
+def outcomes(made: Sequence[Section]) -> list[Verdict]:
+    """Every verdict."""
+    return [verdict for section in made for verdict in section.verdicts]

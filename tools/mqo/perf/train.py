@@ -1,0 +1,180 @@
+"""The runs of a performance test: which there are, and their training, one after the other."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.errors import LayoutError, MqoError
+from mqo.launch.cell import Cell, Cluster, resolve
+from mqo.launch.flags import length
+from mqo.launch.machine import Machine
+from mqo.launch.ready import check_cell
+from mqo.launch.run import run
+from mqo.matrix import tables
+from mqo.matrix.tables import Gemms
+from mqo.perf.alike import run_of
+from mqo.project import Project
+from mqo.report.collect import Run
+from mqo.runs import RunFolder
+
+# Steps of the two runs that show scaling, and how many steps the profiler watches of the other.
+SCALING_STEPS, PROFILED = 12, 3
+LEAST = 2
+THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured: a mode against a baseline, over the first `steps` of a training."""
+
+    model: str
+    mode: str
+    baseline: str
+    dataset: str
+    config: str
+    gemms: Gemms = "fprop"
+    flags: tuple[str, ...] = ()
+    steps: int = 50
+
+    def cell(
+        self, mode: str, *flags: str, steps: int, save: bool = False, processes: int = 1
+    ) -> Cell:
+        """A run of `steps` of them or of as many as the training has, saved at the end or not."""
+        extra = (*self.flags, *flags)
+        cluster = Cluster(nproc_per_node=processes)
+        names = (self.model, self.dataset, mode, self.config)
+        cell = resolve(*names, gemms=self.gemms, cluster=cluster, extra_flags=extra)
+        last = min(steps, length(cell).steps)
+        training = cell.training.model_copy(update={"save_interval": last if save else 0})
+        extra = (*extra, "--exit-interval", str(last))
+        return cell.model_copy(update={"training": training, "extra_flags": extra})
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is to be; `threads` of each process, None for what the launcher gives it."""
+
+    name: str
+    cell: Cell
+    threads: int | None = None
+
+    def command(self) -> str:
+        """What trains the same, as shell."""
+        cell = self.cell
+        words = ["python3", "script/train_config.py", "--model", cell.model.name]
+        words += ["--dataset", cell.dataset.name, "--quantization", cell.mode]
+        words += ["--gemms", cell.gemms] if cell.gemms != "fprop" else []
+        words += ["--training-config", cell.training.name]
+        processes = cell.cluster.nproc_per_node
+        words += ["--nproc-per-node", str(processes)] if processes > 1 else []
+        before = f"{THREADS}={self.threads} " if self.threads else ""
+        return before + shlex.join([*words, "--", *cell.extra_flags])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The mode twice, the second time under a profiler, and its baseline; and what scales.
+
+    `scaling` are one and two processes, or nothing, for the reason `unscaled`.
+    """
+
+    baseline: Planned
+    mode: Planned
+    again: Planned
+    scaling: tuple[Planned, ...]
+    unscaled: str = ""
+
+    @property
+    def runs(self) -> tuple[Planned, ...]:
+        """All, in their order."""
+        return self.baseline, self.mode, self.again, *self.scaling
+
+
+def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
+    """The runs; MqoError where one of them could not run, UnknownNameError for an unknown name."""
+    for mode in (asked.mode, asked.baseline):
+        tables.pick(tables.modes(), "quantization mode", mode)
+    cells = {
+        "baseline": asked.cell(asked.baseline, steps=asked.steps, save=True),
+        "mode": asked.cell(asked.mode, steps=asked.steps, save=True),
+    }
+    steps = min(asked.steps, length(cells["mode"]).steps)
+    if steps < LEAST:
+        raise MqoError(
+            f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
+        )
+    flags = profiler_flags(steps)
+    cells["again"] = asked.cell(asked.mode, *flags, steps=asked.steps, save=True)
+    for cell in cells.values():
+        check_cell(cell)
+    planned = {name: Planned(name, cell) for name, cell in cells.items()}
+    pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
+    return Plan(**planned, scaling=pair, unscaled=reason)
+
+
+def profiler_flags(steps: int) -> tuple[str, ...]:
+    """Upstream's own: torch's profiler over some steps, and timers that wait for no other rank."""
+    first = max(1, min(10, steps // 2))
+    return (
+        *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
+        *("--profile-step-end", str(min(first + PROFILED, steps)), "--profile-ranks", "0"),
+        *("--timing-log-level", "2", "--no-barrier-with-level-1-timing"),
+    )
+
+
+def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
+    """One process and two with the same batch, and as many threads each; or why not."""
+    places = machine.gpus if machine.has_cuda else machine.cores
+    if places < 2:
+        return (), f"the machine has one {'GPU' if machine.has_cuda else 'core'}"
+    threads = None if machine.has_cuda else machine.cores // 2
+    micro = tables.pick(tables.trainings(), "training configuration", asked.config).micro_batch
+    flags = ("--micro-batch-size", str(max(1, micro // 2)))
+    made = tuple(
+        Planned(
+            name,
+            asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes),
+            threads,
+        )
+        for name, processes in (("one_process", 1), ("two_processes", 2))
+    )
+    try:
+        for planned in made:
+            check_cell(planned.cell)
+    except LayoutError as error:
+        return (), str(error)
+    return made, ""
+
+
+def train(
+    project: Project, runs: Sequence[Planned], place: Path, report: Callable[[str], None]
+) -> dict[str, Run]:
+    """Train each in a folder below `place`; RunError when one fails."""
+    done = {}
+    for n, planned in enumerate(runs, 1):
+        report(f"run {n}/{len(runs)}  : {planned.name}")
+        folder = RunFolder(place / planned.name)
+        folder.root.mkdir(parents=True)
+        with _threads(planned.threads):
+            run(project, planned.cell, report=report, folder=folder)
+        done[planned.name] = run_of(folder.root)
+    return done
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """The launcher takes the threads of a process from the environment, where it says some."""
+    before = os.environ.get(THREADS)
+    if count is not None:
+        os.environ[THREADS] = str(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            os.environ.pop(THREADS)
+            os.environ |= {THREADS: before} if before is not None else {}
