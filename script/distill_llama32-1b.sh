@@ -2,7 +2,7 @@
 # Distils llama31-8b into llama32-1b, on wikipedia: the student learns from its teacher's logits and
 # from the text.
 #
-# usage: distill_llama32-1b.sh --training-config tiny|smoke [OPTION...] [-- MEGATRON_FLAG...]
+# usage: distill_llama32-1b.sh --training-config tiny|study|smoke [OPTION...] [-- MEGATRON_FLAG...]
 #        distill_llama32-1b.sh CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE] \
 #            --teacher RUN_OR_CHECKPOINTS [OPTION...] [-- MEGATRON_FLAG...]
 #   --teacher    a run that saved, or a folder of checkpoints. Without it a teacher of the same
