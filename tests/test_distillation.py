@@ -136,6 +136,21 @@ def test_two_processes_distil_as_one_does(project, teacher, pairs, whole, tmp_pa
     assert found == {k: pytest.approx(v, rel=2e-3) for k, v in course(whole[0]).items()}
 
 
+@pytest.mark.heavy
+def test_latent_attention_and_experts_teach_and_learn(project, tmp_path):
+    """A teacher of another kind than its student, and a student of that kind itself."""
+
+    def run(model, mode, **rest):
+        return real_runs.run(project, resolve(model, "wikipedia", mode, "tiny", **rest))
+
+    run("deepseek2_lite", "bf16", checkpoint=tmp_path)
+    for model in ("llama32-1b", "deepseek2_lite"):
+        student = run(model, "mxfp8", teacher=tmp_path)
+        losses = [loss for _, loss in student.read_metrics()[KD_LOSS]]
+        assert 0 < losses[-1] < losses[0]
+        assert {row["site"] for row in stats_of(student)} == {"fprop", "qk", "pv"}
+
+
 def test_the_script_shows_what_it_would_run(teacher):
     words = ["bash", PROJECT.root / "script/distill_llama32-1b.sh", "--training-config", "smoke"]
     words += ["--teacher", teacher, "--quantization", "FA_linear_mxfp4", "--dry-run"]
