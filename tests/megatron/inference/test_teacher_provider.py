@@ -10,9 +10,9 @@ from megatron.inference.errors import DistillationError
 from megatron.inference.gpt.model_provider import (
     _teacher_provider,
     load_teacher_config,
-    model_config,
 )
 from megatron.quant import config, label_layers
+from megatron.training.argument_utils import gpt_config_from_args
 
 from .conftest import SEQUENCE, mode
 
@@ -32,7 +32,8 @@ def test_without_a_file_the_checkpoint_says_what_the_teacher_is(arguments, teach
     args = arguments()
     found = load_teacher_config(str(teacher[1]), args)
     assert [found.num_layers, found.hidden_size, found.num_attention_heads] == [3, 96, 3]
-    assert model_config(found).transformer.kv_channels == 32  # follows from the teacher's sizes
+    # It follows from the teacher's sizes.
+    assert gpt_config_from_args(found).transformer.kv_channels == 32
     assert args.num_layers == 2
 
 
@@ -135,7 +136,8 @@ def test_layers_that_differ_are_built_as_they_are(arguments, folder):
     (folder / "model_config.yaml").write_text(SIZES + "num_query_groups: 1\n" + path)
     from megatron.inference.gpt.model_provider import build_model
 
-    built = build_model(model_config(load_teacher_config(str(folder), arguments())), **PARTS)
+    found = load_teacher_config(str(folder), arguments())
+    built = build_model(gpt_config_from_args(found), **PARTS)
     widths = [getattr(layer.mlp, "linear_fc2", None) for layer in built.decoder.layers]
     assert widths[1] is None
     assert widths[0].weight.shape != widths[2].weight.shape
