@@ -212,16 +212,26 @@ def patched(mini):
 
 
 @pytest.fixture
-def mqo(mini, monkeypatch, capsys):
+def command_line(monkeypatch, capsys):
+    """A function that runs `mqo` with some words: its exit code, its output and its errors."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["mqo", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def mqo(mini, monkeypatch, command_line):
     """A function that runs `mqo` on the small tree: its exit code, its output and its errors."""
     project = Project(mini.patches.parent)
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
 
     def run(*words, tree=mini.tree.root):
-        monkeypatch.setattr(sys, "argv", ["mqo", *map(str, words), "--tree", str(tree)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        return command_line(*words, "--tree", tree)
 
     return run

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 
 import psutil
 import pytest
-from mqo import cli, doctor
+from mqo import doctor
 from mqo.doctor import GIB, Diagnosis, Finding, examine, lines
 from mqo.launch import machine
 from mqo.overlay.apply import apply
@@ -300,17 +300,14 @@ def test_a_report_without_anything_to_do():
 
 
 @pytest.fixture
-def mqo(project, monkeypatch, capsys):
+def mqo(project, monkeypatch, command_line):
     """A function that runs `mqo doctor` in the project: its exit code and its output."""
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mqo", "doctor", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
+        code, out, err = command_line("doctor", *words)
         assert "Traceback" not in err
-        return left.value.code or 0, out
+        return code, out
 
     return run
 

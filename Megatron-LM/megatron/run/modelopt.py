@@ -38,15 +38,7 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
     if folder is None or not any(folder.glob(f"*/{STATE}")):
         return chunks
     checkpoint = newest(args)
-    chunks = restore_from(chunks, checkpoint)
-    if (checkpoint / STATE).is_dir():
-        _keep_name(args, checkpoint)
-    return chunks
-
-
-def restore_from(chunks: list[Module], checkpoint: Path | None) -> list[Module]:
-    """As `restore`, from the folder of an iteration."""
-    if checkpoint is None or not (checkpoint / STATE).is_dir():
+    if not (checkpoint / STATE).is_dir():
         return chunks
     if len(chunks) > 1:
         raise CheckpointError(
@@ -61,6 +53,7 @@ def restore_from(chunks: list[Module], checkpoint: Path | None) -> list[Module]:
 
     make_portable()
     restore_sharded_modelopt_state(chunks, str(checkpoint))
+    _keep_name(args, checkpoint)
     return chunks
 
 

@@ -4,12 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from mqo import cli
 from mqo.errors import EditedError, OverlayError, VendorError
 from mqo.overlay import report_diff
 from mqo.overlay.apply import AlreadyApplied, AlreadyPristine, Applied, Restored, apply, restore
@@ -143,17 +141,15 @@ def test_an_entry_alone(repo):
     assert repo.dirt() == []
 
 
-def test_the_tour_on_the_command_line(repo, monkeypatch, capsys):
+def test_the_tour_on_the_command_line(repo, monkeypatch, command_line):
     project = Project(repo.series.entries[0].folder.parent)
     shutil.copytree(repo.series.ours, project.tree)
     shutil.copy(Project.here().upstream_pin, project.tree)
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
 
     def mqo(*words):
-        monkeypatch.setattr(sys, "argv", ["mqo", *words, "--tree", str(repo.root), "--json"])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return left.value.code or 0, json.loads(capsys.readouterr().out)
+        code, out, _ = command_line(*words, "--tree", repo.root, "--json")
+        return code, json.loads(out)
 
     assert mqo("status")[0] == 1
     assert mqo("apply")[1]["changed"] == CHANGED

@@ -2,10 +2,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-from mqo import cli
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
 from mqo.overlay.apply import apply
@@ -226,18 +224,13 @@ def test_an_unpatched_tree_is_refused(mini, series, repository, tmp_path):
 
 
 @pytest.fixture
-def mqo(tree, mini, repository, monkeypatch, capsys):
+def mqo(tree, mini, repository, monkeypatch, command_line):
     """A function that runs `mqo diff --export`: its exit code, its output and its errors."""
     shutil.copytree(mini.patches, repository / "patches")
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: Project(repository)))
 
     def run(*words):
-        argv = ["mqo", "diff", *map(str, words), "--tree", str(tree.root)]
-        monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        return command_line("diff", *words, "--tree", tree.root)
 
     return run
 

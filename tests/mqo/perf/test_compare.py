@@ -1,11 +1,9 @@
 """Which runs are compared, by what, and what is refused."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
-from mqo import cli
 from mqo.errors import MqoError
 from mqo.perf.alike import RECORD, check_alike, read, timed
 from mqo.perf.ratio import lines, noisy, ratio
@@ -31,15 +29,11 @@ def timed_run(tmp_path):
 
 
 @pytest.fixture
-def mqo(monkeypatch, capsys):
+def mqo(command_line):
     """A function that runs `mqo perf`: its exit code, its output and its errors."""
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mqo", "perf", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        return command_line("perf", *words)
 
     return run
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from mqo import cli
 from mqo.errors import RunError, SetupError
 from mqo.report import page as program
 from mqo.report.cli import replaced
@@ -20,16 +19,12 @@ from mqo.report.thin import DIFFERENCES
 
 
 @pytest.fixture
-def mqo(monkeypatch, capsys):
+def mqo(command_line):
     """A function that runs `mqo report`: its exit code, its output and its errors."""
 
     def run(*words):
         pytest.importorskip("plotly")
-        monkeypatch.setattr(sys, "argv", ["mqo", "report", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        return command_line("report", *words)
 
     return run
 

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-from mqo import cli
 from mqo.launch import machine
 from mqo.project import Project
 from mqo.sweep import cli as sweeps
@@ -16,7 +15,7 @@ TWO = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,FA_
 
 
 @pytest.fixture
-def mqo(tmp_path, monkeypatch, capsys):
+def mqo(tmp_path, monkeypatch, command_line):
     """A function that runs `mqo sweep`: its exit code, its output and its errors."""
     monkeypatch.setattr(Project, "runs", tmp_path / "runs")
     monkeypatch.setattr(machine, "detect", lambda: machine.Machine(2, 0))
@@ -25,11 +24,7 @@ def mqo(tmp_path, monkeypatch, capsys):
     def run(*words, body=""):
         job = [sys.executable, "-c", program(body)]
         monkeypatch.setattr(local, "command", lambda run: [*job, str(run.root)])
-        monkeypatch.setattr(sys, "argv", ["mqo", "sweep", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        return command_line("sweep", *words)
 
     return run
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,22 +37,20 @@ from mqo.runs import checkpoints_of  # noqa: E402
 PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
 EXPORTS = ("none", "hf", "tensorrt_llm")
-# As megatron/run/modelopt.py has it, an attribute of the arguments in a checkpoint.
-QUANTISED_AS = "mqo_modelopt_format"
 
 
 @dataclass(frozen=True)
 class Source:
     """A checkpoint, and what it says of its model; `sequence` in tokens.
 
-    `quantised_as` is the format that this program has quantised it to, None before.
+    `arguments` are all of upstream's in it.
     """
 
     checkpoint: Path
     shape: Shape
     sequence: int
     dtype: str
-    quantised_as: str | None
+    arguments: Mapping[str, Any]
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -123,18 +122,21 @@ def find_source(load: Path, scratch: Path) -> Source:
         hf_config.shape_of_args(args),
         args["max_position_embeddings"],
         hf_config.dtype_of_args(args),
-        args.get(QUANTISED_AS),
+        args,
     )
 
 
 def format_of(source: Source) -> str:
     """The format that a checkpoint has; MqoError where this program did not quantise it."""
-    if source.quantised_as is None:
+    from megatron.run.modelopt import QUANTISED_AS
+
+    name = source.arguments.get(QUANTISED_AS)
+    if name is None:
         raise MqoError(
             f"The checkpoint in {source.checkpoint} was not quantised by this program",
             expected="one that was, or --export-quant-cfg FORMAT",
         )
-    return source.quantised_as
+    return name
 
 
 def find_data(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -224,8 +226,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     ptq.format_of(name)
     export.check(args.export_format, name, args.decoder, bool(source.shape.mla))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    batches = calibration(args, source, data, tokenizer) if wanted else []
     if wanted:
+        batches = calibration(args, source, data, tokenizer)
         ptq.check_not_quantised(source.checkpoint)
     _, model = weights.load([*flags, "--load", str(source.checkpoint)])
     core = weights.unwrapped(model).eval()

@@ -1,8 +1,6 @@
 import json
-import sys
 
 import pytest
-from mqo import cli
 from mqo.project import Project
 
 from ...conftest import contents, materialise
@@ -13,14 +11,11 @@ RELEASES += ["0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(command_line):
     """A function that runs `mqo verify`: its exit code, its output and its errors."""
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mqo", "verify", *words])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return left.value.code or 0, *capsys.readouterr()
+        return command_line("verify", *words)
 
     return run
 
