@@ -147,10 +147,15 @@ def test_a_teacher_teaches_it(project, plain, quantised, tmp_path):
     assert quantisers and not [name for name in quantisers if "teacher" in name]
 
 
-def test_it_is_evaluated_and_exported_as_the_format_it_has(vendored, trained, tmp_path):
+def test_it_is_evaluated_and_exported_as_the_format_it_has(
+    vendored, plain, quantised, trained, tmp_path
+):
     run, folder = trained
-    (loss,) = saved.evaluate(vendored, [Place.of(run.root)], ["bf16"], Text(tokens=256))
-    assert loss.iteration == LAST and 0 < loss.loss < 9
+    places = [Place.of(place) for place in (plain.root, quantised, run.root)]
+    before, loss, after = saved.evaluate(vendored, places, ["bf16"], Text(tokens=256))
+    assert before.text == loss.text == after.text  # all were trained on the same
+    assert loss.loss == pytest.approx(before.loss, abs=0.2) and loss.loss != before.loss
+    assert after.iteration == LAST and 0 < after.loss < 9
     with pytest.raises(CheckpointError, match="ModelOpt quantises 8 layers"):
         saved.evaluate(vendored, [Place.of(folder)], ["linear_mxfp8"], Text(tokens=256))
     words = ["--export-dir", tmp_path / "out", "--export-format", "hf"]

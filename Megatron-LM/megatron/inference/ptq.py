@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"
 QUANTIZE_MODE = "quantize"
 LISTED = 4
+# Upstream's arguments that say what a model was trained on, and in what windows.
+TRAINED_ON = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split")
+TRAINED_ON += ("data_args_path", "per_split_data_args_path", "seq_length")
+TRAINED_ON += ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
 # Where the sites are, below a tree's megatron/core.
 SITE_FILES = ("tensor_parallel/layers.py", "transformer/dot_product_attention.py")
 
@@ -262,11 +266,17 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | Non
     return tokens[len(prompt) :]
 
 
-def save(model: nn.Module, folder: Path, name: str) -> None:
-    """Write `model`, of the format `name`, as iteration 1 of the checkpoints in `folder`."""
+def save(model: nn.Module, folder: Path, name: str, trained: Mapping[str, Any]) -> None:
+    """Write `model`, of the format `name`, as iteration 1 of the checkpoints in `folder`.
+
+    `trained` are upstream's arguments of its training, as far as there are any. Those that name its
+    text are written again, so that whoever evaluates both has the same held-out text.
+    """
     from megatron.training import get_args
     from megatron.training.checkpointing import save_checkpoint
 
-    setattr(get_args(), modelopt.QUANTISED_AS, name)
-    get_args().save, get_args().verify_integrity = str(folder), True
+    args = get_args()
+    vars(args).update({key: trained[key] for key in TRAINED_ON if trained.get(key) is not None})
+    setattr(args, modelopt.QUANTISED_AS, name)
+    args.save, args.verify_integrity = str(folder), True
     save_checkpoint(1, [model], None, None, 0)

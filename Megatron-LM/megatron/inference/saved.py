@@ -174,9 +174,10 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
 
 def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
     """SavedError where `what` holds the token id `largest` and the model has no row for it."""
-    if largest >= args.padded_vocab_size:
+    rows = args.padded_vocab_size or args.vocab_size  # the first is that of a training alone
+    if largest >= rows:
         raise SavedError(
-            f"{what} has the token {largest}, and the model ends at {args.padded_vocab_size - 1}",
+            f"{what} has the token {largest}, and the model ends at {rows - 1}",
             "the vocabulary that the model was trained with",
         )
 

@@ -91,7 +91,7 @@ def test_generation_takes_the_likeliest_token_and_stops_at_the_end(ptq, make):
 
 def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make, tokens, tmp_path):
     import torch
-    from megatron.inference.checkpointing import checkpoint_folder
+    from megatron.inference.checkpointing import checkpoint_folder, read_arguments
     from megatron.run.modelopt import quantised_layers
     from megatron.training.checkpointing import load_checkpoint
 
@@ -102,9 +102,12 @@ def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make
         for n, m in model.named_modules()
         if n.endswith("output_layer")
     )
-    ptq.save(model, tmp_path, "int8_sq")
+    ptq.save(model, tmp_path, "int8_sq", {"split": "90,5,5", "data_path": None, "hidden_size": 1})
     assert (checkpoint_folder(tmp_path) / "modelopt_state").is_dir()
     assert checkpoint_folder(tmp_path).name == "iter_0000001"
+    kept = read_arguments(tmp_path)
+    assert kept["split"] == "90,5,5"  # the text of the training, and nothing else of it
+    assert kept["hidden_size"] == model.config.hidden_size
     with pytest.raises(error, match="quantised already"):
         ptq.check_not_quantised(tmp_path)
     other = make(*WIDE, "--load", tmp_path, "--finetune", seed=9)

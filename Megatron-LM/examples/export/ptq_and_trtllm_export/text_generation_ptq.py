@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
+import logging
 import os
 import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +196,8 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
     core = weights.unwrapped(model)
     with ExitStack() as stack:
         if args.save:
-            ptq.save(model, stack.enter_context(convert.staged(args.save)), args.export_quant_cfg)
+            folder = stack.enter_context(convert.staged(args.save))
+            ptq.save(model, folder, args.export_quant_cfg, own_text(source, tokenizer))
         if args.export_format == "none":
             return
         folder = stack.enter_context(convert.staged(args.export_dir))
@@ -207,6 +211,19 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
         export.export_hf(core, folder)
 
 
+def own_text(source: Source, tokenizer: Path) -> Mapping[str, Any]:
+    """The arguments of the model's training; with the tokenizer here, where it has none."""
+    if source.arguments.get("tokenizer_model"):
+        return source.arguments
+    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tokenizer.resolve())}
+    return {**source.arguments, **mine}
+
+
+def quiet() -> AbstractContextManager[object]:
+    """Inside, upstream does not list its arguments."""
+    return redirect_stdout(io.StringIO())
+
+
 def quantise(args: argparse.Namespace, scratch: Path) -> None:
     """All of it, in order; the checks that cost nothing come first."""
     check_targets(args)
@@ -217,8 +234,9 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     weights.enter_tree()
     if importlib.util.find_spec("modelopt") is None:
         raise MqoError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
-    from megatron.inference import export, ptq
-    from transformers import AutoTokenizer
+    with quiet():
+        from megatron.inference import export, ptq
+        from transformers import AutoTokenizer
 
     wanted = args.export_quant_cfg
     name = wanted or format_of(source)
@@ -229,7 +247,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     if wanted:
         batches = calibration(args, source, data, tokenizer)
         ptq.check_not_quantised(source.checkpoint)
-    _, model = weights.load([*flags, "--load", str(source.checkpoint)])
+    with quiet():
+        _, model = weights.load([*flags, "--load", str(source.checkpoint)])
     core = weights.unwrapped(model).eval()
     show("before" if wanted else f"as {name}", core, tokenizer, args)
     if wanted:
@@ -237,7 +256,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
         ptq.quantise(core, name, batches)
         print(f"calibrated in {time.monotonic() - started:.1f} s", flush=True)
         show(f"after, as {name}", core, tokenizer, args)
-    write(args, source, model, tokenizer_folder)
+    with quiet():
+        write(args, source, model, tokenizer_folder)
     for target in filter(None, (args.save, args.export_dir)):
         print(f"written: {target}")
 
@@ -248,6 +268,10 @@ def main(argv: list[str]) -> None:
     # A job that is told to end clears what it began.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ |= {"HF_HUB_OFFLINE": "1"}
+    # Upstream, torch and ModelOpt tell at length what is not installed.
+    logging.disable(logging.WARNING)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
         try:
             quantise(args, Path(scratch))
