@@ -6,6 +6,8 @@ Data, batches and the trainer are pretrain_gpt.py's; model and loss are megatron
 # First, for its check: no other megatron may be imported in the place of this tree's.
 import own_tree  # isort: skip
 
+own_tree.put_off_garbage(__name__)
+
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -74,6 +76,7 @@ def main() -> None:
         # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
         choose = training.get_forward_backward_func
         training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
+    own_tree.collect_garbage()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         megatron.run.label_timers(args)

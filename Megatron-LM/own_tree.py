@@ -4,6 +4,7 @@ A megatron-core installed beside, or a `megatron/__init__.py` anywhere on the pa
 be imported in the place of this tree, without a word, and an unpatched model trained.
 """
 
+import gc
 import importlib.util
 import sys
 import time
@@ -40,6 +41,18 @@ def check_patched() -> None:
             f"mqo: the Megatron source in {ROOT} is not patched. Expected: a tree with the patch "
             "series applied. Run `mqo apply`."
         )
+
+
+def put_off_garbage(module: str) -> None:
+    """Where `module` is the program: imports make a million objects, and no garbage to look for."""
+    if module == "__main__":
+        gc.disable()
+
+
+def collect_garbage() -> None:
+    """From now on; what is there by now stays, and is not looked through again."""
+    gc.freeze()
+    gc.enable()
 
 
 if str(ROOT) not in sys.path:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Not MATH, which would allocate the scores without a word where no kernel fits.
@@ -61,6 +60,9 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
     """The causal bias of the last queries; CUDA's kernels need no tensor for it, the CPU's do."""
     sizes = query.size(0), key.size(0)
     if query.device.type == "cuda":
+        # Here, for it imports torch's compiler.
+        from torch.nn.attention.bias import causal_lower_right
+
         return causal_lower_right(*sizes)
     seen = torch.ones(sizes, dtype=torch.bool, device=query.device)
     return seen.tril(sizes[1] - sizes[0])

@@ -17,6 +17,7 @@ from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.errors import MqoError
+from mqo.launch import bytecode
 from mqo.launch.cell import Cell
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.machine import Machine
@@ -44,6 +45,7 @@ def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverag
     with tempfile.TemporaryDirectory(prefix="mqo-coverage-") as folder:
         source = Path(folder) / "source"
         snapshot(tree, source, types=cell.types, without=cell.without, series=series)
+        bytecode.share(tree.root, source)
         for name in OURS:
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from mqo.data.index import check_prefix
 from mqo.errors import CheckpointError
+from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
 from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import detect
@@ -277,6 +278,7 @@ def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path
     with tempfile.TemporaryDirectory(prefix="mqo-saved-") as name:
         folder = Path(name)
         snapshot(tree, folder / "source", types=types)
+        bytecode.share(tree.root, folder / "source")
         # No weight changes: to quantise each one once gives the same bits.
         kept = quantiser.model_copy(update={"cache_weights": True, "save_activations": None})
         config = quant_toml(types, quantiser=kept, exclude=exclude, record_every=0)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mqo.errors import OverlayError
+from mqo.launch import bytecode
 from mqo.launch.cell import Cell
 from mqo.launch.folder import quant_config
 from mqo.launch.quantiser import quant_toml
@@ -52,6 +53,7 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Sn
         shot = Snapshot(tree, types, types)
     else:
         shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
+        bytecode.share(tree.root, folder.source)
     if tree.is_vendored or tree.is_checkout:
         folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
     return shot

@@ -1,0 +1,65 @@
+"""Bytecode of a run's source: compiled once in the tree, and linked into each copy of it.
+
+A copy has other file times than the tree, for which Python would compile all modules of a training
+anew in every run. What is linked here it checks by the hash of the source (PEP 552): a file that
+the copy has otherwise is compiled when it is imported, as ever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import py_compile
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+PACKAGE = "megatron"
+HEADER = 16  # magic number, flags, hash of the source
+CHECKED = (0b11).to_bytes(4, "little")
+
+
+def share(tree: Path, copy: Path) -> None:
+    """Give `copy`, made of `tree`, the tree's bytecode; compile what the tree has not.
+
+    Best effort: what cannot be compiled or written is left to Python.
+    """
+    for source in (tree / PACKAGE).rglob("*.py"):
+        with suppress(OSError):
+            name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+            compiled = source.parent / "__pycache__" / name
+            if not _is_current(compiled, source):
+                _compile(source, compiled)
+            _link(compiled, copy / compiled.relative_to(tree))
+
+
+def _is_current(compiled: Path, source: Path) -> bool:
+    try:
+        with compiled.open("rb") as file:
+            header = file.read(HEADER)
+    except FileNotFoundError:
+        return False
+    return header == _header(source)
+
+
+def _header(source: Path) -> bytes:
+    magic, digest = importlib.util.MAGIC_NUMBER, importlib.util.source_hash(source.read_bytes())
+    return magic + CHECKED + digest
+
+
+def _compile(source: Path, compiled: Path) -> None:
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    try:
+        py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
+    except py_compile.PyCompileError as error:
+        raise OSError(f"{source} is for another Python") from error
+
+
+def _link(compiled: Path, target: Path) -> None:
+    """A link, for Python replaces such a file and never changes it; elsewhere a copy."""
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(compiled, target)
+    except OSError:
+        shutil.copyfile(compiled, target)
