@@ -1,0 +1,99 @@
+"""A training step of the overlay beside upstream's, and of the modes beside bf16.
+
+    .venv/bin/python benchmarks/step.py [--hidden 1024] [--layers 2] [--sequence 1024] [--rounds 5]
+
+llama32-1b with that width, depth and sequence, one sequence a step, in fp32 on a CPU. "Upstream" is
+the same trainer without the patches that quantise, fuse attention or watch a run: what is left
+lets it run here. All variants take turns, --rounds times; the ratios are of the median steps of one
+round, their median and quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.launch.cell import resolve
+from mqo.launch.run import run
+from mqo.matrix.tables import Gemms
+from mqo.perf.ratio import median_step, noisy
+from mqo.project import Project
+from mqo.runs import STEP_TIME, RunFolder
+
+PROJECT = Project.here()
+STEPS, HEAD = 10, 64
+UNFUSED = ("--attention-backend", "unfused")
+BASE = "bf16"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is trained: a mode, the patches that are left out, and flags."""
+
+    mode: str
+    without: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    gemms: Gemms = "fprop"
+
+
+VARIANTS = {
+    "upstream": Variant("bf16", ("quant_sites", "weight_epochs", "run_hooks")),
+    "bf16, unfused attention": Variant("bf16", flags=UNFUSED),
+    BASE: Variant("bf16"),
+    "FA_linear_mxfp8": Variant("FA_linear_mxfp8"),
+    "FA_linear_mxfp8, all GEMMs": Variant("FA_linear_mxfp8", gemms="all"),
+    "FA_linear_mxfp4": Variant("FA_linear_mxfp4"),
+    "FA_linear_hifp8": Variant("FA_linear_hifp8"),
+}
+
+
+def main() -> None:
+    """Train all in turns, and print a row each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, size in (("hidden", 1024), ("layers", 2), ("sequence", 1024), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    given = parser.parse_args()
+    rounds = []
+    with tempfile.TemporaryDirectory(prefix="mqo-step-") as folder:
+        for n in range(given.rounds):
+            place = Path(folder) / str(n)
+            rounds.append({name: seconds(name, given, place / name) for name in given.only})
+    print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles |")
+    print("|---|---|---|---|---|---|")
+    for name in given.only:
+        cells = [name, f"{1000 * statistics.median(one[name] for one in rounds):.0f}"]
+        for other in (BASE, "upstream"):
+            found = noisy([one[name] / one[other] for one in rounds if other in one] or [1])
+            spread = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
+            cells += [f"{found.median:.2f}x", spread] if name != other else ["", ""]
+        print(f"| {' | '.join(cells)} |")
+
+
+def seconds(name: str, given: argparse.Namespace, place: Path) -> float:
+    """The median step of a short training."""
+    variant, heads = VARIANTS[name], given.hidden // HEAD
+    sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
+    sizes |= {"num-attention-heads": heads, "num-query-groups": max(1, heads // 4)}
+    sizes |= {"num-layers": given.layers, "seq-length": given.sequence}
+    sizes |= {"max-position-embeddings": given.sequence, "micro-batch-size": 1}
+    sizes |= {"global-batch-size": 1, "train-samples": STEPS, "eval-iters": 0}
+    flags = [word for flag, size in sizes.items() for word in (f"--{flag}", str(size))]
+    cell = resolve(
+        *("llama32-1b", "wikipedia", variant.mode, "tiny"),
+        gemms=variant.gemms,
+        without=variant.without,
+        extra_flags=(*flags, *variant.flags),
+    )
+    folder = RunFolder(place)
+    place.mkdir(parents=True)
+    run(PROJECT, cell, folder=folder, report=lambda text: print(text, file=sys.stderr, flush=True))
+    return median_step(dict(folder.read_metrics()[STEP_TIME]))
+
+
+if __name__ == "__main__":
+    main()
