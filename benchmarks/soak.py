@@ -191,20 +191,26 @@ def write(path: Path, samples: list[Sample]) -> None:
 
 def differences(whole: Long, killed: Long, steps: int) -> list[str]:
     """Print what was compared; what is wrong."""
-    wrong, compared = [], 0
-    expected = {name: dict(series) for name, series in whole.runs[0].read_metrics().items()}
-    seen = set()
+    wrong, seen = [], []
+    expected = losses(whole.runs[0])
     for run in killed.runs:
-        for name in (TRAIN_LOSS, VALID_LOSS):
-            for step, value in run.read_metrics().get(name, []):
-                compared += 1
-                seen.add((name, step))
-                if expected[name].get(step) != value:
-                    wrong.append(f"{run.root.name}: {name} of step {step} differs")
-    missing = steps - len({step for name, step in seen if name == TRAIN_LOSS})
-    wrong += [f"{missing} steps have no loss"] if missing else []
-    print(f"{compared} losses of {len(killed.runs)} starts compared, {len(wrong)} complaints")
+        found = losses(run)
+        seen += found
+        differ = [at for at, values in found.items() if expected.get(at) != values]
+        wrong += [f"{run.root.name}: {name} of step {step} differs" for name, step in differ]
+    missing = {at for at in expected if at[0] == TRAIN_LOSS} - {*seen}
+    wrong += [f"{len(missing)} steps have no loss"] if missing else []
+    print(f"{len(seen)} losses of {len(killed.runs)} starts compared with {steps} steps")
     return wrong
+
+
+def losses(run: RunFolder) -> dict[tuple[str, int], list[float]]:
+    """{(metric, step): values}; the last step is validated twice, on other samples."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for name in (TRAIN_LOSS, VALID_LOSS):
+        for step, value in run.read_metrics().get(name, []):
+            found.setdefault((name, step), []).append(value)
+    return found
 
 
 def grown(whole: Long, steps: int) -> list[str]:

@@ -155,6 +155,7 @@ def test_it_is_evaluated_and_exported_as_the_format_it_has(
     before, loss, after = saved.evaluate(vendored, places, ["bf16"], Text(tokens=256))
     assert before.text == loss.text == after.text  # all were trained on the same
     assert loss.loss == pytest.approx(before.loss, abs=0.2) and loss.loss != before.loss
+    assert [one.modelopt for one in (before, loss, after)] == [None, "fp8", "fp8"]
     assert after.iteration == LAST and 0 < after.loss < 9
     with pytest.raises(CheckpointError, match="ModelOpt quantises 8 layers"):
         saved.evaluate(vendored, [Place.of(folder)], ["linear_mxfp8"], Text(tokens=256))

@@ -70,6 +70,7 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """The mean loss in nats per token, and over what it was taken."""
     from megatron.inference import saved
+    from megatron.run.modelopt import QUANTISED_AS
 
     folder = saved.find_checkpoint(given.checkpoint)
     before = saved.read_args(folder)
@@ -87,6 +88,7 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
         "iteration": saved.iteration(folder),
         "dtype": str(args.params_dtype).removeprefix("torch."),
         "seconds": time.monotonic() - started,
+        "modelopt": getattr(args, QUANTISED_AS, None),
     }
 
 

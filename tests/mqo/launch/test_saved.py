@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from mqo import cli
@@ -148,6 +149,8 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
     assert text[6:8] == ["", "two, iteration 160"]
     assert text[-1].split()[-1] == "inf"
     assert max(map(len, text)) <= 80
+    quantised = replace(loss(6.25), modelopt="int4_awq")
+    assert lines([quantised])[0] == "one, iteration 160, int4_awq by ModelOpt"
 
 
 def test_json_has_no_number_that_is_none():

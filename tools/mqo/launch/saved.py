@@ -103,7 +103,8 @@ class Loss:
     """What a checkpoint loses under a mode: `loss` in nats per token, over `tokens` of them.
 
     `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names what
-    was read. `iteration` is None for weights that no training here has saved.
+    was read. `iteration` is None for weights that no training here has saved, `modelopt` the format
+    that ModelOpt quantises them to, whatever the mode.
     """
 
     checkpoint: str
@@ -116,6 +117,7 @@ class Loss:
     iteration: int | None
     dtype: str
     seconds: float
+    modelopt: str | None = None
 
     @property
     def perplexity(self) -> float:
@@ -213,7 +215,8 @@ def lines(found: Sequence[Loss]) -> list[str]:
     for name, losses in by_place.items():
         first = losses[0]
         step = "" if first.iteration is None else f", iteration {first.iteration}"
-        text += [f"{name}{step}", *first.text]
+        kind = f", {first.modelopt} by ModelOpt" if first.modelopt else ""
+        text += [f"{name}{step}{kind}", *first.text]
         text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
         text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
         for one in losses:
