@@ -22,18 +22,20 @@ from mqo.scale.plan import Plan, groups, meta_job, plan
 from mqo.scale.weights import rank_weights
 
 GPUS = (8, 64)
-PARTS = [field.name for field in fields(Memory)]
+# What is no part of the total stands last.
+PARTS = [field.name for field in fields(Memory)][:-2]
+BESIDE = ("total", "cache", "packed")
 LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
 
 
 def main() -> None:
     """Print both tables."""
-    print(f"| model | GPUs | modes | {LAYOUT} | {' | '.join(PARTS[:-1])} | total | cache |")
-    print("|" + "---|" * (3 + 6 + len(PARTS) + 1))
+    print(f"| model | GPUs | modes | {LAYOUT} | {' | '.join((*PARTS, *BESIDE))} |")
+    print("|" + "---|" * (3 + 6 + len(PARTS) + len(BESIDE)))
     for name in tables.models():
         for gpus in GPUS:
-            for modes, made in groups(name, gpus):
-                print(memory_row(made, families(modes)))
+            for plans in groups(name, gpus):
+                print(memory_row(plans))
     print()
     sums = "ours GB | upstream's GB"
     print(f"| model | GPUs | weights of a rank | built | states: {sums} | activations: {sums} |")
@@ -50,13 +52,16 @@ def families(modes: list[str]) -> str:
     return " ".join(f"`{name}`" for name in dict.fromkeys(named))
 
 
-def memory_row(made: Plan, modes: str) -> str:
-    """A plan, and its memory in GiB."""
+def memory_row(plans: list[Plan]) -> str:
+    """Plans that differ in `packed` alone, and their memory in GiB; `packed` of each type."""
+    made = plans[0]
     one, memory = made.layout, made.memory
     sizes = (one.tensor, one.pipeline, one.expert, one.data, one.recompute, made.micro_batches)
-    parts = [getattr(memory, part) / GIB for part in PARTS]
-    parts.insert(-1, memory.total / GIB)
-    words = [made.cell.model.name, one.gpus, modes, *sizes, *(f"{part:.1f}" for part in parts)]
+    parts = [f"{getattr(memory, part) / GIB:.1f}" for part in (*PARTS, *BESIDE[:-1])]
+    packed = {each.mode.linear: each.memory.packed for each in plans}
+    parts.append(" / ".join(f"{less / GIB:.1f}" for less in packed.values()))
+    modes = families([each.mode.name for each in plans])
+    words = [made.cell.model.name, one.gpus, modes, *sizes, *parts]
     return f"| {' | '.join(map(str, words))} |"
 
 

@@ -1,5 +1,6 @@
 """Prints what a layer keeps for backward, in values a token: {case: values}, counted by autograd.
 
+A case whose name ends in a type has its linear inputs packed in it. "head" is all but the layers.
 Started by test_memory.py as a process of its own: upstream's groups are a process's.
 """
 
@@ -17,6 +18,7 @@ HIDDEN, HEADS, GROUPS, BATCH, SEQUENCE, FFN = 256, 4, 2, 1, 256, 512
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
 EXPERTS |= {"moe_shared_expert_intermediate_size": 192}
+TYPES = ("mxfp8", "mxfp4", "hifp8")
 
 
 def load():
@@ -39,6 +41,14 @@ def options(text):
         os.environ[config.ENVIRONMENT_VARIABLE] = file.name
         config.reset()
         config.current()
+
+
+def quantiser(name):
+    """The options of a case, as its name tells."""
+    kind = name.rpartition(", ")[2]
+    packed = f'fprop = "{kind}"\n[quantiser]\nsave_activations = "packed"\n'
+    pv = 'pv = "mxfp8"\n' if "PV" in name else ""
+    return f"[schedule]\n{pv}{packed if kind in TYPES else ''}"
 
 
 def kept(small, layers, latent, backend, changes):
@@ -100,11 +110,15 @@ def main():
         "latent, PV, core_attn": (True, "unfused", core),
         "latent, experts": (True, "flash", EXPERTS),
     }
+    cases |= {f"grouped, {kind}": cases["grouped"] for kind in TYPES}
+    others = [name for name in cases if name.startswith("latent") or name.endswith("core_attn")]
+    cases |= {f"{name}, mxfp4": cases[name] for name in others}
     found = {}
     for name, (latent, backend, changes) in cases.items():
-        options('[schedule]\npv = "mxfp8"\n' if "PV" in name else "[schedule]\n")
+        options(quantiser(name))
         few, many = (kept(small, n, latent, backend, changes) for n in (1, 2))
         found[name] = (many - few) / BATCH / SEQUENCE / 2
+        found[f"{name}, head"] = (2 * few - many) / BATCH / SEQUENCE / 2
     print(json.dumps(found))
 
 

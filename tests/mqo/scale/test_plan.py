@@ -46,7 +46,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_helps():
 
 
 def test_modes_of_equal_numbers_stand_together():
-    named = [names for names, _ in groups("llama31-8b", 8)]
+    named = [[made.mode.name for made in plans] for plans in groups("llama31-8b", 8)]
     assert sorted(name for names in named for name in names) == sorted(tables.modes())
     first = next(names for names in named if "bf16" in names)
     assert {"FA_mxfp8", "qk_hifp8"} < set(first)

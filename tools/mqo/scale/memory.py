@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.tables import NONE, Mode, Model, Training
+from mqo.matrix.tables import BLOCK, NONE, Mode, Model, Training
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
 
@@ -19,6 +19,8 @@ Attention = Literal["fused", "unfused", "core_attn"]
 
 GIB = 1 << 30
 BF16, FP32 = 2, 4
+# Of an element as a code, with its share of a block's scale, in blocks of the default length.
+CODE = {"mxfp8": 1 + 1 / BLOCK, "mxfp4": 1 / 2 + 1 / BLOCK, "hifp8": 1.0}
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
 OPTIMIZER = 3 * FP32
 # bf16 logits, and the fp32 copy that becomes the softmax and then the gradient.
@@ -39,8 +41,8 @@ class Memory:
     """Bytes of one GPU. The total is an upper bound: not all parts are at their largest together.
 
     `working` is what one layer's backward pass needs beside what was kept: what it recomputes, the
-    bf16 gradient of its weight and rounded operands. `cache` is no part of the total: what
-    --cache-weights would add.
+    bf16 gradient of its weight and rounded operands. Two are no part of the total: `cache` is what
+    --cache-weights would add, `packed` what --save-activations packed would take off `activations`.
     """
 
     weights: int
@@ -52,11 +54,13 @@ class Memory:
     working: int
     context: int
     cache: int
+    packed: int
 
     @property
     def total(self) -> int:
-        """Without `cache`."""
-        return sum(getattr(self, field.name) for field in fields(self)) - self.cache
+        """Without `cache` and `packed`."""
+        parts = sum(getattr(self, field.name) for field in fields(self))
+        return parts - self.cache - self.packed
 
 
 def stage_memory(
@@ -74,14 +78,17 @@ def stage_memory(
     tokens = training.micro_batch * training.sequence // layout.tensor
     uneven = UNEVEN if layout.expert > 1 else 1
     kept = [BF16 * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
+    less = [layer_packed(model, i, attention, mode.linear, uneven=uneven) for i in layers]
     again = max(kept) if layout.recompute == "full" else 0
     if layout.recompute == "full":
         kept = [BF16 * tokens * model.hidden_size] * len(layers)
+        less = []  # the inputs of whole layers are no linear layers'
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
     rounded = _rounded(model, training, weights) * (mode.linear != NONE)
     ends = BF16 * tokens * model.hidden_size * 2 * last  # the last norm's input and output
+    head = _saved(model.hidden_size, model.hidden_size, mode.linear) * last
     return Memory(
         weights=BF16 * count,
         gradients=FP32 * count,
@@ -92,6 +99,7 @@ def stage_memory(
         working=again + BF16 * (weights.largest + rounded),
         context=CONTEXT,
         cache=BF16 * weights.linear * (mode.linear != NONE),
+        packed=round(tokens * (in_flight * sum(less) + head)),
     )
 
 
@@ -104,6 +112,39 @@ def layer_values(model: Model, layer: int, attention: Attention, *, uneven: floa
     """
     kept, rotated = (_latent if model.mla else _grouped)(model, attention)
     return 4 * model.hidden_size + kept + 4 * rotated + _mlp(model, layer, uneven)
+
+
+def layer_packed(
+    model: Model, layer: int, attention: Attention, linear: str, *, uneven: float = 1
+) -> float:
+    """Bytes of a token that a layer keeps less, with its linear layers' inputs as codes.
+
+    Each linear layer has codes of its own, also two of one input (latent attention's first ones).
+    An input that another operation keeps is not freed, and its codes come on top: fused attention
+    keeps its output, unless values were padded, and a router its input. Experts pack as all do.
+    """
+    hidden, mla = model.hidden_size, model.mla
+    codes = freed = hidden  # what comes out of the first norm
+    if mla is None:
+        codes += hidden
+        freed += hidden * (attention != "fused")
+    else:
+        context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
+        codes += hidden + context
+        freed += context
+    if is_sparse(model, layer):
+        assert model.moe is not None
+        moe = model.moe
+        own = moe.shared_ffn_size + int(uneven * moe.topk * (hidden + moe.expert_ffn_size))
+    else:
+        own = model.ffn_hidden_size
+        freed += hidden
+    return _saved(freed + own, codes + hidden + own, linear)
+
+
+def _saved(freed: int, codes: int, linear: str) -> float:
+    """Bytes less for so many bf16 values that are freed, and so many codes in their place."""
+    return BF16 * freed - CODE[linear] * codes if linear != NONE else 0
 
 
 def _grouped(model: Model, attention: Attention) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from mqo.errors import LayoutError
@@ -73,12 +73,12 @@ def plan(model: str, mode: str, gpus: int) -> Plan:
     )
 
 
-def groups(model: str, gpus: int) -> list[tuple[list[str], Plan]]:
-    """All modes, those with the same plan and memory together."""
-    found: dict[tuple[Layout, Memory], tuple[list[str], Plan]] = {}
+def groups(model: str, gpus: int) -> list[list[Plan]]:
+    """The plans of all modes, those of the same layout and memory together, `packed` apart."""
+    found: dict[tuple[Layout, Memory], list[Plan]] = {}
     for mode in tables.modes():
         made = plan(model, mode, gpus)
-        found.setdefault((made.layout, made.memory), ([], made))[0].append(mode)
+        found.setdefault((made.layout, replace(made.memory, packed=0)), []).append(made)
     return list(found.values())
 
 
