@@ -8,6 +8,7 @@ import own_tree  # isort: skip
 
 own_tree.put_off_garbage(__name__)
 
+import gc
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def main() -> None:
         # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
         choose = training.get_forward_backward_func
         training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
-    own_tree.collect_garbage()
+    gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         megatron.run.label_timers(args)

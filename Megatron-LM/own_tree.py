@@ -44,15 +44,12 @@ def check_patched() -> None:
 
 
 def put_off_garbage(module: str) -> None:
-    """Where `module` is the program: imports make a million objects, and no garbage to look for."""
+    """Where `module` is the program, which enables it later.
+
+    Imports make a million objects, and no garbage to look for.
+    """
     if module == "__main__":
         gc.disable()
-
-
-def collect_garbage() -> None:
-    """From now on; what is there by now stays, and is not looked through again."""
-    gc.freeze()
-    gc.enable()
 
 
 if str(ROOT) not in sys.path:

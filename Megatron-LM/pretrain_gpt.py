@@ -10,6 +10,7 @@ import own_tree  # isort: skip
 
 own_tree.put_off_garbage(__name__)
 
+import gc
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -193,7 +194,7 @@ def main() -> None:
     """Train as the command line says."""
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
     args = parse_and_validate_args()
-    own_tree.collect_garbage()
+    gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         megatron.run.label_timers(args)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +58,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()
     rounds = []
-    with tempfile.TemporaryDirectory(prefix="mqo-step-") as folder:
-        for n in range(given.rounds):
-            place = Path(folder) / str(n)
-            rounds.append({name: seconds(name, given, place / name) for name in given.only})
+    for _ in range(given.rounds):
+        rounds.append({name: seconds(name, given) for name in given.only})
     print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles |")
     print("|---|---|---|---|---|---|")
     for name in given.only:
@@ -74,8 +71,8 @@ def main() -> None:
         print(f"| {' | '.join(cells)} |")
 
 
-def seconds(name: str, given: argparse.Namespace, place: Path) -> float:
-    """The median step of a short training."""
+def seconds(name: str, given: argparse.Namespace) -> float:
+    """The median step of a short training, in runs/."""
     variant, heads = VARIANTS[name], given.hidden // HEAD
     sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
     sizes |= {"num-attention-heads": heads, "num-query-groups": max(1, heads // 4)}
@@ -89,10 +86,8 @@ def seconds(name: str, given: argparse.Namespace, place: Path) -> float:
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )
-    folder = RunFolder(place)
-    place.mkdir(parents=True)
-    run(PROJECT, cell, folder=folder, report=lambda text: print(text, file=sys.stderr, flush=True))
-    return median_step(dict(folder.read_metrics()[STEP_TIME]))
+    done = run(PROJECT, cell, report=lambda text: print(text, file=sys.stderr, flush=True))
+    return median_step(dict(RunFolder(Path(done.run)).read_metrics()[STEP_TIME]))
 
 
 if __name__ == "__main__":

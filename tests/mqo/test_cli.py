@@ -3,6 +3,8 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from mqo import cli
 from mqo.launch import coverage
 from mqo.project import Project
 from mqo.report.coverage import Coverage, Product
@@ -157,3 +159,20 @@ def test_reading_commands_import_neither_torch_nor_libcst(patched, words):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert len(done.stdout.splitlines()) > 3
+
+
+def commands(group, name="mqo"):
+    """(name, command) of all below."""
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def test_every_command_argument_and_option_has_a_help():
+    found = dict(commands(typer.main.get_command(cli.app)))
+    assert len(found) > 20
+    assert [name for name, command in found.items() if not command.help] == []
+    bare = [(name, p.name) for name, c in found.items() for p in c.params if not p.help]
+    assert bare == []

@@ -75,12 +75,14 @@ def setup() -> None:
     """Bring about what is missing: the vendored tree, the patches, the sample data."""
     from mqo.data.prepare import prepare
     from mqo.launch.ready import ready_tree
+    from mqo.matrix import tables
     from mqo.overlay.series import Series
 
     project = Project.here()
     ready_tree(project, Series.of(project), print, allow_edits=False)
-    ready = prepare(project, "wikipedia", report=print)
-    print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
+    for name in tables.datasets():
+        ready = prepare(project, name, report=print)
+        print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
 
 
 @app.command()
@@ -193,7 +195,7 @@ def hf_to_megatron(
 
 @convert.command()
 def megatron_to_hf(
-    source: Annotated[Path, typer.Argument(help="A checkpoint's folder; its newest weights.")],
+    source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest weights.")],
     target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
     tokenizer: Annotated[
         Path | None, typer.Option(help="A folder whose tokenizer is copied along.")

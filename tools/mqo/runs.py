@@ -59,6 +59,14 @@ class RunFolder:
         return found
 
 
+def training_loss(metrics: Mapping[str, Series]) -> str | None:
+    """The metric that a run was trained on; None where it recorded none.
+
+    A student that learns from its teacher alone has no loss on its text.
+    """
+    return next((name for name in (TRAIN_LOSS, KD_LOSS) if name in metrics), None)
+
+
 def checkpoints_of(path: Path) -> Path:
     """The folder of checkpoints that `path` means: where that run saved, or `path` itself."""
     run = RunFolder(path.resolve())

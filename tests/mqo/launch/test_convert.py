@@ -112,6 +112,13 @@ def test_a_folder_gets_its_config_and_tokenizer(tree, hf, checkpoint, tmp_path):
     assert flags[-1] == "--bf16"
 
 
+def test_a_run_is_its_checkpoints(tree, checkpoint, tmp_path):
+    (tmp_path / "run").mkdir()
+    checkpoint.rename(tmp_path / "run/checkpoints")
+    convert.megatron_to_hf(tree, tmp_path / "run", tmp_path / "target")
+    assert names(tmp_path / "target") == ["config.json", "weights"]
+
+
 def test_without_a_tokenizer_no_id_is_made_up(tree, checkpoint, tmp_path):
     convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
     config = json.loads((tmp_path / "target/config.json").read_text())

@@ -111,6 +111,15 @@ def test_a_killed_original_is_compared_as_far_as_it_got(tmp_path):
     assert compare(*runs) == BitEqual(str(runs[1].root), 1)
 
 
+def test_a_student_is_compared_by_what_it_learnt_from(tmp_path):
+    runs = [RunFolder(tmp_path / name) for name in "abc"]
+    for run, first in zip(runs, (8.0, 8.0, 9.0), strict=True):
+        run.root.mkdir()
+        write_losses(run, [(1, "kd loss", first), (2, "kd loss", 7.0)])
+    assert compare(*runs[:2]) == BitEqual(str(runs[1].root), 2)
+    assert compare(runs[0], runs[2]).metric == "kd loss"
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 

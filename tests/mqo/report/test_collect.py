@@ -133,6 +133,14 @@ def test_a_failed_run_is_listed_with_its_words(runs):
     assert reasons(runs) == [("one", "failed", "GuardError: qk never ran")]
 
 
+def test_a_student_without_a_loss_on_its_text_is_left_out(runs):
+    folder = runs("one")
+    folder.metrics.write_text(folder.metrics.read_text().replace('"lm loss"', '"kd loss"'))
+    ((name, why, words),) = reasons(runs)
+    assert (name, why) == ("one", "without a loss on its text")
+    assert "skip_lm_loss: false" in words
+
+
 def test_an_unfinished_run_says_how_far_it_came(runs):
     folder = runs("one", steps=50)
     folder.result.unlink()

@@ -44,6 +44,12 @@ def test_a_png_is_a_png(run, tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_student_without_a_loss_on_its_text_is_drawn_by_its_validation(run, tmp_path):
+    run.metrics.write_text(run.metrics.read_text().replace('"lm loss"', '"kd loss"'))
+    plot([run], tmp_path / "loss.svg")
+    assert "<!-- m d bf16 (smoke, fp32)" in (tmp_path / "loss.svg").read_text()
+
+
 def test_a_run_without_a_loss_is_refused(run, tmp_path):
     run.metrics.unlink()
     with pytest.raises(RunError, match="recorded no loss"):

@@ -24,6 +24,7 @@ from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
 from mqo.program import run_program
+from mqo.runs import checkpoints_of
 
 PROGRAM = "tools/convert.py"
 # What a tokenizer consists of, in its various forms, and what goes with it.
@@ -65,12 +66,14 @@ def megatron_to_hf(
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads, in their dtype.
 
-    `tokenizer` is a folder whose tokenizer goes with them. `vocab_size` is in rows of the
+    `source` is a run, or a folder of checkpoints. `tokenizer` is a folder whose tokenizer goes with them. `vocab_size` is in rows of the
     embedding; without it, what the checkpoint says, which may have rows of padding.
     """
+    source = checkpoints_of(source)
     if not (source / TRACKER).is_file():
         raise ConvertError(
-            f"There is no {TRACKER} in {source}", expected="a checkpoint as Megatron saves one"
+            f"There is no {TRACKER} in {source}",
+            expected="a run, or a checkpoint as Megatron saves one",
         )
     if tokenizer is not None and not tokenizer.is_dir():
         raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")

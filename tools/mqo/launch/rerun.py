@@ -19,7 +19,7 @@ from mqo.launch.ready import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_loss
 
 LISTED = 6
 
@@ -85,12 +85,12 @@ def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
     old, new = original.read_metrics(), again.read_metrics()
     found = [
         Differs(str(again.root), metric, *first)
-        for metric in (TRAIN_LOSS, VALID_LOSS)
+        for metric in (TRAIN_LOSS, KD_LOSS, VALID_LOSS)
         if (first := _first(old.get(metric, []), new.get(metric, [])))
     ]
     if found:
         return min(found, key=lambda difference: difference.step)
-    return BitEqual(str(again.root), len(old[TRAIN_LOSS]))
+    return BitEqual(str(again.root), len(old[training_loss(old) or TRAIN_LOSS]))
 
 
 def _first(
@@ -134,7 +134,7 @@ def _read(run: RunFolder) -> tuple[Cell, Mapping[str, Any]]:
             expected="a run folder with the source that ran and what decided the run",
             help="A run of a checkout that was patched by hand keeps no source",
         )
-    if TRAIN_LOSS not in run.read_metrics():
+    if training_loss(run.read_metrics()) is None:
         raise RunError(f"{run.root} recorded no loss, so that there is nothing to compare with")
     cell = Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
     if cell.cluster.nnodes > 1:

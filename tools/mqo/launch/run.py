@@ -258,6 +258,7 @@ def reason(folder: RunFolder) -> str:
         r"mqo: ",
         r"\S+\.py: error: ",
         r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
+        r"\s*traceback *: Signal",  # torchrun's summary, of a process that was killed
         r"",
     ):
         named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]

@@ -27,10 +27,11 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for i, run in enumerate(runs):
         metrics = run.read_metrics()
-        if TRAIN_LOSS not in metrics:
+        # A student that learns from its teacher alone is only validated on its text.
+        train, valid = (metrics.get(name, []) for name in (TRAIN_LOSS, VALID_LOSS))
+        if not train and not valid:
             raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
-        axes.plot(*xy(metrics[TRAIN_LOSS]), color=f"C{i}", alpha=0.45, linewidth=1)
-        valid = metrics.get(VALID_LOSS, [])
+        axes.plot(*xy(train), color=f"C{i}", alpha=0.45, linewidth=1)
         axes.plot(*xy(valid), color=f"C{i}", marker="o", label=_label(run))
     chance = {_chance(run) for run in runs}
     if len(chance) == 1 and None not in chance:

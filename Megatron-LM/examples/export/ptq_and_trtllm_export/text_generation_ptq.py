@@ -39,6 +39,7 @@ from mqo.runs import checkpoints_of  # noqa: E402
 
 PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
+TOKENIZER = "tokenizer.json"
 EXPORTS = ("none", "hf", "tensorrt_llm")
 
 
@@ -94,6 +95,8 @@ def check_targets(args: argparse.Namespace) -> None:
         )
     if args.save is None and args.export_dir is None:
         raise MqoError("Nothing is to be written", expected="--save, or --export-dir, or both")
+    if args.tokenizer_model and not (args.tokenizer_model / TOKENIZER).is_file():
+        raise MqoError(f"There is no {TOKENIZER} in {args.tokenizer_model}")
     if args.save and args.export_quant_cfg is None:
         raise MqoError(
             "--save without --export-quant-cfg would write the model as it is",
@@ -142,26 +145,28 @@ def format_of(source: Source) -> str:
     return name
 
 
-def find_data(args: argparse.Namespace) -> tuple[Path, Path]:
-    """The calibration texts, and the tokenizer's folder."""
-    data, tokenizer = Path(args.calib_dataset), args.tokenizer_model
+def find_texts(args: argparse.Namespace) -> Path:
+    """The calibration texts."""
     if args.calib_dataset in SAMPLES:
-        folder = TREE.parent / "data" / args.calib_dataset
-        data, tokenizer = folder / "text.jsonl", tokenizer or own_tokenizer(args.load, folder)
-    tokenizer = tokenizer or own_tokenizer(args.load, None)
-    if tokenizer is None or not (tokenizer / "tokenizer.json").is_file():
-        raise MqoError(
-            f"There is no tokenizer.json in {tokenizer or args.load}",
-            help="Name the tokenizer's folder with --tokenizer-model",
-        )
-    return data, tokenizer
+        return TREE.parent / "data" / args.calib_dataset / "text.jsonl"
+    return Path(args.calib_dataset)
 
 
-def own_tokenizer(load: Path, sample: Path | None) -> Path | None:
-    """The model's own tokenizer, where it has one; else the sample's, where that is used."""
-    if (load / "tokenizer.json").is_file():
-        return load
-    return sample / "tokenizer" if sample else None
+def find_tokenizer(args: argparse.Namespace, source: Source) -> Path:
+    """Its folder: what was asked for, that beside the model, that of its training, the sample's."""
+    if args.tokenizer_model:
+        return args.tokenizer_model
+    trained = source.arguments.get("tokenizer_model")
+    places = [args.load, *([Path(trained)] if trained else [])]
+    if args.calib_dataset in SAMPLES:
+        places.append(find_texts(args).parent / "tokenizer")
+    for place in places:
+        if (place / TOKENIZER).is_file():
+            return place
+    raise MqoError(
+        f"There is no {TOKENIZER} in {', nor in '.join(map(str, places))}",
+        help="Name the tokenizer's folder with --tokenizer-model",
+    )
 
 
 def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> None:
@@ -175,12 +180,12 @@ def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> No
         print(f"{prompt!r} -> {tokenizer.decode(made)!r}", flush=True)
 
 
-def calibration(args: argparse.Namespace, source: Source, data: Path, tokenizer: Any) -> Any:
+def calibration(args: argparse.Namespace, source: Source, tokenizer: Any) -> Any:
     """Batches of token ids."""
     from megatron.inference import ptq
 
     samples = ptq.calibration_samples(
-        ptq.read_texts(data),
+        ptq.read_texts(find_texts(args)),
         lambda text: tokenizer.encode(text, add_special_tokens=False),
         samples=args.calib_size,
         length=min(args.calib_length or 512, source.sequence),
@@ -212,9 +217,7 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
 
 
 def own_text(source: Source, tokenizer: Path) -> Mapping[str, Any]:
-    """The arguments of the model's training; with the tokenizer here, where it has none."""
-    if source.arguments.get("tokenizer_model"):
-        return source.arguments
+    """The arguments of the model's training, with the tokenizer that it was calibrated with."""
     mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tokenizer.resolve())}
     return {**source.arguments, **mine}
 
@@ -228,8 +231,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     """All of it, in order; the checks that cost nothing come first."""
     check_targets(args)
     check_new(args.save, args.export_dir)
-    data, tokenizer_folder = find_data(args)
     source = find_source(args.load, scratch)
+    tokenizer_folder = find_tokenizer(args, source)
     flags = [*convert.program_flags(source.shape, source.sequence), *DTYPES[source.dtype]]
     weights.enter_tree()
     if importlib.util.find_spec("modelopt") is None:
@@ -245,7 +248,7 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     export.check(args.export_format, name, args.decoder, bool(source.shape.mla))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     if wanted:
-        batches = calibration(args, source, data, tokenizer)
+        batches = calibration(args, source, tokenizer)
         ptq.check_not_quantised(source.checkpoint)
     with quiet():
         _, model = weights.load([*flags, "--load", str(source.checkpoint)])

@@ -121,3 +121,28 @@ def test_a_folder_that_is_no_model_is_refused(program, tmp_path):
 
     with pytest.raises(MqoError, match=r"no config\.json in"):
         program.find_source(tmp_path, tmp_path)
+
+
+def test_the_tokenizer_is_the_one_that_belongs_to_the_model(program, tmp_path):
+    from mqo.errors import MqoError
+
+    def tokenizer(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").touch()
+        return tmp_path / name
+
+    model, trained, asked = tmp_path / "model", tokenizer("trained"), tokenizer("asked")
+    model.mkdir()
+    words = ["--load", str(model), "--calib-dataset"]
+    said = {"tokenizer_model": str(trained)}
+    source = program.Source(model, None, 64, "fp32", said)
+    args = program.parse_args([*words, "wikipedia"])
+    assert program.find_tokenizer(args, source) == trained  # and not the sample's
+    silent = program.Source(model, None, 64, "fp32", {})
+    assert program.find_tokenizer(args, silent).parts[-2:] == ("wikipedia", "tokenizer")
+    with pytest.raises(MqoError, match=r"no tokenizer\.json in .*model"):
+        program.find_tokenizer(program.parse_args([*words, "texts.txt"]), silent)
+    (model / "tokenizer.json").touch()
+    assert program.find_tokenizer(args, source) == model
+    args = program.parse_args([*words, "wikipedia", "--tokenizer-model", str(asked)])
+    assert program.find_tokenizer(args, source) == asked
