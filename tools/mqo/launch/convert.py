@@ -67,7 +67,8 @@ def megatron_to_hf(
     """Write a checkpoint's newest weights as a folder that transformers loads, in their dtype.
 
     `source` is a run, or a folder of checkpoints. `tokenizer` is a folder whose tokenizer goes with
-    them. `vocab_size` is in rows of the embedding; without it, what the checkpoint says, which may have rows of padding.
+    them. `vocab_size` is in rows of the embedding; without it, what the checkpoint says, which may
+    have rows of padding.
     """
     source = checkpoints_of(source)
     if not (source / TRACKER).is_file():
