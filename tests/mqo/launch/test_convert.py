@@ -112,6 +112,14 @@ def test_a_folder_gets_its_config_and_tokenizer(tree, hf, checkpoint, tmp_path):
     assert flags[-1] == "--bf16"
 
 
+def test_what_is_written_may_be_read_by_others_as_far_as_its_folder(tmp_path):
+    with convert.staged(tmp_path / "target") as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep/weights").touch(mode=0o600)
+    files = (tmp_path / "target/deep/weights").stat().st_mode
+    assert files & 0o666 == (tmp_path / "target").stat().st_mode & 0o666
+
+
 def test_a_run_is_its_checkpoints(tree, checkpoint, tmp_path):
     (tmp_path / "run").mkdir()
     checkpoint.rename(tmp_path / "run/checkpoints")

@@ -137,6 +137,10 @@ def staged(target: Path) -> Iterator[Path]:
         stage = Path(folder) / target.name
         stage.mkdir()
         yield stage
+        readable = stage.stat().st_mode & 0o666
+        for path in stage.rglob("*"):
+            if path.is_file():
+                path.chmod(readable)  # safetensors leaves its files to their owner alone
         stage.rename(target)
 
 
