@@ -4,8 +4,8 @@ import sys
 
 import pytest
 from mqo.launch import coverage
+from mqo.launch.products import Coverage, Product
 from mqo.project import Project
-from mqo.report.coverage import Coverage, Product
 
 from .conftest import FILES, materialise, refused
 
