@@ -6,8 +6,8 @@ import pytest
 import typer
 from mqo import cli
 from mqo.launch import coverage
+from mqo.launch.products import Coverage, Product
 from mqo.project import Project
-from mqo.report.coverage import Coverage, Product
 
 from .conftest import FILES, materialise, refused
 

@@ -1,28 +1,25 @@
-"""The command line: thin commands on the library, and the one place that turns errors into text.
+"""The command line: thin commands on the library.
 
 Libraries are imported inside the commands: `mqo --help` and the read-only commands start fast.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mqo.data.cli import data
-from mqo.errors import MqoError
 from mqo.launch import saved_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
 from mqo.project import Project
 from mqo.report.cli import report
 from mqo.sweep.cli import sweep
+from mqo.terminal import JsonOption, emit, guarded
 
 app = typer.Typer(
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantised, undo it exactly.",
@@ -48,28 +45,6 @@ def main() -> None:
     guarded(app)
 
 
-def guarded(command: Callable[[], Any]) -> None:
-    """Run `command`; an MqoError becomes one paragraph on stderr and its exit code.
-
-    With --json among the arguments it is printed as one JSON object, too.
-    """
-    try:
-        command()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except MqoError as error:
-        print(f"mqo: {error}", file=sys.stderr)
-        if error.detail:
-            print(error.detail.rstrip("\n"), file=sys.stderr)
-        if "--json" in sys.argv:
-            print(json.dumps({"schema": cli.SCHEMA, "error": error.as_table()}, indent=1))
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 @app.command()
 def setup() -> None:
     """Bring about what is missing: the vendored tree, the patches, the sample data."""
@@ -86,14 +61,14 @@ def setup() -> None:
 
 
 @app.command()
-def doctor(as_json: cli.JsonOption = False, tree: cli.TreeOption = None) -> None:
+def doctor(as_json: JsonOption = False, tree: cli.TreeOption = None) -> None:
     """Report what is installed, and what each missing piece costs; exit 1 if action is due."""
     from mqo.doctor import examine, lines
     from mqo.overlay.tree import Tree
 
     project = Project.here()
     found = examine(project, Tree((tree or project.tree).resolve()))
-    cli.emit("doctor", found, "\n".join(lines(found)), as_json, clean=found.clean)
+    emit("doctor", found, "\n".join(lines(found)), as_json, clean=found.clean)
     raise typer.Exit(0 if found.clean else 1)
 
 
@@ -106,13 +81,13 @@ def stats(
     axis: Annotated[
         int | None, typer.Option(help="Of mx blocks; a dumped operand's own, else the last one.")
     ] = None,
-    as_json: cli.JsonOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Table how well every format, block and scale rule holds a saved tensor."""
     from mqo.report.stats import lines, measure
 
     found = measure(Project.here().tree, file, tensor or (), axis)
-    cli.emit("stats", found, "\n".join(lines(found)), as_json)
+    emit("stats", found, "\n".join(lines(found)), as_json)
 
 
 @app.command()
@@ -135,7 +110,7 @@ def rerun(
     allow_versions: Annotated[
         bool, typer.Option("--allow-versions", help="Try with other packages, too.")
     ] = False,
-    as_json: cli.JsonOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
     from mqo.launch.rerun import BitEqual
@@ -148,7 +123,7 @@ def rerun(
     project = Project.here()
     original = RunFolder(run.resolve()) if run else latest(project.runs)
     found = replay(project, original, allow_versions=allow_versions, report=say)
-    cli.emit("rerun", found, found.line(), as_json)
+    emit("rerun", found, found.line(), as_json)
     raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
 
 
@@ -158,7 +133,7 @@ def coverage(
     mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")],
     gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
     training_config: Annotated[str, typer.Option(help="Gives the sizes.")] = "standard",
-    as_json: cli.JsonOption = False,
+    as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantised."""
@@ -176,21 +151,21 @@ def coverage(
     place.settle()
     found = program.of_cell(project, place, Series.of(project), cell)
     facts = program.names(cell) | found.as_table()
-    cli.emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
+    emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
 
 
 @convert.command()
 def hf_to_megatron(
     source: Annotated[Path, typer.Argument(help="A folder: config.json and safetensors.")],
     target: Annotated[Path, typer.Argument(help="A new folder, the checkpoint.")],
-    as_json: cli.JsonOption = False,
+    as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
 
     made = convert(_root(tree), source.resolve(), target.resolve())
-    cli.emit("convert", made, "\n".join(made.lines()), as_json)
+    emit("convert", made, "\n".join(made.lines()), as_json)
 
 
 @convert.command()
@@ -203,7 +178,7 @@ def megatron_to_hf(
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens; without it, rows of padding may stay.")
     ] = None,
-    as_json: cli.JsonOption = False,
+    as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
     """Make a folder that transformers loads."""
@@ -211,7 +186,7 @@ def megatron_to_hf(
 
     place = tokenizer and tokenizer.resolve()
     made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size)
-    cli.emit("convert", made, "\n".join(made.lines()), as_json)
+    emit("convert", made, "\n".join(made.lines()), as_json)
 
 
 def _root(tree: Path | None) -> Path:

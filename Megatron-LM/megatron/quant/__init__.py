@@ -7,18 +7,15 @@ from .excludes import unmatched
 from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
-    DEFAULT_ROUNDING,
     E2M1,
     E4M3,
     E5M2,
-    HIF8,
     MX_ELEMENTS,
     OVERFLOWS,
     QUANT_TYPES,
     REFERENCE_TYPES,
     ROUNDINGS,
     SCALE_RULES,
-    MxElement,
     check_type,
     code_values,
 )
@@ -33,13 +30,13 @@ from .layers import (
     other_weights,
 )
 from .measure import Measurement, measure, merge_measurements
-from .operands import GemmOperands, gemm_operands
+from .operands import gemm_operands
 from .pack import PackedTensor, pack
 from .progress import set_step
-from .record import EXCLUDED, RECORDER, QuantRecord, Recorder, merge
+from .record import RECORDER, QuantRecord, Recorder, merge
 from .saved import saved_operands
 from .shards import cut_blocks
-from .sites import SITES, GemmSite
+from .sites import SITES
 from .source import site_types
 from .spec import QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
@@ -47,12 +44,9 @@ from .weights import cached_bytes, weights_changed
 
 __all__ = [
     "BLOCK_SIZES",
-    "DEFAULT_ROUNDING",
     "E2M1",
     "E4M3",
     "E5M2",
-    "EXCLUDED",
-    "HIF8",
     "MX_ELEMENTS",
     "OVERFLOWS",
     "QUANT_TYPES",
@@ -63,11 +57,8 @@ __all__ = [
     "SITES",
     "FiniteError",
     "FoundLayer",
-    "GemmOperands",
-    "GemmSite",
     "Layer",
     "Measurement",
-    "MxElement",
     "PackedTensor",
     "QuantConfig",
     "QuantRecord",

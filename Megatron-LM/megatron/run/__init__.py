@@ -4,9 +4,10 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 """
 
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
+from .folder import run_folder
 from .guard import GuardError, after_step, before_model, before_step
 from .labels import label_timers
-from .record import recorded, run_folder
+from .record import recorded
 from .resume import note_checkpoint
 
 __all__ = [

@@ -33,11 +33,11 @@ from megatron.quant.record import Key
 from torch.nn import Module
 
 from .checkpoints import keep_last
+from .folder import run_folder
 from .modelopt import quantised_layers
 from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
-from .record import run_folder
 from .resume import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
 

@@ -7,8 +7,8 @@ from typing import Any
 from megatron.quant import RECORDER, Measurement, merge_measurements
 from torch import Tensor
 
+from .folder import METRICS, run_folder
 from .ranks import all_ranks, rank
-from .record import METRICS, run_folder
 
 DUMPS = "dumps"
 # Upstream's TensorBoard writer, on the rank that has one.

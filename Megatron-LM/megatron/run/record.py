@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,19 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from megatron.quant import QuantRecord
-from megatron.quant.config import ENVIRONMENT_VARIABLE, current
+from megatron.quant.config import current
 
+from . import guard, observe
 from .checkpoints import keep_last
+from .folder import METRICS, run_folder
 from .ranks import all_ranks, rank
 from .usage import DEVICE, peak_memory, write_usage
 
-METRICS, QUANT_STATS, FAILURE = "metrics.jsonl", "quant_stats.json", "failure.txt"
-
-
-def run_folder() -> Path | None:
-    """The folder of this run's quant.toml; None for a run without one."""
-    path = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(path).parent if path else None
+QUANT_STATS, FAILURE = "quant_stats.json", "failure.txt"
 
 
 @contextmanager
@@ -32,8 +27,6 @@ def recorded(writer: Any) -> Iterator[None]:
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
     given is written to metrics.jsonl, too. A failure's text is left in failure.txt.
     """
-    from . import guard, observe  # both need run_folder
-
     folder = run_folder()
     if folder is None:
         yield

@@ -9,7 +9,7 @@ import torch
 from megatron.quant import RECORDER, Measurement, gemm_operands, quantise_dequantise
 from megatron.quant.config import spec_of
 from megatron.run import after_step, before_step, observe, recorded
-from megatron.run.record import METRICS
+from megatron.run.folder import METRICS
 from safetensors import safe_open
 from torch.utils.tensorboard import SummaryWriter
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import QuantRecord
 from megatron.run import GuardError, recorded, run_folder
-from megatron.run.record import FAILURE, METRICS, QUANT_STATS, write_stats
+from megatron.run.folder import METRICS
+from megatron.run.record import FAILURE, QUANT_STATS, write_stats
 from megatron.run.usage import DEVICE
 
 

@@ -11,10 +11,10 @@ from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import resolve
 from mqo.launch.folder import create
+from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
 from mqo.launch.ready import RunData
 from mqo.overlay.series import Series
 from mqo.project import Project
-from mqo.report.coverage import AT_NONE, AUTOGRAD, NO_SITE
 
 # Two layers of width 64: 4 heads of 16, 2 groups, so qkv gives 64 + 2 x 32; SwiGLU doubles 96.
 TOY = (

@@ -3,6 +3,7 @@
 import pytest
 from mqo.errors import UnknownNameError
 from mqo.matrix import tables
+from mqo.overlay.quant_types import gemms
 from pydantic import ValidationError
 
 
@@ -185,3 +186,26 @@ def test_the_front_end_for_attention_has_the_documented_modes():
     sites = ("qk", "pv", "qk_pv")
     assert sorted(names) == sorted(["bf16", *(f"{site}_{t}" for site in sites for t in types)])
     assert {tables.modes()[name].linear for name in names} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("all", list(tables.models())),
+        ("llama*", ["llama32-1b", "llama31-8b"]),
+        (" deepseek2_lite , llama31-8b", ["deepseek2_lite", "llama31-8b"]),
+        ("llama31-8b,all", ["llama31-8b", "llama32-1b", "deepseek2_lite"]),
+    ],
+)
+def test_names_may_be_lists_and_globs_and_count_once(given, expected):
+    assert tables.expand("model", tables.models(), given) == expected
+
+
+@pytest.mark.parametrize("given", ["gpt*", "llama32-1b,", "llama32-1b,gpt"])
+def test_what_means_no_name_lists_the_valid_ones(given):
+    with pytest.raises(UnknownNameError, match=r"no model called '.*deepseek2_lite, llama31-8b"):
+        tables.expand("model", tables.models(), given)
+
+
+def test_the_sites_are_those_that_the_overlay_looks_for_in_their_order():
+    assert tables.SITES == gemms.SITES

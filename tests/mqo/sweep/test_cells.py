@@ -1,6 +1,5 @@
 import pytest
-from mqo.errors import DataError, MqoError, UnknownNameError
-from mqo.matrix import tables
+from mqo.errors import DataError, MqoError
 from mqo.sweep import cells
 
 
@@ -12,25 +11,6 @@ def test_all_by_all_by_the_modes_of_the_scripts_are_sixty():
     made = jobs("all", "all", None)
     assert len({job.name for job in made}) == len({job.digest for job in made}) == 60
     assert {job.cell.training.name for job in made} == {"tiny"}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("all", list(tables.models())),
-        ("llama*", ["llama32-1b", "llama31-8b"]),
-        (" deepseek2_lite , llama31-8b", ["deepseek2_lite", "llama31-8b"]),
-        ("llama31-8b,all", ["llama31-8b", "llama32-1b", "deepseek2_lite"]),
-    ],
-)
-def test_names_may_be_lists_and_globs_and_count_once(given, expected):
-    assert cells.expand("model", tables.models(), given) == expected
-
-
-@pytest.mark.parametrize("given", ["gpt*", "llama32-1b,", "llama32-1b,gpt"])
-def test_what_means_no_name_lists_the_valid_ones(given):
-    with pytest.raises(UnknownNameError, match=r"no model called '.*deepseek2_lite, llama31-8b"):
-        cells.expand("model", tables.models(), given)
 
 
 def test_each_seed_is_a_run_with_the_flag_last():

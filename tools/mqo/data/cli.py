@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mqo.overlay.cli import JsonOption, emit
+from mqo.terminal import JsonOption, emit
 
 data = typer.Typer(help="Corpora of your own.", no_args_is_help=True)
 

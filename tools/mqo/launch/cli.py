@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mqo.cli import guarded
 from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
@@ -23,6 +22,7 @@ from mqo.launch.source import ready_checkout, source_diff
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.terminal import guarded
 
 MODE, FA_MODE = "--quantization", "--fa-quantization"
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqo.overlay.cli import JsonOption, TreeOption, emit
+from mqo.overlay.cli import TreeOption
 from mqo.project import Project
+from mqo.terminal import JsonOption, emit
 
 if TYPE_CHECKING:
     from mqo.overlay.tree import Tree
@@ -44,9 +45,8 @@ def evaluate(
     from mqo.launch.saved import AS_TRAINED, Place, Text, lines
     from mqo.launch.saved import evaluate as measure
     from mqo.matrix import tables
-    from mqo.sweep.cells import expand
 
-    names = expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
+    names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     chosen = Text(tuple(data or ()), text, tokenizer, tokens)
     found = measure(_tree(tree), places, names, chosen, _say)

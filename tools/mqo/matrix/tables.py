@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import tomllib
 from collections.abc import Collection, Mapping
@@ -23,6 +24,7 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
 }
 SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
 NONE = "none"
+ALL = "all"
 # Shrunk sizes are multiples of it where they can be: no MX block, the longest, is then cut short.
 BLOCK = 32
 
@@ -309,6 +311,20 @@ def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
     """The row called `name`; UnknownNameError lists the valid ones."""
     check_choice(kind, name, table)
     return table[name]
+
+
+def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
+    """The names of `table` that `given` means, in its order, once each.
+
+    It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
+    """
+    found: dict[str, None] = {}
+    for pattern in (part.strip() for part in given.split(",")):
+        matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
+        if not matches:
+            check_choice(kind, pattern, table)
+        found |= dict.fromkeys(matches)
+    return list(found)
 
 
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:

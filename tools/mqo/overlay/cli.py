@@ -6,27 +6,24 @@ Libraries are imported inside the commands: the read-only ones start fast.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mqo.errors import OverlayError
 from mqo.overlay.verify.cli import verify
 from mqo.project import Project
+from mqo.terminal import JsonOption, emit
 
 if TYPE_CHECKING:
     from mqo.overlay.series import Series
     from mqo.overlay.tree import Tree
 
-SCHEMA = 1
 TreeOption = Annotated[
     Path | None, typer.Option("--tree", help="The Megatron tree; by default Megatron-LM/.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Entries of the series; by default all.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
@@ -172,23 +169,6 @@ def snapshot(
     shot = take(_tree(tree), target, types=types, without=tuple(without or ()), series=_series())
     said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
     emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
-
-
-def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
-    """Print `text`, or the outcome and `more` as one JSON object."""
-    if not as_json:
-        print(text)
-        return
-    table = {"schema": SCHEMA, "command": command}
-    if outcome is not None:
-        table |= {"outcome": type(outcome).__name__, **asdict(outcome)}
-    print(json.dumps(table | more, indent=1, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
-    return list(value) if isinstance(value, Iterable) else str(value)
 
 
 def _say(text: str) -> None:

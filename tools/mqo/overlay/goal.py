@@ -18,14 +18,12 @@ from mqo.overlay.tree import Tree, sha256
 class Goal:
     """The changes that lead there, the manifest to record, and the contents it refers to.
 
-    `touched` are all files that are the overlay's before or after; `not_placed` are files of ours
-    that upstream has files of its own for.
+    `not_placed` are files of ours that upstream has files of its own for.
     """
 
     changes: tuple[Change, ...]
     manifest: Manifest | None
     objects: tuple[bytes, ...]
-    touched: tuple[str, ...]
     not_placed: tuple[str, ...] = ()
 
 
@@ -58,7 +56,6 @@ def goal(tree: Tree, series: Series) -> Goal:
         ),
         manifest=manifest if series.entries else None,
         objects=_objects(files),
-        touched=tuple(sorted(wanted)),
         not_placed=not_placed,
     )
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.cell import Cell, resolve
 from mqo.launch.ready import check_cell
 from mqo.matrix import tables
-
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,10 @@ def jobs(
     if modes is None:
         modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)
     product = itertools.product(
-        expand("model", tables.models(), models),
-        expand("quantization mode", tables.modes(), modes),
+        tables.expand("model", tables.models(), models),
+        tables.expand("quantization mode", tables.modes(), modes),
         list(dict.fromkeys(seeds)) or [None],
-        expand("dataset", tables.datasets(), datasets),
+        tables.expand("dataset", tables.datasets(), datasets),
     )
     made = []
     for model, mode, seed, dataset in product:
@@ -65,17 +62,6 @@ def jobs(
         name = f"{model}_{dataset}_{mode}" + ("" if seed is None else f"_seed{seed}")
         made.append(Job(name, cell))
     return made
-
-
-def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
-    """The names of `table` that `given` means, in its order, once each."""
-    found: dict[str, None] = {}
-    for pattern in (part.strip() for part in given.split(",")):
-        matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
-        if not matches:
-            tables.check_choice(kind, pattern, table)
-        found |= dict.fromkeys(matches)
-    return list(found)
 
 
 def check(jobs: Sequence[Job]) -> None:

@@ -11,12 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
-from mqo.cli import guarded
 from mqo.launch.cell import Cell
 from mqo.launch.process import stops_raise
 from mqo.launch.run import run
 from mqo.project import Project
 from mqo.runs import RunFolder
+from mqo.terminal import guarded
 
 PARENT = "MQO_SWEEP"
 _PR_SET_PDEATHSIG = 1

@@ -12,6 +12,7 @@ import typer
 
 from mqo.errors import UnknownNameError
 from mqo.project import Project
+from mqo.terminal import JsonOption
 
 if TYPE_CHECKING:
     from mqo.overlay.vendor import Pin
@@ -23,7 +24,7 @@ def verify(
         list[str] | None, typer.Option(help="A release, repeatable; by default the pinned one.")
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: JsonOption = False,
     tree: Annotated[
         Path | None, typer.Option("--tree", help="A tree whose upstream files are tried instead.")
     ] = None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mqo.errors import MqoError, RunError
-from mqo.matrix.tables import SITES
+from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from mqo.errors import RunError
-from mqo.report.coverage import (
+from mqo.launch.products import (
     AT_NONE,
     AUTOGRAD,
     EVEN_EXPERTS,

@@ -1,0 +1,56 @@
+"""What the command lines share: an outcome as text or as JSON, and errors as text and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from mqo.errors import MqoError
+
+SCHEMA = 1
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+def guarded(command: Callable[[], Any]) -> None:
+    """Run `command`; an MqoError becomes one paragraph on stderr and its exit code.
+
+    With --json among the arguments it is printed as one JSON object, too.
+    """
+    try:
+        command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MqoError as error:
+        print(f"mqo: {error}", file=sys.stderr)
+        if error.detail:
+            print(error.detail.rstrip("\n"), file=sys.stderr)
+        if "--json" in sys.argv:
+            print(json.dumps({"schema": SCHEMA, "error": error.as_table()}, indent=1))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
+    """Print `text`, or the outcome and `more` as one JSON object."""
+    if not as_json:
+        print(text)
+        return
+    table = {"schema": SCHEMA, "command": command}
+    if outcome is not None:
+        table |= {"outcome": type(outcome).__name__, **asdict(outcome)}
+    print(json.dumps(table | more, indent=1, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    return list(value) if isinstance(value, Iterable) else str(value)
