@@ -1,6 +1,6 @@
 """Counts what a small GPT's graph keeps for backward, with full and with packed activations.
 
-    PYTHONPATH=Megatron-LM python benchmarks/activations.py
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/activations.py
 
 Bytes of all tensors that autograd saves in one forward pass, each piece of memory once, parameters
 apart: a count, not a timing, so it does not depend on the machine. The tree's patches must be

@@ -1,6 +1,6 @@
 """Times attention, fused and unfused, forward and backward, on the CPU; and its peak memory.
 
-    PYTHONPATH=Megatron-LM python benchmarks/attention.py [--threads 2] [--repeats 3]
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/attention.py [--threads 2] [--repeats 3]
 
 Both take the same operands; the unfused one takes upstream's steps, with grouped keys repeated, a
 buffer of scores, a mask and a softmax in fp32. They take turns, and the best of each counts:

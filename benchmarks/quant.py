@@ -1,7 +1,8 @@
 """Times the quantisers on the CPU: a large matrix, and a linear layer's forward.
 
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776  # as the launcher does
-    PYTHONPATH=Megatron-LM python benchmarks/quant.py [--threads 2] [--repeats 30] [--fast]
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant.py \\
+        [--threads 2] [--repeats 30] [--fast]
 
 All paths of a table take turns in one run; the best of each counts. Machines are noisy: read the
 ratios. torch.compile and torchao are timed where they run; neither is needed otherwise.

@@ -1,6 +1,6 @@
 """Computes a layout and a GPU's memory for each model and mode on 8 and on 64 GPUs of 80 GB.
 
-    PYTHONPATH=tools python benchmarks/scale.py
+    .venv/bin/python benchmarks/scale.py
 
 Nothing is run at that size. mqo.scale says how it is computed; what it says of the weights is held
 here against upstream's own model, built on the meta device as one rank of the planned job, and its

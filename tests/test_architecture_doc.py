@@ -1,6 +1,8 @@
 """docs/architecture.md against the pinned tree: what it names is there, what is gone is not."""
 
 import re
+import subprocess
+from pathlib import PurePath
 
 import pytest
 from mqo.project import Project
@@ -8,7 +10,9 @@ from mqo.project import Project
 PROJECT = Project.here()
 TEXT = (PROJECT.root / "docs/architecture.md").read_text(encoding="utf-8")
 BODY, OLD = TEXT.split("## Paths in older descriptions")
-PATH = re.compile(r"`((?:megatron|tools|pretrain_gpt)[\w./]*)`")
+PATH = re.compile(
+    r"`((?:megatron|tools|examples|pretrain_gpt|distill_gpt|own_tree|UPSTREAM)[\w./]*)`"
+)
 ROWS = [line.split("|")[1:3] for line in OLD.splitlines() if line.startswith("| `")]
 GONE = [PATH.findall(left)[0] for left, _ in ROWS]
 NOW = [path for _, right in ROWS for path in PATH.findall(right)]
@@ -35,6 +39,17 @@ def test_what_it_names_is_there(path):
 @pytest.mark.parametrize("path", GONE)
 def test_what_it_calls_gone_is_not_there(path):
     assert not names(path)
+
+
+def test_all_that_is_ours_is_listed():
+    section = BODY.split("## What is ours in the tree")[1]
+    listed = [path for line in section.splitlines() for path in PATH.findall(line.split(" | ")[0])]
+    done = subprocess.run(["git", "ls-files"], cwd=PROJECT.tree, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("this is no git work tree")
+    files = [PurePath(name) for name in done.stdout.splitlines()]
+    assert files
+    assert [f for f in files if not any(f.is_relative_to(path) for path in listed)] == []
 
 
 def test_there_is_something_to_check():

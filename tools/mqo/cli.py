@@ -93,7 +93,9 @@ def stats(
 @app.command()
 def plot(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; the newest one.")] = None,
-    out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")] = Path("loss.png"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="A .png, .svg or .pdf.")] = Path(
+        "loss.png"
+    ),
 ) -> None:
     """Draw the loss curves of runs."""
     from mqo.report.curve import plot as draw

@@ -44,5 +44,5 @@ class Project:
 
     @property
     def cache(self) -> Path:
-        """Downloads and compiled bytecode: safe to delete at any time."""
+        """Downloads, and the indices of datasets: safe to delete at any time."""
         return self.root / ".cache"

@@ -30,7 +30,7 @@ SITES = {
         GemmSite("dgrad", LINEAR, "grad", -1, "weight", 0),
         # grad [tokens, N] times x [tokens, K]
         GemmSite("wgrad", LINEAR, "grad", 0, "x", 0),
-        # query [s, b*h, d] times key [s, b*h, d]
+        # query [s, b, h, d] times key [s, b, groups, d] where fused; else both [s, b*h, d]
         GemmSite("qk", ATTENTION, "query", -1, "key", -1),
         # probs [b*h, sq, sk] times value [sk, b*h, d]
         GemmSite("pv", ATTENTION, "probs", -1, "value", 0),

@@ -102,7 +102,7 @@ def test_a_teacher_is_a_run_or_its_checkpoints(trained):
 def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):
     gone = tmp_path / "gone.yaml"
     for given, says in (
-        ({"teacher": tmp_path}, "no checkpoint of a teacher in .*save-interval"),
+        ({"teacher": tmp_path}, "no checkpoint of a teacher in .*Give the run a CHECKPOINT"),
         ({"teacher": trained, "distillation_config": gone}, r"configuration .*gone\.yaml"),
         ({"distillation_config": gone}, "Expected: --teacher"),
         ({"teacher": trained, "megatron": tmp_path}, "no program that distils"),

@@ -22,9 +22,11 @@ def _group() -> None:
 def prepare(
     kind: Annotated[str, typer.Argument(help="wikipedia, dolma, jsonl or text (a file each).")],
     input: Annotated[list[Path], typer.Option(help="Files, folders or patterns; repeatable.")],
-    tokenizer: Annotated[Path, typer.Option(help="A folder with tokenizer.json; a rank file.")],
-    output: Annotated[Path, typer.Option(help="Writes OUTPUT_text_document.bin and .idx.")],
-    workers: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
+    tokenizer: Annotated[
+        Path, typer.Option(help="A folder with tokenizer.json or GPT-2's files; a rank file.")
+    ],
+    output: Annotated[Path, typer.Option(help="Writes OUTPUT_KEY_document.bin and .idx.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     key: Annotated[str, typer.Option(help="The JSON key or column of the text.")] = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Stop at a bad document.")] = False,
     engine: Annotated[str, typer.Option(help="auto, tiktoken or tokenizers.")] = "auto",

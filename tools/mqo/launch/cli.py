@@ -25,6 +25,16 @@ from mqo.project import Project
 from mqo.terminal import guarded
 
 MODE, FA_MODE = "--quantization", "--fa-quantization"
+_DEFAULT = "(default: %(default)s)"
+_POSITIONAL = {
+    "checkpoint": "where to save, and to resume from if it holds a checkpoint; default: the run's "
+    "folder (tiny, study: none)",
+    "tensorboard": "where TensorBoard's events go; default: the run's folder",
+    "tokenizer": "a folder with tokenizer.json, as transformers saves one; default: the sample's",
+    "data_prefix": "an indexed dataset: the path without .bin and .idx; default: the sample "
+    "(smoke, study, tiny alone)",
+    "dtype": "fp32, bf16 or fp16; default: the training configuration's",
+}
 
 
 def main(front_end: bool = False) -> None:
@@ -75,95 +85,112 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
         epilog="Everything behind `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
-    for name, meaning in (
-        ("checkpoint", "where to save, and to resume from if it holds a checkpoint"),
-        ("tensorboard", "where TensorBoard's events go"),
-        ("tokenizer", "a tokenizer folder, as transformers saves one"),
-        ("data_prefix", "an indexed dataset: the path without .bin and .idx"),
-        ("dtype", "fp32, bf16 or fp16"),
-    ):
+    for name, meaning in _POSITIONAL.items():
         kind = str if name == "dtype" else Path
         made.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
-    made.add_argument("--list", action="store_true", help="list all valid names")
-    made.add_argument("--model")
-    made.add_argument("--dataset")
-    made.add_argument("--training-config", default="standard")
+    add = made.add_argument
+    add("--list", action="store_true", help="list all valid names")
+    add("--model", metavar="NAME", help="a model; --list shows all names")
+    add("--dataset", metavar="NAME", help="a dataset; with data of your own, a name alone")
+    add("--training-config", default="standard", metavar="NAME", help=f"sizes, schedule {_DEFAULT}")
     _add_types(made, front_end)
-    made.add_argument(
-        "--teacher", type=Path, help="a run, or a folder of checkpoints, to learn from"
-    )
-    made.add_argument(
-        "--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)"
-    )
-    made.add_argument("--megatron", type=Path, help="a patched full Megatron-LM checkout to run")
-    made.add_argument("--without", action="append", default=[], help="a patch to leave out")
-    made.add_argument(
-        "--keep-last", type=_whole, default=0, metavar="N", help="checkpoints to keep; 0: all"
-    )
-    made.add_argument(
-        "--check-nan", action="store_true", help="find the layer of the first NaN or infinity; slow"
-    )
-    made.add_argument("--allow-edits", action="store_true", help="run a tree edited by hand")
-    made.add_argument("--dry-run", action="store_true", help="show the command, do nothing")
-    _add_quantiser(made.add_argument_group("the quantisers (docs/quantisation.md)"))
-    cluster = made.add_argument_group("processes (torchrun's terms)")
-    cluster.add_argument("--nnodes", type=int, default=1)
-    cluster.add_argument("--node-rank", type=int, default=0)
-    cluster.add_argument("--master-addr", default="localhost")
-    cluster.add_argument("--master-port", type=int)
-    cluster.add_argument("--nproc-per-node", type=int, default=1)
+    add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to learn from")
+    add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
+    add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
+    repeatable = {"action": "append", "default": []}
+    add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
+    kept = f"checkpoints to keep; 0: all {_DEFAULT}"
+    add("--keep-last", type=_whole, default=0, metavar="N", help=kept)
+    add("--check-nan", action="store_true", help="find the layer of the first NaN or Inf; slow")
+    add("--allow-edits", action="store_true", help="run a tree edited by hand")
+    add("--dry-run", action="store_true", help="show the command, do nothing")
+    _add_quantiser(made.add_argument_group("the quantisers (docs/formats.md)"))
+    _add_cluster(made.add_argument_group("processes (torchrun's terms)"))
     return made
+
+
+def _add_cluster(group: argparse._ArgumentGroup) -> None:
+    for option, default, meaning in (
+        ("--nnodes", 1, "nodes, each with a launcher"),
+        ("--node-rank", 0, "which of them this is, from 0 on"),
+        ("--nproc-per-node", 1, "processes on each, one a GPU"),
+    ):
+        what = f"{meaning} {_DEFAULT}"
+        group.add_argument(option, type=int, default=default, metavar="N", help=what)
+    where = f"node 0's, of several {_DEFAULT}"
+    group.add_argument("--master-addr", default="localhost", metavar="HOST", help=where)
+    group.add_argument("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
 
 
 def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     if front_end:
-        made.add_argument(FA_MODE, dest="quantization", help="a mode of attention alone")
+        made.add_argument(
+            FA_MODE, dest="quantization", metavar="MODE", help="a mode of attention alone"
+        )
         made.set_defaults(
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
         return
     made.set_defaults(front_end=False)
-    made.add_argument(MODE, help=f"a mode; or '{SOURCE}', the types in the tree")
-    made.add_argument("--gemms", default="fprop", help="fprop; or all: dgrad and wgrad, too")
-    made.add_argument("--linear-quantization", metavar="T", help="another type of linear layers")
+    made.add_argument(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
+    made.add_argument(
+        "--gemms",
+        default="fprop",
+        metavar="WHICH",
+        help=f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}",
+    )
+    types = ", ".join(tables.quant_types())
+    made.add_argument(
+        "--linear-quantization",
+        metavar="T",
+        help=f"another type of linear layers than the mode's: {types} or none",
+    )
     made.add_argument(
         "--attention-quantization",
         metavar="T",
-        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none",
+        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none; "
+        f"T is {types}",
     )
 
 
 def _add_quantiser(group: argparse._ArgumentGroup) -> None:
     for option, meaning in (
-        ("block", "elements that share an mx scale"),
-        ("scale_rule", "how an mx scale follows from its block"),
-        ("rounding", "of elements; each format has its own"),
-        ("overflow", "what hifp8 makes of what is too large"),
-        ("save_activations", "what linear layers keep for backward: packed is their codes"),
+        ("block", "elements that share an mx scale (default: 32)"),
+        ("scale_rule", "how an mx scale follows from its block (default: floor)"),
+        ("rounding", "of elements (default: nearest-even for mx, nearest-away for hifp8)"),
+        ("overflow", "what hifp8 makes of what is too large (default: saturate)"),
+        ("save_activations", "what linear layers keep of inputs; packed: codes (default: full)"),
     ):
         valid = choices(option)
         kind, name = type(valid[0]), "--" + option.replace("_", "-")
         group.add_argument(name, type=kind, choices=valid, help=meaning)
     yes = {"action": "store_const", "const": True}
     group.add_argument("--tensor-scale", help="give hifp8 a scale for each tensor", **yes)
-    group.add_argument("--quant-seed", type=_whole, metavar="N", help="of stochastic rounding")
+    group.add_argument(
+        "--quant-seed", type=_whole, metavar="N", help="of stochastic rounding (default: 0)"
+    )
     group.add_argument("--cache-weights", help="quantise a weight once an optimizer step", **yes)
     group.add_argument(
         "--schedule",
         action="append",
         default=[],
         metavar="SITE:TYPES",
-        help="types that change: 'linear: mxfp4 until 0.9, then bf16', 'qk: mxfp8 until 500, ...'",
+        help="types that change, repeatable: 'linear: mxfp4 until 0.9, then bf16', "
+        "'qk: mxfp8 until 500, ...'",
     )
     group.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="[SITE:]GLOB",
-        help="layers to leave unquantised, by name: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
+        help="layers to leave unquantised, repeatable: output_layer, 'decoder.layers.0.*', "
+        "'qk:*.1.*'",
     )
     group.add_argument(
-        "--record-every", type=_whole, metavar="N", help="measure the quantisers so often; 0: never"
+        "--record-every",
+        type=_whole,
+        metavar="N",
+        help="measure the quantisers in each Nth iteration; 0: never (default: 50)",
     )
     group.add_argument(
         "--dump",
@@ -171,7 +198,7 @@ def _add_quantiser(group: argparse._ArgumentGroup) -> None:
         type=_whole,
         default=[],
         metavar="ITERATION",
-        help="an iteration whose operands are saved, for `mqo stats`",
+        help="an iteration whose operands are saved, for `mqo stats`; repeatable",
     )
 
 

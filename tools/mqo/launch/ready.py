@@ -86,7 +86,8 @@ def _check_teacher(cell: Cell) -> None:
         raise DataError(
             f"There is no checkpoint of a teacher in {folder}",
             expected=f"a folder with {TRACKER}, or a run with checkpoints",
-            help="A run saves at its end with `-- --save-interval STEPS`",
+            help="Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only "
+            "then",
         )
     config = cell.distillation_config
     if config is not None and not config.is_file():

@@ -57,7 +57,8 @@ class Place:
             raise CheckpointError(
                 f"There is no checkpoint in {folder}",
                 expected=f"a run that saved, a folder with {TRACKER}, or that of an iteration",
-                help="A run saves at its end with `-- --save-interval STEPS`",
+                help="Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only "
+                "then",
             )
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]

@@ -123,7 +123,10 @@ def diff(
     stat: Annotated[bool, typer.Option("--stat", help="Show counts alone.")] = False,
     all: Annotated[bool, typer.Option("--all", help="Show sweeps in full, too.")] = False,
     export: Annotated[
-        Path | None, typer.Option(help="Write a patch file an entry to this new folder.")
+        Path | None,
+        typer.Option(
+            help="Write a patch file an entry to this new folder, outside of this checkout."
+        ),
     ] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
@@ -154,7 +157,11 @@ def diff(
 def snapshot(
     target: Annotated[Path, typer.Argument(help="A folder to be made.")],
     site_type: Annotated[
-        list[str] | None, typer.Option("--type", help="SITE=TYPE, repeatable; others get none.")
+        list[str] | None,
+        typer.Option(
+            "--type",
+            help="SITE=TYPE, repeatable; others get none; without it the tree's types stay.",
+        ),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option(help="A patch to leave out, repeatable.")

@@ -28,7 +28,10 @@ def perf(
         bool, typer.Option("--no-scaling", help="Leave out one process against two.")
     ] = False,
     folder: Annotated[
-        Path | None, typer.Option("-o", help="A new folder; by default one below runs/perf.")
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FOLDER", help="A new one; by default one below runs/perf."
+        ),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -45,8 +48,10 @@ def perf(
 ) -> None:
     """Test a mode's precision, loss, determinism, speed and memory, and judge them on one page.
 
-    Trains the baseline and, twice, the mode; then, unless --no-scaling, 12 steps on one process
-    and on two. FOLDER gets perf.json, index.html, the trace of a few steps, and the runs.
+    Trains the baseline and, twice, the mode; then 12 steps on one process and on two.
+
+    FOLDER gets perf.json, index.html, the trace of a few steps, and the runs.
+
     --compare instead puts two folders, or two runs, side by side: B's step time over A's.
 
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from mqo.sweep.local import Executor
     from mqo.sweep.state import Entry, SweepFolder
 
-_LIST = "with commas between, globs allowed, or 'all'."
+_LIST = "with commas between, globs allowed, or 'all'"
 
 
 def sweep(
-    models: Annotated[str, typer.Option(help=f"Models, {_LIST}")] = "all",
-    datasets: Annotated[str, typer.Option(help=f"Datasets, {_LIST}")] = "all",
-    modes: Annotated[str | None, typer.Option(help="Modes; those that have scripts.")] = None,
+    models: Annotated[str, typer.Option(help=f"Models, {_LIST}.")] = "all",
+    datasets: Annotated[str, typer.Option(help=f"Datasets, {_LIST}.")] = "all",
+    modes: Annotated[
+        str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
+    ] = None,
     training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "tiny",
-    jobs: Annotated[int | None, typer.Option(min=1, help="At once; as many as fit.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells at a time; by default as many as fit.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
     gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
     exclude: Annotated[
@@ -38,7 +42,13 @@ def sweep(
         str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs, with these options.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("-o", help="The sweep's folder; a new one below runs/sweeps.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="The sweep's; by default one below runs/sweeps, the same for the same cells.",
+        ),
     ] = None,
     flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
 ) -> None:

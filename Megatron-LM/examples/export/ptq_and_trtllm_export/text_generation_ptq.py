@@ -41,6 +41,8 @@ PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
 TOKENIZER = "tokenizer.json"
 EXPORTS = ("none", "hf", "tensorrt_llm")
+LOAD = "the model: a run, Megatron's checkpoints (torch_dist), or a Hugging Face folder"
+DEFAULT = "(default: %(default)s)"
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,24 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--load", type=Path, required=True, metavar="FOLDER", help="the model")
-    add("--save", type=Path, metavar="FOLDER", help="new: the quantised model's checkpoints")
-    add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: beside the model or data")
+    place: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+    number: dict[str, Any] = {"type": positive, "metavar": "N"}
+    add("--load", required=True, help=LOAD, **place)
+    add("--save", help="new: the quantised model's checkpoints", **place)
+    add("--tokenizer-model", help="default: beside the model, or of the sample", **place)
     add("--export-quant-cfg", metavar="FORMAT", help="int8, fp8, int4_awq, ...; default: as it is")
-    add("--calib-dataset", default="wikipedia", help="a .jsonl or text file, wikipedia or dolma")
-    add("--calib-size", type=positive, default=512, help="samples")
-    add("--calib-batch-size", type=positive, default=4, help="samples")
-    add("--calib-length", type=positive, help="tokens a sample; default: 512, the model's at most")
-    add("--prompts", default=PROMPTS, help="parted by |")
-    add("--out-seq-length", type=positive, default=16, help="tokens to generate, each prompt")
-    add("--decoder", choices=("llama", "deepseek"), help="checked against the model")
-    add("--inference-tensor-parallel", type=positive, default=1, help="ranks of TensorRT-LLM")
-    add("--export-dir", type=Path, metavar="FOLDER", help="new: the exported model")
-    add("--export-format", choices=EXPORTS, default="none")
+    texts = f"a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
+    add("--calib-dataset", default="wikipedia", metavar="TEXTS", help=texts)
+    add("--calib-size", default=512, help=f"samples {DEFAULT}", **number)
+    add("--calib-batch-size", default=4, help=f"samples at once {DEFAULT}", **number)
+    add("--calib-length", help="tokens of each; default: 512, the model's at most", **number)
+    add("--prompts", default=PROMPTS, metavar="TEXT", help="parted by | (default: three)")
+    add("--out-seq-length", default=16, help=f"tokens to generate, each prompt {DEFAULT}", **number)
+    add("--decoder", choices=("llama", "deepseek"), help="an error where the model is not that")
+    ranks = f"ranks of the TensorRT-LLM checkpoint {DEFAULT}"
+    add("--inference-tensor-parallel", default=1, help=ranks, **number)
+    add("--export-dir", help="new: the exported model", **place)
+    add("--export-format", choices=EXPORTS, default="none", help=f"of --export-dir {DEFAULT}")
     return parser.parse_args(argv)
 
 
