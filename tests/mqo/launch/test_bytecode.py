@@ -5,6 +5,8 @@ import sys
 
 import pytest
 from mqo.launch.bytecode import share
+from mqo.overlay.records import UPSTREAM
+from mqo.overlay.tree import Tree
 
 TAG = sys.implementation.cache_tag
 
@@ -18,6 +20,14 @@ def tree(tmp_path):
         (folder / "same.py").write_text("WHERE = (lambda: 0).__code__.co_filename\n")
         (folder / "other.py").write_text(f"NAME = '{name}'\n")
     return tmp_path
+
+
+def vendored(place):
+    """The tree, with the record that `mqo vendor` leaves."""
+    tree = Tree(place / "tree")
+    tree.store.mkdir(exist_ok=True)
+    (tree.store / UPSTREAM).touch()
+    return tree
 
 
 def compiled(root, name):
@@ -46,7 +56,7 @@ def imported(root):
 
 
 def test_a_copy_is_not_compiled_again_but_for_what_is_other_in_it(tree):
-    share(tree / "tree", tree / "copy")
+    share(vendored(tree), tree / "copy")
     linked = compiled(tree / "tree", "other").read_bytes()
     assert compiled(tree / "copy", "other").read_bytes() == linked
     where = str(tree / "copy/megatron/same.py")
@@ -58,11 +68,11 @@ def test_a_copy_is_not_compiled_again_but_for_what_is_other_in_it(tree):
 
 
 def test_a_tree_is_compiled_once_and_a_changed_file_again(tree):
-    share(tree / "tree", tree / "copy")
+    share(vendored(tree), tree / "copy")
     first = {name: compiled(tree / "tree", name).stat().st_mtime_ns for name in ("same", "other")}
     (tree / "tree/megatron/other.py").write_text("NAME = 'new '\n")
     (tree / "next/megatron").mkdir(parents=True)
-    share(tree / "tree", tree / "next")
+    share(vendored(tree), tree / "next")
     assert compiled(tree / "tree", "same").stat().st_mtime_ns == first["same"]
     assert compiled(tree / "tree", "other").stat().st_mtime_ns != first["other"]
     assert compiled(tree / "next", "other").samefile(compiled(tree / "tree", "other"))
@@ -70,14 +80,19 @@ def test_a_tree_is_compiled_once_and_a_changed_file_again(tree):
 
 def test_what_this_python_cannot_read_is_left_alone(tree):
     (tree / "tree/megatron/broken.py").write_text("what is this?\n")
-    share(tree / "tree", tree / "copy")
+    share(vendored(tree), tree / "copy")
     assert not compiled(tree / "tree", "broken").exists()
     assert compiled(tree / "copy", "same").exists()
 
 
 def test_a_copy_on_another_disk_gets_copies(tree, monkeypatch):
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("cross-device")))
-    share(tree / "tree", tree / "copy")
+    share(vendored(tree), tree / "copy")
     assert (
         compiled(tree / "copy", "same").read_bytes() == compiled(tree / "tree", "same").read_bytes()
     )
+
+
+def test_a_tree_from_elsewhere_stays_as_it_is(tree):
+    share(Tree(tree / "tree"), tree / "copy")
+    assert not list(tree.rglob("__pycache__"))

@@ -15,23 +15,28 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from mqo.overlay.tree import Tree
+
 PACKAGE = "megatron"
 HEADER = 16  # magic number, flags, hash of the source
 CHECKED = (0b11).to_bytes(4, "little")
 
 
-def share(tree: Path, copy: Path) -> None:
+def share(tree: Tree, copy: Path) -> None:
     """Give `copy`, made of `tree`, the tree's bytecode; compile what the tree has not.
 
-    Best effort: what cannot be compiled or written is left to Python.
+    Best effort: what cannot be compiled or written is left to Python. Nothing is written into a
+    tree from elsewhere, which is the user's.
     """
-    for source in (tree / PACKAGE).rglob("*.py"):
+    if not tree.is_vendored:
+        return
+    for source in (tree.root / PACKAGE).rglob("*.py"):
         with suppress(OSError):
             name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             compiled = source.parent / "__pycache__" / name
             if not _is_current(compiled, source):
                 _compile(source, compiled)
-            _link(compiled, copy / compiled.relative_to(tree))
+            _link(compiled, copy / compiled.relative_to(tree.root))
 
 
 def _is_current(compiled: Path, source: Path) -> bool:

@@ -45,7 +45,7 @@ def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverag
     with tempfile.TemporaryDirectory(prefix="mqo-coverage-") as folder:
         source = Path(folder) / "source"
         snapshot(tree, source, types=cell.types, without=cell.without, series=series)
-        bytecode.share(tree.root, source)
+        bytecode.share(tree, source)
         for name in OURS:
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -282,7 +282,7 @@ def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path
     with tempfile.TemporaryDirectory(prefix="mqo-saved-") as name:
         folder = Path(name)
         snapshot(tree, folder / "source", types=types)
-        bytecode.share(tree.root, folder / "source")
+        bytecode.share(tree, folder / "source")
         # No weight changes: to quantise each one once gives the same bits.
         kept = quantiser.model_copy(update={"cache_weights": True, "save_activations": None})
         config = quant_toml(types, quantiser=kept, exclude=exclude, record_every=0)
