@@ -53,7 +53,8 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Sn
         shot = Snapshot(tree, types, types)
     else:
         shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
-        bytecode.share(tree, folder.source)
+        if cell.megatron is None:
+            bytecode.share(tree, folder.source)
     if tree.is_vendored or tree.is_checkout:
         folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
     return shot
