@@ -65,9 +65,12 @@ def main() -> None:
     for name in given.only:
         cells = [name, f"{1000 * statistics.median(one[name] for one in rounds):.0f}"]
         for other in (BASE, "upstream"):
-            found = noisy([one[name] / one[other] for one in rounds if other in one] or [1])
+            if name == other or other not in given.only:
+                cells += ["", ""]
+                continue
+            found = noisy([one[name] / one[other] for one in rounds])
             spread = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
-            cells += [f"{found.median:.2f}x", spread] if name != other else ["", ""]
+            cells += [f"{found.median:.2f}x", spread]
         print(f"| {' | '.join(cells)} |")
 
 
