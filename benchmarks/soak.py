@@ -27,11 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from mqo.matrix import tables
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder
 
 PROJECT = Project.here()
-SAVE_EVERY, BATCH, MIB = 40, 4, 2**20
+SAVE_EVERY, MIB = 40, 2**20
+BATCH = tables.trainings()["smoke"].global_batch
 # The most that the last quarter of a run may have beyond its second one.
 GROWTH, DESCRIPTORS = 0.02, 2
 
@@ -60,7 +62,8 @@ class Long:
 
     name: str
     folder: Path
-    command: list[str]
+    steps: int
+    mode: str
     runs: list[RunFolder] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
@@ -73,7 +76,7 @@ class Long:
         with (self.folder / f"{self.name}.log").open("ab") as log:
             environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
             process = subprocess.Popen(
-                self.command, cwd=PROJECT.root, env=environment, stdout=log, stderr=log
+                command(self), cwd=PROJECT.root, env=environment, stdout=log, stderr=log
             )
         run = self._folder_of(process)
         self.runs.append(run)
@@ -152,9 +155,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
-    whole, killed = (Long(name, folder, []) for name in ("whole", "killed"))
-    for long in (whole, killed):
-        long.command = command(given, long.checkpoints)
+    whole, killed = (Long(name, folder, given.steps, given.mode) for name in ("whole", "killed"))
     kills = plan(given.steps, given.kills)
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(whole.train, []), pool.submit(killed.train, kills)]:
@@ -165,12 +166,12 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def command(given: argparse.Namespace, checkpoints: Path) -> list[str]:
-    """What trains, and goes on from `checkpoints`."""
+def command(long: Long) -> list[str]:
+    """What trains, and goes on from its checkpoints."""
     words = [sys.executable, "script/train_config.py", "--model", "llama32-1b"]
-    words += ["--dataset", "wikipedia", "--quantization", given.mode]
-    words += ["--training-config", "smoke", "--keep-last", "3", str(checkpoints)]
-    words += ["--", "--train-samples", str(given.steps * BATCH)]
+    words += ["--dataset", "wikipedia", "--quantization", long.mode]
+    words += ["--training-config", "smoke", "--keep-last", "3", str(long.checkpoints)]
+    words += ["--", "--train-samples", str(long.steps * BATCH)]
     return [*words, "--save-interval", str(SAVE_EVERY), "--eval-interval", "500"]
 
 
@@ -207,8 +208,9 @@ def differences(whole: Long, killed: Long, steps: int) -> list[str]:
 def losses(run: RunFolder) -> dict[tuple[str, int], list[float]]:
     """{(metric, step): values}; the last step is validated twice, on other samples."""
     found: dict[tuple[str, int], list[float]] = {}
+    metrics = run.read_metrics()
     for name in (TRAIN_LOSS, VALID_LOSS):
-        for step, value in run.read_metrics().get(name, []):
+        for step, value in metrics.get(name, []):
             found.setdefault((name, step), []).append(value)
     return found
 

@@ -57,9 +57,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()
-    rounds = []
-    for _ in range(given.rounds):
-        rounds.append({name: seconds(name, given) for name in given.only})
+    rounds = [{name: seconds(name, given) for name in given.only} for _ in range(given.rounds)]
     print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles |")
     print("|---|---|---|---|---|---|")
     for name in given.only:

@@ -59,12 +59,12 @@ class RunFolder:
         return found
 
 
-def training_loss(metrics: Mapping[str, Series]) -> str | None:
-    """The metric that a run was trained on; None where it recorded none.
+def training_losses(metrics: Mapping[str, Series]) -> Series:
+    """What a run was trained on, step by step; empty where it recorded nothing.
 
     A student that learns from its teacher alone has no loss on its text.
     """
-    return next((name for name in (TRAIN_LOSS, KD_LOSS) if name in metrics), None)
+    return metrics.get(TRAIN_LOSS) or metrics.get(KD_LOSS, [])
 
 
 def checkpoints_of(path: Path) -> Path:

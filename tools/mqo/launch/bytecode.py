@@ -31,7 +31,7 @@ def share(tree: Tree, copy: Path) -> None:
     if not tree.is_vendored:
         return
     for source in (tree.root / PACKAGE).rglob("*.py"):
-        with suppress(OSError):
+        with suppress(OSError, py_compile.PyCompileError):  # the latter: for another Python
             name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             compiled = source.parent / "__pycache__" / name
             if not _is_current(compiled, source):
@@ -55,10 +55,7 @@ def _header(source: Path) -> bytes:
 
 def _compile(source: Path, compiled: Path) -> None:
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
-    try:
-        py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
-    except py_compile.PyCompileError as error:
-        raise OSError(f"{source} is for another Python") from error
+    py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
 
 
 def _link(compiled: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ from mqo.launch.ready import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
-from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_loss
+from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 LISTED = 6
 
@@ -90,7 +90,7 @@ def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
     ]
     if found:
         return min(found, key=lambda difference: difference.step)
-    return BitEqual(str(again.root), len(old[training_loss(old) or TRAIN_LOSS]))
+    return BitEqual(str(again.root), len(training_losses(old)))
 
 
 def _first(
@@ -134,7 +134,7 @@ def _read(run: RunFolder) -> tuple[Cell, Mapping[str, Any]]:
             expected="a run folder with the source that ran and what decided the run",
             help="A run of a checkout that was patched by hand keeps no source",
         )
-    if training_loss(run.read_metrics()) is None:
+    if not training_losses(run.read_metrics()):
         raise RunError(f"{run.root} recorded no loss, so that there is nothing to compare with")
     cell = Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
     if cell.cluster.nnodes > 1:

@@ -19,7 +19,7 @@ from mqo.launch.inputs import values
 from mqo.launch.run import reason
 from mqo.overlay.tree import version_of
 from mqo.report.curve import options
-from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_loss
+from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
 from mqo.sweep.state import SweepFolder
 
 T = TypeVar("T")
@@ -234,12 +234,13 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         result = _json(folder.result)
         if result["train_loss"] is None:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
-        if TRAIN_LOSS not in folder.read_metrics():
+        metrics = folder.read_metrics()
+        if TRAIN_LOSS not in metrics:
             words = (
                 "it learnt from a teacher alone; `skip_lm_loss: false` records its own loss, too"
             )
             return LeftOut(name, "without a loss on its text", words)
-        return _run(name, folder, cell, result)
+        return _run(name, folder, cell, result, metrics)
     except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
         text = " ".join(str(error).split())
         return LeftOut(name, "unreadable", f"{type(error).__name__}: {text[:SHOWN]}")
@@ -248,17 +249,22 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
 def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
     if folder.failure.exists():
         return LeftOut(name, "failed", reason(folder))
-    metrics = folder.read_metrics()
-    rows = metrics.get(training_loss(metrics) or TRAIN_LOSS, [])
+    rows = training_losses(folder.read_metrics())
     at = f"step {rows[-1][0] if rows else 0} of {length(cell).steps}"
     words = reason(folder) if folder.log.exists() else "it has no log"
     return LeftOut(name, "unfinished", f"{at}; the last said: {words}")
 
 
-def _run(name: str, folder: RunFolder, cell: Cell, result: Mapping[str, Any]) -> Run:
+def _run(
+    name: str,
+    folder: RunFolder,
+    cell: Cell,
+    result: Mapping[str, Any],
+    metrics: Mapping[str, Series],
+) -> Run:
     text = folder.command.read_text(encoding="utf-8")
     command, env = from_shell(text)
-    facts, metrics = _json(folder.environment), folder.read_metrics()
+    facts = _json(folder.environment)
     device = _json(folder.device) if folder.device.exists() else {}
     peaks = device.get("peak_memory")
     return Run(

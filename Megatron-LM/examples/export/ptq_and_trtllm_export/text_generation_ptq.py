@@ -67,7 +67,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     number: dict[str, Any] = {"type": positive, "metavar": "N"}
     add("--load", required=True, help=LOAD, **place)
     add("--save", help="new: the quantised model's checkpoints", **place)
-    add("--tokenizer-model", help="default: beside the model, or of the sample", **place)
+    add("--tokenizer-model", help="default: the model's own, or the sample's", **place)
     add("--export-quant-cfg", metavar="FORMAT", help="int8, fp8, int4_awq, ...; default: as it is")
     texts = f"a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
     add("--calib-dataset", default="wikipedia", metavar="TEXTS", help=texts)
