@@ -7,7 +7,7 @@ FILES = (
         "megatron/training/training.py",
         (
             AddImport("import megatron.run"),
-            PrependBody("train_step", "megatron.run.before_step(model, get_args())\n"),
+            PrependBody("train_step", "megatron.run.before_step(model, get_args(), optimizer)\n"),
             PrependBody("post_training_step_callbacks", "megatron.run.after_step(iteration)\n"),
         ),
     ),

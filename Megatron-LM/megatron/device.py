@@ -7,6 +7,7 @@ CUDA every name here is torch's own object, so nothing changes there.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,14 @@ class CpuFacade:
 
 HAS_CUDA = torch.cuda.is_available()
 accelerator = torch.cuda if HAS_CUDA else CpuFacade()
+
+# All that upstream takes from these are CUDA kernels, and it takes them wherever they import. On a
+# CPU they count as not installed, so that a run there is the same in every container. A module
+# that is loaded already stays: it was asked for.
+CUDA_PACKAGES = ("apex", "transformer_engine")
+if not HAS_CUDA:
+    for _name in CUDA_PACKAGES:
+        sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
 
 
 def accelerator_type() -> str:

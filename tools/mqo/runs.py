@@ -21,8 +21,8 @@ class RunFolder:
 
     `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
     coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, device.json, failure.txt, dumps/,
-    tensorboard/ and checkpoints/.
+    training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
+    failure.txt, dumps/, tensorboard/ and checkpoints/.
     """
 
     root: Path
@@ -37,6 +37,7 @@ class RunFolder:
     metrics = property(lambda self: self.root / "metrics.jsonl")
     quant_stats = property(lambda self: self.root / "quant_stats.json")
     device = property(lambda self: self.root / "device.json")
+    implementation = property(lambda self: self.root / "implementation.json")
     failure = property(lambda self: self.root / "failure.txt")
     result = property(lambda self: self.root / "result.json")
     coverage = property(lambda self: self.root / "coverage.json")

@@ -6,6 +6,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
 from .folder import run_folder
 from .guard import GuardError, after_step, before_model, before_step
+from .implementation import ImplementationError
 from .labels import label_timers
 from .record import recorded
 from .resume import note_checkpoint
@@ -13,6 +14,7 @@ from .resume import note_checkpoint
 __all__ = [
     "CheckpointError",
     "GuardError",
+    "ImplementationError",
     "after_step",
     "before_load",
     "before_model",

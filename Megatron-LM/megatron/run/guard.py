@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from megatron.quant import (
     MX_ELEMENTS,
@@ -32,6 +33,7 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
+from . import implementation
 from .checkpoints import keep_last
 from .folder import run_folder
 from .modelopt import quantised_layers
@@ -59,16 +61,17 @@ def before_model(args: Namespace) -> None:
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
     """
+    implementation.check_available(args)
     if run_folder() is not None:
         _end(setup_traps(ever_asked(current()), read_setup(args), is_excluded), "before the model")
 
 
-def before_step(model: Iterable[Module], args: Namespace) -> None:
+def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
     """Before the process's first training step: end a run that cannot quantise as asked.
 
-    `model` are this rank's chunks, as the trainer holds them; `args` are upstream's. Called on
-    every rank; the patched trainer does so, before every step. The quantisers learn which one it
-    is, so that their random numbers change.
+    `model` are this rank's chunks, as the trainer holds them, `args` and `optimizer` upstream's.
+    Called on every rank; the patched trainer does so, before every step. The quantisers learn which
+    one it is, so that their random numbers change.
     """
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
@@ -79,6 +82,7 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     keep_last(current().keep_checkpoints)
     if _found is None:
         model = list(model)
+        implementation.record(model, optimizer)
         if current().check_nan:
             watch(model)
         _found = [one for chunk in model for one in find_layers(chunk)]

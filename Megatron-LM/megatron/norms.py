@@ -1,0 +1,40 @@
+"""Chooses the norms of local layers by what the model needs, not by which packages import.
+
+Upstream takes apex's norm wherever apex imports, though that one computes LayerNorm only, and
+Transformer Engine's as the last norm of a model whose layers are all local.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class LayerNormOnly(torch.nn.Module):
+    """Base of a norm that computes LayerNorm only: building any other kind gives torch's norm.
+
+    The patch `local_norms` makes it the base of upstream's FusedLayerNorm.
+    """
+
+    def __new__(cls, config: Any, *args: object, **kwargs: object) -> torch.nn.Module:
+        """Return an instance for LayerNorm, else upstream's WrappedTorchNorm of `config`."""
+        if config.normalization == "LayerNorm":
+            return super().__new__(cls)
+        from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+        return WrappedTorchNorm(config, *args, **kwargs)
+
+
+def final_norm(layer_spec: Any, default: Any) -> Any:
+    """Return the norm that follows the last layer: that of the layers if it is a local one.
+
+    Args:
+        layer_spec: upstream's ModuleSpec of a transformer layer.
+        default: upstream's choice, for layers whose norm is fused into their linear layers.
+    """
+    from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    of_layers = getattr(layer_spec.submodules, "input_layernorm", None)
+    return of_layers if of_layers in (FusedLayerNorm, WrappedTorchNorm) else default

@@ -1,0 +1,36 @@
+"""Norms that can compute what the model asks for, whichever packages are installed.
+
+With apex present upstream builds its FusedLayerNorm for RMSNorm, too, and ends there; with
+Transformer Engine present it ends a stack of local layers with that package's norm.
+"""
+
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
+
+FILES = (
+    FileEdits(
+        "megatron/core/fusions/fused_layer_norm.py",
+        (
+            AddImport("from megatron.norms import LayerNormOnly"),
+            ReplaceExpression("", Anchor("torch.nn.Module"), "LayerNormOnly"),
+        ),
+    ),
+    FileEdits(
+        "megatron/core/models/backends.py",
+        (
+            # Upstream's way to keep RMSNorm from apex, which from then on costs LayerNorm apex, too.
+            ReplaceExpression("LocalSpecProvider.layer_norm", Anchor("WrappedTorchNorm"), "LNImpl"),
+        ),
+        versions=">=0.13",
+    ),
+    FileEdits(
+        "megatron/core/transformer/transformer_block.py",
+        (
+            AddImport("from megatron.norms import final_norm"),
+            ReplaceExpression(
+                "_get_block_submodules",
+                Anchor("LayerNormImpl"),
+                "final_norm(spec, LayerNormImpl)",
+            ),
+        ),
+    ),
+)

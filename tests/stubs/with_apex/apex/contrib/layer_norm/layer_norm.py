@@ -1,0 +1,3 @@
+from refusal import cuda_only
+
+FastLayerNormFN = cuda_only("FastLayerNormFN")

@@ -1,0 +1,3 @@
+from refusal import cuda_only
+
+FusedLayerNormAffineFunction = cuda_only("FusedLayerNormAffineFunction")

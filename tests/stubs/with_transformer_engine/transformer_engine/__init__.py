@@ -1,0 +1,1 @@
+raise OSError("Could not find the compiled library of Transformer Engine")
