@@ -80,6 +80,7 @@ def main() -> None:
     gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
+        megatron.run.check_available(args)
         megatron.run.label_timers(args)
         plain.datasets_provider.is_distributed = True
         pretrain(

@@ -197,6 +197,7 @@ def main() -> None:
     gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
+        megatron.run.check_available(args)
         megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
         config = model_config()

@@ -17,7 +17,7 @@ FILES = (
     FileEdits(
         "megatron/core/models/backends.py",
         (
-            # Upstream's way to keep RMSNorm from apex, which from then on costs LayerNorm apex, too.
+            # Upstream keeps RMSNorm from apex here, and from then on LayerNorm, too.
             ReplaceExpression("LocalSpecProvider.layer_norm", Anchor("WrappedTorchNorm"), "LNImpl"),
         ),
         versions=">=0.13",

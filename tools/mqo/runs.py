@@ -59,6 +59,16 @@ class RunFolder:
                 found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
         return found
 
+    def read_implementation(self) -> Mapping[str, str]:
+        """{"norms", "optimizers", "fusions"}: the names of what the run took, with commas between.
+
+        Empty where the run recorded none.
+        """
+        if not self.implementation.exists():
+            return {}
+        table = json.loads(self.implementation.read_text(encoding="utf-8"))
+        return {kind: ", ".join(names) or "none" for kind, names in table.items()}
+
 
 def training_losses(metrics: Mapping[str, Series]) -> Series:
     """What a run was trained on, step by step; empty where it recorded nothing.

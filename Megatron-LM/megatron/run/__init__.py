@@ -6,7 +6,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
 from .folder import run_folder
 from .guard import GuardError, after_step, before_model, before_step
-from .implementation import ImplementationError
+from .implementation import ImplementationError, check_available
 from .labels import label_timers
 from .record import recorded
 from .resume import note_checkpoint
@@ -20,6 +20,7 @@ __all__ = [
     "before_model",
     "before_save",
     "before_step",
+    "check_available",
     "label_timers",
     "note_checkpoint",
     "recorded",

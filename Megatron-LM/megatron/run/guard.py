@@ -61,7 +61,6 @@ def before_model(args: Namespace) -> None:
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
     """
-    implementation.check_available(args)
     if run_folder() is not None:
         _end(setup_traps(ever_asked(current()), read_setup(args), is_excluded), "before the model")
 
@@ -69,9 +68,9 @@ def before_model(args: Namespace) -> None:
 def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
     """Before the process's first training step: end a run that cannot quantise as asked.
 
-    `model` are this rank's chunks, as the trainer holds them, `args` and `optimizer` upstream's.
-    Called on every rank; the patched trainer does so, before every step. The quantisers learn which
-    one it is, so that their random numbers change.
+    `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
+    `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
+    step. The quantisers learn which one it is, so that their random numbers change.
     """
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
@@ -82,7 +81,8 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     keep_last(current().keep_checkpoints)
     if _found is None:
         model = list(model)
-        implementation.record(model, optimizer)
+        if optimizer is not None:
+            implementation.record(model, optimizer)
         if current().check_nan:
             watch(model)
         _found = [one for chunk in model for one in find_layers(chunk)]

@@ -53,7 +53,7 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
 
     Args:
         model: this rank's chunks, as the trainer holds them.
-        optimizer: upstream's, or None.
+        optimizer: upstream's, which may be several in one.
     """
     folder = run_folder()
     if folder is None:

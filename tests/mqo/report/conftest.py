@@ -60,8 +60,23 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     return folder
 
 
-def facts(folder, cell, *, step_s=0.5, memory=2**30, share=None, digest="00ff", cpu="A CPU"):
+IMPLEMENTATION = {"norms": ["torch.RMSNorm"], "optimizers": ["torch.AdamW"], "fusions": []}
+
+
+def facts(
+    folder,
+    cell,
+    *,
+    step_s=0.5,
+    memory=2**30,
+    share=None,
+    digest="00ff",
+    cpu="A CPU",
+    implementation=IMPLEMENTATION,
+):
     """What a run of the cell is told, and what else it leaves."""
+    if implementation is not None:  # a run of 0.1 has none
+        write(folder.implementation, implementation)
     python = ["/usr/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     program = ["--standalone", str(folder.source / "pretrain_gpt.py")]
     paths = ["--data-path", "/data/d_text", "--tensorboard-dir", str(folder.tensorboard)]

@@ -79,6 +79,13 @@ def test_other_machines_and_releases_are_a_caution(runs):
     assert only(runs).cautions == ("2 machines",)
 
 
+def test_another_norm_or_optimizer_is_named(runs):
+    runs("one")
+    runs("two", "mxfp4", implementation={"norms": ["torch.RMSNorm"], "optimizers": ["apex.Adam"]})
+    runs("of 0.1", "mxfp8", implementation=None)
+    assert only(runs).cautions == ("different optimizers (apex.Adam; torch.AdamW)",)
+
+
 # -- the numbers ---------------------------------------------------------------------------------
 
 

@@ -120,6 +120,8 @@ def train(
     report(f"run      : {folder.root}")
     started, epoch = time.monotonic(), time.time()
     _train(folder, command, env, cell, report)
+    if taken := folder.read_implementation():
+        report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
     if not folder.metrics.exists():
         copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
     result = _sum_up(folder, cell, data, types, time.monotonic() - started)

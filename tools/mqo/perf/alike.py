@@ -134,7 +134,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _versions(run: Run) -> dict[str, str]:
     own = {"Python": run.python, "Megatron": run.upstream or "?", "commit": run.commit or "?"}
-    return own | dict(run.packages)
+    return own | dict(run.implementation) | dict(run.packages)
 
 
 def _seconds(run: Run) -> dict[int, float]:

@@ -111,7 +111,8 @@ class Run:
 
     `variant` is the mode with what the user changed in the quantising. `setting` holds what must
     be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
-    in bytes, `share` is the quantised part of the FLOPs.
+    in bytes, `share` is the quantised part of the FLOPs. `implementation` says which
+    norms, optimizers and fusions the run took; it is empty where that was not recorded.
     """
 
     folder: RunFolder
@@ -136,6 +137,7 @@ class Run:
     share: float | None
     sites: tuple[Site, ...]
     machine: Machine
+    implementation: Mapping[str, str]
     command: str
     commit: str | None
     upstream: str | None
@@ -290,6 +292,7 @@ def _run(
         share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
         sites=tuple(_sites(folder, metrics)),
         machine=_machine(cell, facts, env, device),
+        implementation=folder.read_implementation(),
         command=text,
         commit=facts["commit"],
         upstream=_upstream(folder),

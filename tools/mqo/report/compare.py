@@ -182,7 +182,11 @@ def _cautions(runs: Sequence[Run]) -> list[str]:
         "machines": lambda run: run.machine,
     }
     counts = {name: len({fact(run) for run in runs}) for name, fact in facts.items()}
-    return [f"{count} {name}" for name, count in counts.items() if count > 1]
+    found = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    for kind in sorted({kind for run in runs for kind in run.implementation}):
+        taken = sorted({run.implementation[kind] for run in runs if kind in run.implementation})
+        found += [f"different {kind} ({'; '.join(taken)})"] if len(taken) > 1 else []
+    return found
 
 
 # -- rows ---------------------------------------------------------------------------------------
