@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -42,14 +43,26 @@ def ensure() -> None:
     """Make or complete .venv, unless it is ready; a second process waits for the first."""
     if _is_ready():
         return
-    (ROOT / ".cache").mkdir(exist_ok=True)
-    with (ROOT / ".cache" / "venv.lock").open("w") as lock:
+    with _lock_file() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_ready():
             _require_python()
             _create()
             _install()
             STAMP.write_text(_fingerprint())
+
+
+def _lock_file() -> TextIO:
+    try:
+        (ROOT / ".cache").mkdir(exist_ok=True)
+        return (ROOT / ".cache" / "venv.lock").open("w")
+    except OSError as error:
+        _fail(
+            "make .venv",
+            f"{ROOT} cannot be written ({error.strerror})",
+            "Its owner can set it up for all who read it: `python3 tools/bootstrap.py`, then "
+            "`.venv/bin/mqo setup`. Or clone it into a folder of your own.",
+        )
 
 
 def _is_ready() -> bool:
@@ -142,7 +155,7 @@ def _say(text: str) -> None:
     print(f"[setup] {text}", file=sys.stderr, flush=True)
 
 
-def _fail(step: str, found: str, help: str) -> None:
+def _fail(step: str, found: str, help: str) -> NoReturn:
     sys.exit(f"[setup] could not {step}: {found}. {help}")
 
 

@@ -20,7 +20,7 @@ from mqo.errors import MqoError
 from mqo.launch.machine import detect, torch_cuda
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin
-from mqo.project import Project
+from mqo.project import Project, nearest
 
 State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
@@ -106,7 +106,7 @@ def examine(project: Project, tree: Tree) -> Diagnosis:
             _transformer_engine(),
             _apex(),
             *map(_package, OTHERS),
-            _disk(project.root),
+            _disk(project.runs),
             _memory(),
         )
     )
@@ -221,6 +221,8 @@ def _apex() -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
+    """Where runs go, or will go."""
+    folder = nearest(folder)
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.0f} GiB free at {folder}"
     if free >= LITTLE_DISK_GIB:

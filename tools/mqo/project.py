@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout of this repository, by its root folder."""
+    """A checkout of this repository, by its root folder.
+
+    What commands write goes into the checkout, or, where that may not be written, into the user's
+    XDG folders. `chosen_runs` is where the user wants the runs.
+    """
 
     root: Path
+    chosen_runs: Path | None = None
 
     @classmethod
-    def here(cls) -> Project:
+    def here(cls, runs: Path | None = None) -> Project:
         """The checkout that this very file belongs to (the package is installed editable)."""
-        return cls(Path(__file__).resolve().parents[2])
+        return cls(Path(__file__).resolve().parents[2], runs and runs.resolve())
 
     @property
     def tree(self) -> Path:
@@ -35,7 +41,7 @@ class Project:
     @property
     def runs(self) -> Path:
         """One folder a run."""
-        return self.root / "runs"
+        return self.chosen_runs or self._writable("runs", "XDG_DATA_HOME", ".local/share")
 
     @property
     def data(self) -> Path:
@@ -43,6 +49,30 @@ class Project:
         return self.root / "data"
 
     @property
+    def own_data(self) -> Path:
+        """Where datasets are prepared that `data` lacks."""
+        return self._writable("data", "XDG_DATA_HOME", ".local/share")
+
+    @property
     def cache(self) -> Path:
         """Downloads, and the indices of datasets: safe to delete at any time."""
-        return self.root / ".cache"
+        return self._writable(".cache", "XDG_CACHE_HOME", ".cache")
+
+    def _writable(self, name: str, variable: str, default: str) -> Path:
+        """Return a folder of the checkout if the user may write it, else one of the user's own.
+
+        Args:
+            name: of the folder in the checkout.
+            variable: names the environment variable that holds the user's base folder.
+            default: the base folder below the home, where the variable is not set.
+        """
+        folder = self.root / name
+        if os.access(nearest(folder), os.W_OK):
+            return folder
+        base = os.environ.get(variable) or Path.home() / default
+        return Path(base) / "mqo" / name.lstrip(".")
+
+
+def nearest(path: Path) -> Path:
+    """Return `path`, or the first folder above it that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())

@@ -58,17 +58,22 @@ class _Inputs:
 
 
 def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) -> PreparedData:
-    """Makes `dataset` ready below `project.data` and returns it; does nothing if it is already.
+    """Makes `dataset` ready and returns it; does nothing if it is already.
 
-    `report` gets a line a step. Safe to call from several processes (one works, the others wait)
-    and to kill at any time: a folder counts only with a stamp that fits every file in it. Raises
+    It lies below `project.data`, or below `project.own_data` where the former lacks it. `report`
+    gets a line a step. Safe to call from several processes (one works, the others wait) and to kill
+    at any time: a folder counts only with a stamp that fits every file in it. Raises
     UnknownNameError for a name that is no dataset, DataError when a step fails.
     """
     _check_name(dataset)
     inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
-    target = project.data / dataset
-    project.data.mkdir(parents=True, exist_ok=True)
-    with _locked(project.data / f".{dataset}.lock", report):
+    # A folder that is ready is whole at all times: to read it takes no lock, nor the right to write.
+    ready = _load(project.data / dataset, inputs)
+    if ready:
+        return ready
+    target = project.own_data / dataset
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent / f".{dataset}.lock", report):
         ready = _load(target, inputs)
         if ready:
             return ready

@@ -53,7 +53,7 @@ def _main(argv: list[str], front_end: bool) -> None:
         print(listing(front_end))
         return
     cell = cell_from(args, extra)
-    project = Project.here()
+    project = Project.here(args.runs)
     if args.dry_run:
         print(describe(project, cell))
         return
@@ -96,6 +96,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     _add_types(made, front_end)
     add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to learn from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
+    add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)

@@ -166,6 +166,7 @@ def dry_run(
     """
     folder = RunFolder(project.runs / f"TIME_{cell.title}")
     sample = project.data / cell.dataset.name
+    sample = sample if sample.exists() else project.own_data / cell.dataset.name
     if cell.tokenizer and cell.data_prefix:
         data = RunData(cell.tokenizer.resolve(), cell.data_prefix.resolve(), None)
     elif has_sample(cell):

@@ -67,7 +67,7 @@ def apply(
     """
     tree.upstream()  # before the lock, which would make a folder where there is no tree
     asked = series.with_required(names or series.names)
-    with tree.locked("apply"):
+    with tree.reading("apply"):
         manifest = tree.manifest()
         wanted = series.only({*asked, *(manifest.names if names and manifest else ())})
         if is_current(tree, manifest, wanted):

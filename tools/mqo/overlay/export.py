@@ -31,7 +31,7 @@ def export(
     for name in names:
         series[name]
     tree.patched()  # before the lock, which would make a folder where there is no tree
-    with tree.locked("diff --export"):
+    with tree.reading("diff --export"):
         manifest = tree.patched()
         texts = _texts(tree, manifest, series, names)
         with building(tree.root, target, command="diff --export") as folder:

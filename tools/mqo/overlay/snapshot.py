@@ -50,7 +50,7 @@ def snapshot(
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
     tree.patched()  # before the lock, which would make a folder where there is no tree
-    with tree.locked("snapshot"):
+    with tree.reading("snapshot"):
         manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
         shared = types_in(tree, manifest)

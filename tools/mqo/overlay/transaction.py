@@ -106,8 +106,8 @@ def commit(
 def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     """A folder to fill, which becomes `target` when all went well and is removed when not.
 
-    The caller holds the lock of the tree at `root`. OverlayError when `target` exists or cannot be
-    written.
+    The caller holds the lock of the tree at `root`. Where that may not be written no note is made,
+    and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written.
     """
     if target.exists():
         raise OverlayError(f"{target} exists", expected="a folder to be made")
@@ -116,12 +116,14 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART}")
     made = [str(parent) for parent in target.parents if not parent.exists()]
     note = {"schema": SCHEMA, "target": str(target), "folder": str(folder), "made": made}
+    is_noted = os.access(incoming.parent, os.W_OK)
     try:
         try:
-            _open_incoming(root, command)
-            write_synced(incoming / BUILDING, json.dumps(note).encode())
-            _sync(incoming)
-            _sync(root / STORE)
+            if is_noted:
+                _open_incoming(root, command)
+                write_synced(incoming / BUILDING, json.dumps(note).encode())
+                _sync(incoming)
+                _sync(incoming.parent)
             step("building")
             folder.mkdir(parents=True)
             yield folder
@@ -135,7 +137,8 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
                 raise
         finally:
             _settle_building(note)
-            _clear(incoming)
+            if is_noted:
+                _clear(incoming)
     except OSError as error:
         raise OverlayError(
             f"{target} could not be written ({_reason(error)})",

@@ -9,11 +9,13 @@ folders: records (see `records`), objects/ (contents by SHA-256), kept/ (copies 
 from __future__ import annotations
 
 import ast
+import fcntl
 import functools
 import hashlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ from mqo.errors import OverlayError, VendorError
 from mqo.overlay import checkout, literals, records, transaction
 from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
 
+LOCK, HOLDER = "lock", "lock.holder"
 LOCK_WAIT_S = 60  # eight runs that start at once on a busy machine take turns
+LOCK_POLL_S = 0.05
 FileState = Literal["pristine", "patched", "edited", "missing"]
 _log = logging.getLogger("mqo")
 
@@ -189,8 +193,49 @@ class Tree:
     def settle(self) -> None:
         """For commands that only read: finish or undo first what a killed command left."""
         if transaction.is_interrupted(self.root):
-            with self.locked("look"):
+            with self.reading("look"):
                 pass
+
+    @contextmanager
+    def reading(self, command: str) -> Iterator[None]:
+        """As `locked`; on a tree that the user may not write, a lock that admits other readers.
+
+        Raises:
+            OverlayError: somebody holds the tree; or it may not be written, and holds what a killed
+                command left.
+        """
+        if os.access(self.store if self.store.exists() else self.root, os.W_OK):
+            with self.locked(command):
+                yield
+            return
+        with self._shared_lock():
+            if transaction.is_interrupted(self.root):
+                raise OverlayError(
+                    f"{self.root} was left half-changed by a command that was killed, and may not "
+                    "be written",
+                    expected="a whole tree",
+                    help="Its owner's next `mqo status` brings it in order",
+                )
+            yield
+
+    @contextmanager
+    def _shared_lock(self) -> Iterator[None]:
+        """Hold the owner's lock file, if there is one; that takes no right to write."""
+        lock = self.store / LOCK
+        if not os.access(lock, os.R_OK):
+            yield
+            return
+        deadline = time.monotonic() + LOCK_WAIT_S
+        with lock.open("rb") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self._in_use() from None
+                    time.sleep(LOCK_POLL_S)
+            yield
 
     @contextmanager
     def locked(self, command: str) -> Iterator[None]:
@@ -200,19 +245,14 @@ class Tree:
         """
         from filelock import FileLock, Timeout  # not in every Python that reads a tree
 
-        holder, lock = self.store / "lock.holder", FileLock(self.store / "lock")
+        lock = FileLock(self.store / LOCK)
         try:
             self.store.mkdir(exist_ok=True)
             lock.acquire(timeout=LOCK_WAIT_S)
             (self.store / ".gitignore").write_text("*\n")
-            holder.write_text(f"process {os.getpid()} (mqo {command})")
+            (self.store / HOLDER).write_text(f"process {os.getpid()} (mqo {command})")
         except Timeout:
-            who = (holder.read_text() if holder.exists() else "") or "another process"
-            raise OverlayError(
-                f"{self.root} is in use by {who}",
-                expected=f"the lock to be free within {LOCK_WAIT_S} s",
-                help="Wait for that command to end, then repeat this one",
-            ) from None
+            raise self._in_use() from None
         except OSError as error:
             lock.release()
             raise OverlayError(
@@ -226,6 +266,15 @@ class Tree:
             yield
         finally:
             lock.release()
+
+    def _in_use(self) -> OverlayError:
+        holder = self.store / HOLDER
+        who = (holder.read_text() if holder.exists() else "") or "another process"
+        return OverlayError(
+            f"{self.root} is in use by {who}",
+            expected=f"the lock to be free within {LOCK_WAIT_S} s",
+            help="Wait for that command to end, then repeat this one",
+        )
 
 
 def version_of(files: dict[str, bytes], origin: str) -> str:
