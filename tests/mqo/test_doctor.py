@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from mqo.project import Project
 
 from .conftest import FILES, materialise
 
-MODULES = ("torch", "transformer_engine", "apex", "triton", "numba", "modelopt")
+MODULES = ("torch", "transformer_engine", "apex", "amp_C", "triton", "numba", "modelopt")
 Disk = namedtuple("Disk", "free")
 Memory = namedtuple("Memory", "total available")
 
@@ -69,6 +70,15 @@ def project(tmp_path, site, room, monkeypatch):
     install(site, "torch", "2.9.0", "torch")
     (site / "torch/version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
     monkeypatch.setattr(machine, "_cuda_devices", lambda: 0)
+    return project
+
+
+@pytest.fixture
+def gpu(project, monkeypatch):
+    """The project on a machine with a GPU that torch can use."""
+    torch = importlib.util.find_spec("torch").origin
+    Path(torch).with_name("version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    monkeypatch.setattr(machine, "_cuda_devices", lambda: 1)
     return project
 
 
@@ -202,13 +212,24 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize(("what", "distribution", "module"), OPTIONAL)
-def test_an_optional_piece_is_found(project, site, what, distribution, module):
-    assert found(project, what).found == "not installed"
+def test_an_optional_piece_is_found(gpu, site, what, distribution, module):
+    assert found(gpu, what).found == "not installed"
     install(site, distribution, "3.1", module)
     (site / module / "normalization").mkdir()
     (site / module / "libtransformer_engine.so").touch()
-    piece = found(project, what)
+    (site / "amp_C.py").touch()
+    piece = found(gpu, what)
     assert (piece.state, piece.found, piece.cost) == ("ok", "3.1", "")
+
+
+@pytest.mark.parametrize(
+    ("what", "module"), [("apex", "apex"), ("Transformer Engine", "transformer_engine")]
+)
+def test_without_a_gpu_even_a_broken_one_is_no_matter(project, site, what, module):
+    install(site, module.replace("_", "-"), "3.1", module)
+    piece = found(project, what)
+    assert (piece.state, piece.cost, piece.needs_action) == ("ok", "", False)
+    assert "not used" in piece.found
 
 
 def test_a_module_without_metadata_is_there_too(project, site):
@@ -220,31 +241,38 @@ def test_a_module_without_metadata_is_there_too(project, site):
 
 
 @pytest.mark.parametrize("version", ["0.9.10.dev0", None])
-def test_the_unrelated_apex_is_a_warning(project, site, version):
+def test_the_unrelated_apex_is_a_warning(gpu, site, version):
     if version:
         install(site, "apex", version, "apex")
     else:
         (site / "apex").mkdir()
         (site / "apex/__init__.py").touch()
-    apex = found(project, "apex")
+    apex = found(gpu, "apex")
     assert (apex.state, apex.needs_action) == ("warning", True)
     assert "the unrelated package of that name on PyPI" in apex.found
     assert "`pip uninstall apex`" in apex.cost
 
 
-def test_a_transformer_engine_without_its_library_is_a_warning(project, site):
+def test_an_apex_without_its_extensions_is_a_warning(gpu, site):
+    install(site, "apex", "0.1", "apex")
+    (site / "apex/normalization").mkdir()
+    apex = found(gpu, "apex")
+    assert (apex.state, apex.found) == ("warning", "0.1, without its CUDA extensions")
+
+
+def test_a_transformer_engine_without_its_library_is_a_warning(gpu, site):
     install(site, "transformer-engine", "2.9.0", "transformer_engine")
-    engine = found(project, "Transformer Engine")
+    engine = found(gpu, "Transformer Engine")
     assert (engine.state, engine.found) == ("warning", "2.9.0, without its compiled library")
     assert "`pip uninstall transformer-engine`" in engine.cost
 
 
 @pytest.mark.parametrize("place", ["", "transformer_engine", "transformer_engine/wheel_lib"])
-def test_the_library_of_transformer_engine_has_three_places(project, site, place):
+def test_the_library_of_transformer_engine_has_three_places(gpu, site, place):
     install(site, "transformer-engine", "2.9.0", "transformer_engine")
     (site / place).mkdir(exist_ok=True)
     (site / place / "libtransformer_engine.so").touch()
-    assert found(project, "Transformer Engine").state == "ok"
+    assert found(gpu, "Transformer Engine").state == "ok"
 
 
 # -- room ----------------------------------------------------------------------------------------
@@ -319,7 +347,7 @@ def test_the_command_leaves_with_0_when_only_optional_pieces_are_missing(mqo):
     assert out.endswith("nothing needs action\n")
 
 
-def test_the_command_leaves_with_1_on_a_warning(mqo, site):
+def test_the_command_leaves_with_1_on_a_warning(mqo, gpu, site):
     install(site, "apex", "0.9.10.dev0", "apex")
     code, out = mqo()
     assert code == 1

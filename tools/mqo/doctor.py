@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -76,7 +76,7 @@ TRANSFORMER_ENGINE = Piece(
     "transformer_engine",
     "no --transformer-impl transformer_engine; the matrix uses Megatron's own layers anyway",
 )
-APEX = Piece("apex", "apex", "apex", "no fused layer norm and no fused Adam: torch's are used")
+APEX = Piece("apex", "apex", "apex", "no fused Adam, and no fused LayerNorm: torch's are used")
 OTHERS = (
     Piece(
         "triton",
@@ -192,6 +192,8 @@ def _package(piece: Piece, *, required: bool = False) -> Finding:
 def _transformer_engine() -> Finding:
     """Without its compiled library, as `pip install transformer-engine` leaves it, it raises."""
     finding, folder = _package(TRANSFORMER_ENGINE), _folder(TRANSFORMER_ENGINE.module)
+    if folder and not detect().has_cuda:
+        return _unused(finding)
     places = (folder.parent, folder, folder / "wheel_lib") if folder else ()
     if folder is None or any(any(place.glob("libtransformer_engine*")) for place in places):
         return finding
@@ -199,22 +201,39 @@ def _transformer_engine() -> Finding:
         finding.what,
         "warning",
         f"{finding.found}, without its compiled library",
-        "Megatron cannot be imported; `pip uninstall transformer-engine`, or install "
+        "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
         "`transformer-engine[core_cu13,pytorch]`",
     )
 
 
 def _apex() -> Finding:
-    """NVIDIA's has `apex.normalization`; the package of that name on PyPI is something else."""
+    """NVIDIA's has `apex.normalization`; the package of that name on PyPI is something else.
+
+    Its FusedAdam is taken wherever it imports, and fails without the compiled part, `amp_C`.
+    """
     finding, folder = _package(APEX), _folder(APEX.module)
-    if folder is None or (folder / "normalization").is_dir():
-        return finding
-    return Finding(
-        finding.what,
-        "warning",
-        f"{finding.found}: the unrelated package of that name on PyPI, not NVIDIA's",
-        "Megatron takes it for NVIDIA's, and fused layer norms fail; `pip uninstall apex`",
-    )
+    if folder and not detect().has_cuda:
+        return _unused(finding)
+    if folder and not (folder / "normalization").is_dir():
+        return Finding(
+            finding.what,
+            "warning",
+            f"{finding.found}: the unrelated package of that name on PyPI, not NVIDIA's",
+            "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`",
+        )
+    if folder and _folder("amp_C") is None:
+        return Finding(
+            finding.what,
+            "warning",
+            f"{finding.found}, without its CUDA extensions",
+            "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions",
+        )
+    return finding
+
+
+def _unused(finding: Finding) -> Finding:
+    """What a run leaves alone, since nothing of it works on a CPU."""
+    return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
 
 
 # -- room ---------------------------------------------------------------------------------------
