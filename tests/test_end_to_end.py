@@ -5,6 +5,7 @@ A few steps of the smoke model each; the same runs serve several tests.
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tomllib
@@ -62,6 +63,23 @@ def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_rea
         RunError, match=r"layers\.0\..*cannot run fused: its source or schedule says pv = mxfp4"
     ):
         start("mxfp4", flags=("--attention-backend", "flash"))
+
+
+def test_packages_that_need_a_gpu_change_nothing_on_a_cpu(start, monkeypatch):
+    stubs = PROJECT.root / "tests/stubs"
+    paths = [str(stubs / name) for name in ("with_apex", "with_transformer_engine")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    # The same cell with another name for its folder: a run of its own.
+    beside = start("FA_linear_mxfp8", keep_checkpoints=9)  # so that it is no run of another test
+    monkeypatch.delenv("PYTHONPATH")
+    plain = start("FA_linear_mxfp8")
+    assert losses(beside) == losses(plain)
+    assert beside.read_implementation() == plain.read_implementation()
+    assert plain.read_implementation() == {
+        "norms": "torch.RMSNorm",
+        "optimizers": "torch.AdamW",
+        "fusions": "none",
+    }
 
 
 def test_a_quantised_run_differs(start):
