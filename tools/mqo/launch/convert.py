@@ -111,7 +111,7 @@ def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """The arguments that a checkpoint was written with."""
     with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
         facts = Path(folder) / "args.json"
-        _run(tree, ["describe", str(checkpoint), str(facts)])
+        run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)
         return json.loads(facts.read_text(encoding="utf-8"))
 
 
