@@ -351,7 +351,7 @@ def test_the_users_own_load_is_what_is_gone_on_from(saved):
 def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatch):
     folder = saved()
 
-    def fails(tree, folder):
+    def fails(tree, place):
         raise ConvertError("damaged")
 
     monkeypatch.setattr(plan, "describe", fails)
@@ -359,6 +359,21 @@ def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatc
         resumed(folder)
     made = cell(checkpoint=folder, flags="--use-distributed-optimizer")
     assert place(folder, made, H100, made.types).cell.layout == ()
+
+
+def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, monkeypatch):
+    folder = saved("")  # as a kill may leave it
+    whole, half = folder / "iter_0001000", folder / "iter_0002000"
+    for one in (whole, half):
+        one.mkdir()
+
+    def describe(tree, place):
+        if place != whole.resolve():
+            raise ConvertError("damaged")
+        return ARGS | {"tensor_model_parallel_size": 4}
+
+    monkeypatch.setattr(plan, "describe", describe)
+    assert resumed(folder) == Layout(8, tensor=4)
 
 
 # -- processes and devices -------------------------------------------------------------------------

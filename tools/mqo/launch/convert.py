@@ -108,7 +108,7 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    """The arguments that a checkpoint was written with."""
+    """The arguments that a checkpoint was written with: an iteration's folder, or the newest's."""
     with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
         facts = Path(folder) / "args.json"
         run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)

@@ -137,15 +137,23 @@ def saved_layout(tree: Path, cell: Cell) -> Layout | None:
         return None
     if (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip() == "release":
         return None
-    try:
-        args = describe(tree, folder.resolve())
-    except MqoError as error:
-        raise CheckpointError(
-            f"The newest checkpoint in {folder} does not say its layout: {error}",
-            expected="a whole checkpoint of a run",
-            help="A layout behind `--` is taken as it is: the one that it was saved in",
-        ) from error
+    args = _arguments(tree, folder.resolve())
     return None if args.get("no_save_optim") else _layout_of_args(args)
+
+
+def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
+    """Return the arguments of the newest checkpoint; of an older one where it is damaged."""
+    why = ""
+    for place in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
+        try:
+            return describe(tree, place)
+        except MqoError as error:
+            why = why or str(error)
+    raise CheckpointError(
+        f"No checkpoint in {folder} says its layout: {why}",
+        expected="a whole checkpoint of a run",
+        help="A layout behind `--` is taken as it is: give the one that it was saved in",
+    )
 
 
 def _layout_of_args(args: Mapping[str, Any]) -> Layout:
