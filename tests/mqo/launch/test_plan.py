@@ -115,6 +115,14 @@ def test_each_dtype_has_a_layout_on_each_device(device, dtype):
     assert used > need(made, Layout(8, tensor=8, recompute="full"))
 
 
+def test_parameters_are_gathered_behind_computation_but_in_fp16():
+    """Upstream ends an evaluation before the first step that fp16's loss scale lets through."""
+    flags = {d: set(with_layout(cell(dtype=d), H100, {}).cell.layout) for d in tables.DTYPES}
+    assert flags["bf16"] >= EVERY
+    assert flags["fp32"] >= EVERY
+    assert EVERY - flags["fp16"] == {"--overlap-param-gather"}
+
+
 def test_fp32_needs_more_than_bf16():
     layout = Layout(8, tensor=4)
     sizes = [need(cell(dtype=dtype), layout) for dtype in ("bf16", "fp16", "fp32")]

@@ -83,7 +83,7 @@ def with_layout(
     if fit is None:
         check_layout(bare)
         raise _nothing_fits(cell, machine, job, saved)
-    chosen = bare.model_copy(update={"layout": fit.layout.flags()})
+    chosen = bare.model_copy(update={"layout": fit.layout.flags(cell.dtype)})
     whence = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if cell.teacher else ""
     line = f"{whence}{fit.layout}; computed: {_gib(fit.need)} of {_room(machine)}{teacher}"
@@ -175,7 +175,7 @@ def _layout_of_args(args: Mapping[str, Any]) -> Layout:
 
 def meta_job(cell: Cell, layout: Layout, rank: int) -> dict[str, object]:
     """Return what Megatron-LM/tools/rank_weights.py takes to build that rank's part of a model."""
-    planned = cell.model_copy(update={"layout": layout.flags()})
+    planned = cell.model_copy(update={"layout": layout.flags(cell.dtype)})
     flags = ["--vocab-size", str(cell.model.vocab_size), *shape_flags(planned)]
     flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[cell.dtype]]
     return {"world": layout.gpus, "rank": rank, "flags": flags}
@@ -220,7 +220,7 @@ def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
 
 def _divides(cell: Cell, layout: Layout) -> bool:
     try:
-        check_layout(cell.model_copy(update={"layout": layout.flags()}))
+        check_layout(cell.model_copy(update={"layout": layout.flags(cell.dtype)}))
     except LayoutError:
         return False
     return True
@@ -237,7 +237,7 @@ def _judged(cell: Cell, machine: Machine, job: Job) -> list[str]:
     fit = choose(job, lambda layout: _divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
-        flags = " ".join(fit.layout.flags())
+        flags = " ".join(fit.layout.flags(cell.dtype))
         lines.append(f"warning: the planner's layout needs {_gib(fit.need)} GiB: {flags}")
     return lines
 

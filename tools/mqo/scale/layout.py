@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mqo.matrix.tables import Model
+from mqo.matrix.tables import Dtype, Model
 
 Recompute = Literal["none", "core_attn", "full"]
 # Upstream's flags: what a layer's backward pass computes again instead of having kept it.
@@ -59,13 +59,18 @@ class Layout:
         count = model.num_layers // self.pipeline
         return range(stage * count, (stage + 1) * count)
 
-    def flags(self) -> tuple[str, ...]:
-        """Return upstream's flags."""
+    def flags(self, dtype: Dtype = "bf16") -> tuple[str, ...]:
+        """Return upstream's flags.
+
+        In fp16 parameters are gathered without overlap. Until the loss scale is small enough to
+        make a step, upstream has no hooks for it, and ends an evaluation over that.
+        """
+        gathers = self.overlap and self.sharded and dtype != "fp16"
         words = {
             "--use-distributed-optimizer": self.sharded,
             "--dist-ckpt-optim-fully-reshardable": self.sharded and self.reshardable,
             f"--overlap-grad-reduce --ddp-bucket-size {self.bucket}": self.overlap,
-            "--overlap-param-gather": self.overlap and self.sharded,
+            "--overlap-param-gather": gathers,
             _RECOMPUTE[self.recompute]: True,
             f"--tensor-model-parallel-size {self.tensor} --sequence-parallel": self.tensor > 1,
             f"--pipeline-model-parallel-size {self.pipeline}": self.pipeline > 1,
