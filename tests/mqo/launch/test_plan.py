@@ -142,6 +142,7 @@ def test_what_the_users_flags_say_counts():
     assert planned(cell(flags="--seq-length 2048")) == Layout(8)
     assert planned(cell(flags="--global-batch-size 4", gpus=8)).data <= 4
     assert planned(cell("llama32-1b", flags="--attention-backend unfused")).recompute == "core_attn"
+    assert planned(cell("llama32-1b", flags="--attention-backend=unfused")).recompute == "core_attn"
     scheduled = cell("llama32-1b", schedule=("pv: mxfp4 until 0.5, then none",))
     assert planned(scheduled).recompute == "core_attn"
 
@@ -329,6 +330,8 @@ def test_a_checkpoints_layout_that_no_longer_fits_is_refused_with_what_it_is(sav
     folder = saved(tensor_model_parallel_size=1, use_distributed_optimizer=False)
     with pytest.raises(LayoutError, match=r"checkpoint's layout .DP 8, optimizer states on every"):
         resumed(folder)
+    with pytest.raises(LayoutError, match="4 processes do not fit tensor 8"):
+        resumed(saved(tensor_model_parallel_size=8), gpus=4)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def with_layout(
         return Planned(bare, tuple(_judged(bare, machine, job)))
     fit = choose(job, lambda layout: _divides(bare, layout), saved)
     if fit is None:
-        check_layout(bare)
+        check_layout(bare.model_copy(update={"layout": saved.flags() if saved else ()}))
         raise _nothing_fits(cell, machine, job, saved)
     chosen = bare.model_copy(update={"layout": fit.layout.flags(cell.dtype)})
     whence = "as in the checkpoint: " if saved else ""
@@ -131,9 +131,10 @@ def saved_layout(tree: Path, cell: Cell) -> Layout | None:
     Raises:
         CheckpointError: it does not say.
     """
-    given = values(cell.extra_flags, "--load")
+    flags = _words(cell)
+    given = values(flags, "--load")
     folder = Path(given[0]) if given else cell.checkpoint
-    if folder is None or _FRESH & set(cell.extra_flags) or not (folder / TRACKER).is_file():
+    if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
         return None
     if (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip() == "release":
         return None
@@ -185,10 +186,18 @@ def _is_real(cell: Cell, machine: Machine) -> bool:
     return machine.has_cuda and not cell.training.is_smoke
 
 
+def _words(cell: Cell) -> list[str]:
+    """Return the user's flags with their values as words of their own, whichever way given."""
+    return [
+        part
+        for word in cell.extra_flags
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
+
+
 def _names(cell: Cell, pattern: re.Pattern[str]) -> set[str]:
     """Return the flags of the user's that match."""
-    names = {word.partition("=")[0] for word in cell.extra_flags if word.startswith("--")}
-    return {name for name in names if pattern.fullmatch(name)}
+    return {word for word in _words(cell) if word.startswith("--") and pattern.fullmatch(word)}
 
 
 def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
@@ -196,7 +205,7 @@ def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
     sizes = read_sizes(shape_flags(cell))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
-    unfused = values(cell.extra_flags, "--attention-backend") == ["unfused"]
+    unfused = values(_words(cell), "--attention-backend") == ["unfused"]
     scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, cell.schedule)
     linear = types.get("fprop", NONE)
     return Job(
