@@ -13,19 +13,53 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
+from mqo.launch.cell import Cell, Cluster, resolve
+from mqo.launch.machine import imagined
+from mqo.launch.plan import layout_of, meta_job, with_layout
 from mqo.matrix import tables
+from mqo.matrix.tables import Mode
 from mqo.project import Project
-from mqo.scale.memory import GIB, Memory
-from mqo.scale.plan import Plan, groups, meta_job, plan
+from mqo.scale.devices import GIB
+from mqo.scale.layout import Layout
+from mqo.scale.memory import Memory, worst_stage
 from mqo.scale.weights import rank_weights
 
+DEVICE, PER_NODE = "h100-80gb", 8
 GPUS = (8, 64)
 # What is no part of the total stands last.
 PARTS = [field.name for field in fields(Memory)][:-2]
 BESIDE = ("total", "cache", "packed")
 LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the launcher plans for a cell, with the memory of a GPU of the worst stage."""
+
+    cell: Cell
+    mode: Mode
+    layout: Layout
+    stage: int
+    memory: Memory
+
+    @property
+    def micro_batches(self) -> int:
+        """Return those of a rank, in a step."""
+        training = self.cell.training
+        return training.global_batch // (training.micro_batch * self.layout.data)
+
+
+def plan(model: str, mode: str, gpus: int) -> Plan:
+    """Plan the standard configuration."""
+    cluster = Cluster(nnodes=gpus // PER_NODE, nproc_per_node=PER_NODE)
+    cell = resolve(model, "wikipedia", mode, "standard", cluster=cluster)
+    assert cell.types is not None
+    planned = with_layout(cell, imagined(DEVICE, PER_NODE), cell.types).cell
+    layout, row = layout_of(planned.layout, gpus), tables.modes()[mode]
+    stage, memory = worst_stage(cell.model, cell.training, row, layout)
+    return Plan(cell, row, layout, stage, memory)
 
 
 def main() -> None:
@@ -44,8 +78,17 @@ def main() -> None:
         print(row)
 
 
+def groups(model: str, gpus: int) -> list[list[Plan]]:
+    """Group the plans of all modes by layout and memory, `packed` apart."""
+    found: dict[tuple[Layout, Memory], list[Plan]] = {}
+    for mode in tables.modes():
+        made = plan(model, mode, gpus)
+        found.setdefault((made.layout, replace(made.memory, packed=0)), []).append(made)
+    return list(found.values())
+
+
 def families(modes: list[str]) -> str:
-    """The modes, the quant types in their names as X, each once."""
+    """Name the modes, the quant types in their names as X, each once."""
     named = modes
     for quant_type in tables.quant_types():
         named = [name.replace(quant_type, "X") for name in named]
@@ -53,7 +96,7 @@ def families(modes: list[str]) -> str:
 
 
 def memory_row(plans: list[Plan]) -> str:
-    """Plans that differ in `packed` alone, and their memory in GiB; `packed` of each type."""
+    """Return plans that differ in `packed` alone, in GiB; `packed` of each type."""
     made = plans[0]
     one, memory = made.layout, made.memory
     sizes = (one.tensor, one.pipeline, one.expert, one.data, one.recompute, made.micro_batches)
@@ -66,7 +109,7 @@ def memory_row(plans: list[Plan]) -> str:
 
 
 def check_rows(plans: list[Plan]) -> Iterator[str]:
-    """Ours beside upstream's, for a rank of the worst stage of each plan."""
+    """Return ours beside upstream's, for a rank of the worst stage of each plan."""
     jobs = [meta_job(p.cell, p.layout, p.stage * p.layout.gpus // p.layout.pipeline) for p in plans]
     program = Project.here().tree / "tools/rank_weights.py"
     command = [sys.executable, "-I", "-W", "ignore", str(program)]

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import psutil
 import pytest
 from mqo.launch.cell import Cluster, resolve
+from mqo.launch.machine import imagined
+from mqo.launch.plan import layout_of, place
 from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, RunFolder
+from mqo.scale.layout import Layout as Planned
 
 pytest.importorskip("torch")
 from . import real_runs
@@ -59,7 +62,7 @@ ONE = Layout()
 TWO = Layout(2)
 TENSOR = TWO + "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = TWO + "--pipeline-model-parallel-size 2"
-SHARDED = "--use-distributed-optimizer"
+SHARDED = " ".join(Planned(1).flags())  # as the launcher chooses it on GPUs
 RESHARDABLE = f"{SHARDED} --dist-ckpt-optim-fully-reshardable"
 EXPERT = TWO + f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
 EXPERT_FOUR = Layout(4, f"{EXPERT.flags} --expert-model-parallel-size 4 --micro-batch-size 1")
@@ -107,6 +110,24 @@ def test_the_same_layout_goes_on_bit_equal(train, layout):
     (_, whole), (_, rest) = train(layout), train(layout, start=layout)
     assert len(losses(rest)[0]) == LAST - SAVED
     assert losses(rest)[0] == losses(whole)[0][SAVED:]
+
+
+def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
+    machine = imagined("h100-80gb", 8)
+
+    def kept(checkpoints):
+        where = Cluster(nproc_per_node=8)
+        cell = resolve(
+            *("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard"),
+            cluster=where,
+            checkpoint=checkpoints,
+        )
+        return layout_of(place(PROJECT.tree, cell, machine, cell.types).cell.layout, 8)
+
+    assert kept(train(TWO + SHARDED)[0]) == Planned(8)
+    plain = start("bf16").checkpoints
+    assert tracked(plain) > 0
+    assert kept(plain) == Planned(8, sharded=False, overlap=False)
 
 
 OTHERS = [

@@ -70,13 +70,18 @@ class ConvertError(Exception):
 
 
 def describe(checkpoint: Path, target: Path) -> None:
-    """Write the arguments of a checkpoint as JSON: those of plain types, the others as text."""
+    """Write the arguments of a checkpoint as JSON: those of plain types, the others as text.
+
+    It is the newest of a folder of checkpoints, or that of one iteration.
+    """
     enter_tree()
     from megatron.core import dist_checkpointing
 
-    # Found by hand: upstream's function for it comes with all of its trainer.
-    newest = (checkpoint / TRACKER).read_text(encoding="utf-8").strip()
-    folder = checkpoint / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
+    folder = checkpoint
+    if (checkpoint / TRACKER).is_file():
+        # Found by hand: upstream's function for it comes with all of its trainer.
+        newest = (checkpoint / TRACKER).read_text(encoding="utf-8").strip()
+        folder = checkpoint / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
     if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
         raise ConvertError(f"{folder} is no checkpoint", "one that torch_dist wrote")
     from megatron.run.ranks import with_group

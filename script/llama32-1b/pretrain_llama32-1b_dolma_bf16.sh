@@ -13,9 +13,12 @@
 #   DTYPE        bf16, fp16 or fp32
 # Without them the run takes a small sample of dolma, with --training-config tiny|study|smoke only.
 #   --training-config tiny|study|smoke|fast|standard    sizes and schedule; standard is the default
-#   --dry-run                                print the command and the source's changes, do nothing
+#   --dry-run                                print the command, the source's changes and the memory
+#   --device h100-80gb                       with --dry-run: plan for such GPUs
+#   --keep-last N                            checkpoints that stay; standard keeps 3, 0 keeps all
 #   --megatron PATH                          run a patched full Megatron-LM checkout of yours
 #   --nnodes N --node-rank R --master-addr HOST --nproc-per-node P    processes, as torchrun has them
+# At real size on GPUs it takes all of them, and a layout that fits unless MEGATRON_FLAG gives one.
 # More options: script/README.md, or --help.
 set -euo pipefail
 here=$(realpath -- "${BASH_SOURCE[0]}")

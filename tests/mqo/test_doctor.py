@@ -69,7 +69,7 @@ def project(tmp_path, site, room, monkeypatch):
     materialise(project.tree, FILES, version=pinned(project))
     install(site, "torch", "2.9.0", "torch")
     (site / "torch/version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
-    monkeypatch.setattr(machine, "_cuda_devices", lambda: 0)
+    monkeypatch.setattr(machine, "_cuda_devices", list)
     return project
 
 
@@ -148,7 +148,7 @@ def test_cuda_is_a_torch_built_for_it_and_a_device(
     project, site, monkeypatch, line, devices, state, text
 ):
     (site / "torch/version.py").write_text(f"{line}\ngit_version = 'x'\n")
-    monkeypatch.setattr(machine, "_cuda_devices", lambda: devices)
+    monkeypatch.setattr(machine, "_cuda_devices", lambda: [(1 << 30, "a GPU")] * devices)
     cuda = found(project, "CUDA")
     assert (cuda.state, cuda.found, cuda.needs_action) == (state, text, False)
 

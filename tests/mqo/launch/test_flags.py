@@ -1,18 +1,26 @@
 """A model's flags: upstream's own, and with upstream's defaults the published model."""
 
 import ast
+import dataclasses
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mqo.data.pair import HEADER, MAGIC, document_count
 from mqo.launch import cli
-from mqo.launch.cell import resolve
+from mqo.launch.cell import Cluster, resolve
 from mqo.launch.flags import Length, RunPaths, length, megatron_flags
-from mqo.launch.machine import Machine
+from mqo.launch.folder import quant_config
+from mqo.launch.inputs import values
+from mqo.launch.machine import Machine, imagined
+from mqo.launch.plan import with_layout
 from mqo.matrix import generate, tables
 
 NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
@@ -96,6 +104,75 @@ def test_a_runs_length_is_what_the_user_says_last():
     assert found("--train-iters", "3").steps == 3
 
 
+# -- the schedule, and what is held out ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", ["fast", "standard"])
+def test_a_real_configuration_warms_up_for_some_steps_and_not_for_long(training):
+    """In upstream's terms: the share of the samples, each step a global batch of them."""
+    config = tables.trainings()[training]
+    steps = config.warmup_fraction * config.samples / config.global_batch
+    assert 3 <= steps <= config.samples / config.global_batch / 10
+
+
+def split(training, documents=None):
+    cell = resolve("llama32-1b", "wikipedia", "bf16", training)
+    paths = dataclasses.replace(NOWHERE, documents=documents)
+    return values(megatron_flags(cell, Machine(1, 0), paths)["data"], "--split")[0]
+
+
+def held_out(split, documents):
+    """How many documents of so many upstream gives to training and to validation."""
+    weights = [float(weight) for weight in split.split(",")]
+    bounds = [sum(weights[:n]) / sum(weights) for n in range(3)]
+    edges = [round(bound * float(documents)) for bound in bounds]
+    return edges[1] - edges[0], edges[2] - edges[1]
+
+
+def test_small_models_hold_out_a_tenth():
+    for training in ("smoke", "tiny", "study"):
+        assert split(training) == split(training, 5) == split(training, 1000) == "90,10,0"
+
+
+def test_the_standard_configuration_holds_out_what_it_reads():
+    config = tables.trainings()["standard"]
+    evaluations = config.iterations // config.eval_interval + 1
+    read = evaluations * config.eval_iters * config.global_batch
+    assert split("standard") == "99,1,0"
+    assert read / config.samples == pytest.approx(config.held_out, rel=0.01)
+
+
+@given(
+    documents=st.integers(2, 3000) | st.integers(2, 10**9),
+    training=st.sampled_from(list(tables.trainings())),
+)
+def test_a_small_corpus_still_has_a_document_of_each_kind(training, documents):
+    """Without one upstream counts the epochs of no text, and never ends."""
+    train, valid = held_out(split(training, documents), documents)
+    assert train > 0
+    assert valid > 0
+    assert valid <= max(1, round(0.1 * documents) + 1)
+
+
+def test_the_documents_of_the_users_data_are_counted(tmp_path, monkeypatch):
+    head = HEADER.pack(*MAGIC, 8, 12, 8)  # 12 sequences in 7 documents
+    (tmp_path / "data.idx").write_bytes(head + bytes(100))
+    assert document_count(tmp_path / "data") == 7
+    (tmp_path / "data.idx").write_bytes(head[:-1])
+    assert document_count(tmp_path / "data") is None
+    assert document_count(tmp_path / "none") is None
+
+
+def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
+    def kept(training, **rest):
+        made = resolve("llama32-1b", "wikipedia", "bf16", training, **rest)
+        return tomllib.loads(quant_config({}, made)).get("run", {}).get("keep_checkpoints", 0)
+
+    assert [kept(name) for name in tables.trainings()] == [0, 0, 0, 0, 3]
+    assert kept("standard", keep_checkpoints=0) == 0
+    assert kept("tiny", keep_checkpoints=2) == 2
+
+
 # -- upstream's own parser -------------------------------------------------------------------------
 
 PARSE = """
@@ -128,6 +205,10 @@ def cell_of_script(name, training):
     return cli.cell_from(cli.parser().parse_args([*args, "--training-config", training]), [])
 
 
+def on(cell, processes):
+    return cell.model_copy(update={"cluster": Cluster(nproc_per_node=processes)})
+
+
 def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
     """All cells in each training configuration, on one CPU and on eight GPUs; equal ones once."""
     pytest.importorskip("torch")
@@ -139,14 +220,17 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
             for gpus in (0, 8):
                 # The smallest batch of all is one for a single process.
                 world = 1 if cell.training.is_smoke else max(1, gpus)
-                groups = megatron_flags(cell, Machine(8, gpus), NOWHERE).values()
+                machine = imagined("h100-80gb", gpus)
+                cell = with_layout(on(cell, world), machine, cell.types).cell
+                assert bool(cell.layout) == (world == 8)
+                groups = megatron_flags(cell, machine, NOWHERE).values()
                 words = tuple(word for group in groups for word in group)
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.models()) * len(tables.trainings()) * 2
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root],
         input=json.dumps(list(asked)),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         capture_output=True,
         text=True,
     )

@@ -1,7 +1,7 @@
 """What is refused before anything is prepared."""
 
 import pytest
-from mqo.errors import DataError, EditedError, LayoutError, OverlayError
+from mqo.errors import DataError, EditedError, OverlayError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.inputs import TRACKER
 from mqo.launch.ready import check_cell, ready_tree
@@ -41,7 +41,7 @@ def test_a_dataset_without_a_sample_wants_data():
 
 def test_several_nodes_want_a_place_to_save_that_they_share(tmp_path):
     where = Cluster(nnodes=2, nproc_per_node=2)
-    with pytest.raises(LayoutError, match=r"2 nodes would each save.*CHECKPOINT, a folder that"):
+    with pytest.raises(DataError, match=r"2 nodes would each save.*CHECKPOINT, a folder that"):
         check_cell(cell(cluster=where, extra_flags=("--micro-batch-size", "1")))
     check_cell(
         cell(cluster=where, extra_flags=("--micro-batch-size", "1"), checkpoint=tmp_path / "new")

@@ -10,10 +10,16 @@ import textwrap
 import pytest
 from mqo.errors import RunError
 from mqo.launch import run as launch
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.folder import create
+from mqo.launch.machine import imagined
+from mqo.launch.plan import layout_of
 from mqo.launch.ready import RunData
+from mqo.overlay.snapshot import Snapshot
+from mqo.overlay.tree import Tree
+from mqo.project import Project
 from mqo.runs import RunFolder, latest
+from mqo.scale.layout import Layout
 
 CELL = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
 
@@ -197,6 +203,27 @@ def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
         launcher.send_signal(signum)
         assert reader.read(1) == b"", "the worker lives on"
     assert launcher.wait() != 0
+
+
+def test_a_run_on_gpus_is_started_in_the_planners_layout_and_says_so(tmp_path, monkeypatch):
+    made = resolve("llama31-8b", "wikipedia", "bf16", "standard", cluster=Cluster(nproc_per_node=8))
+    fakes = {
+        "check_cell": None,
+        "detect": imagined("h100-80gb", 8),
+        "ready_tree": None,
+        "ready_data": RunData(tmp_path, tmp_path, None),
+        "take_source": Snapshot(Tree(tmp_path), made.types, made.types),
+    }
+    for name, value in fakes.items():
+        monkeypatch.setattr(launch, name, lambda *args, value=value, **rest: value)
+    monkeypatch.setattr(launch.coverage, "record", lambda *args: None)
+    monkeypatch.setattr(launch, "train", lambda folder, cell, command, *rest: command)
+    folder, said = create(tmp_path / "runs", "one"), []
+    command = launch.run(Project.here(), made, report=said.append, folder=folder)
+    assert layout_of(command, 8) == Layout(8, tensor=2)
+    assert Cell.model_validate_json(folder.cell.read_text()).layout == Layout(8, tensor=2).flags()
+    (line,) = [text for text in said if text.startswith("layout")]
+    assert "TP 2, DP 4, distributed optimizer; computed: 57.3 of 71.2 GiB" in line
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path):

@@ -93,6 +93,13 @@ def test_the_command_of_a_run_is_that_of_its_cell():
         assert cell == planned.cell.model_copy(update={"training": cell.training})
 
 
+def test_at_real_size_a_command_names_its_processes():
+    """There the launcher's default is all GPUs."""
+    command = Planned("one", asked("fast").cell("bf16", steps=3)).command()
+    assert "--nproc-per-node 1 " in command
+    assert "--nproc-per-node" not in Planned("one", asked().cell("bf16", steps=3)).command()
+
+
 def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
     seen = []
 

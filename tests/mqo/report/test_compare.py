@@ -61,6 +61,16 @@ def test_places_and_seeds_are_compared(runs):
     assert len(only(runs).runs) == 3
 
 
+def test_what_is_recomputed_may_differ(runs):
+    """A mode with a PV type may have to, and the numbers are the same."""
+    runs("one")
+    core = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+    runs("two", "mxfp4", flags=core)
+    full = ("--recompute-granularity", "full", "--recompute-method", "uniform")
+    runs("three", "mxfp8", flags=(*full, "--recompute-num-layers", "1"))
+    assert len(only(runs).runs) == 3
+
+
 def test_a_repeated_run_is_left_out_and_said(runs):
     runs("a", loss=6.0)
     runs("b", loss=6.0)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from mqo.matrix import tables
+from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
-from mqo.scale.memory import BF16, GIB, SCORE_KEPT, layer_packed, layer_values, stage_memory
+from mqo.scale.memory import BF16, SCORE_KEPT, layer_packed, layer_values, stage_memory
 
 STANDARD = tables.trainings()["standard"]
 MODES = tables.modes()
@@ -143,3 +144,33 @@ def test_the_total_is_all_but_what_flags_would_change():
     assert found.cache == tables.models()["llama31-8b"].parameters - lookup - norms
     parts = (found.weights, found.gradients, found.optimizer, found.activations, found.logits)
     assert found.total == sum(parts) + found.working + 3 * GIB
+
+
+def test_a_model_in_fp32_is_its_own_main_weights():
+    model = tables.models()["llama31-8b"]
+    layout = Layout(8, tensor=2)
+    half, single = (
+        stage_memory(model, STANDARD, MODES["mxfp8"], layout, 0, dtype)
+        for dtype in ("fp16", "fp32")
+    )
+    assert half == memory(layout, "mxfp8")
+    assert (single.weights, single.gradients) == (2 * half.weights, half.gradients)
+    assert single.optimizer == half.optimizer * 2 // 3
+    assert (single.activations, single.scores) == (2 * half.activations, 2 * half.scores)
+    # Twice what is freed, and codes of the same size.
+    assert single.packed > 2 * half.packed
+
+
+def test_states_that_are_not_shared_out_are_on_every_gpu():
+    count = tables.models()["llama31-8b"].parameters
+    assert memory(Layout(8, sharded=False)).optimizer == 12 * count
+    experts = memory(Layout(8, expert=8, sharded=False), model="deepseek2_lite")
+    assert experts.optimizer == 6 * experts.weights
+
+
+def test_context_parallel_ranks_share_tokens_and_states():
+    two, one = memory(Layout(8, context=2), "pv_mxfp8"), memory(Layout(8), "pv_mxfp8")
+    assert 2 * two.activations == one.activations
+    assert 2 * two.scores == one.scores
+    assert 2 * two.logits == one.logits
+    assert two.optimizer == one.optimizer

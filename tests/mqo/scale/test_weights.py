@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from mqo.launch.cell import resolve
+from mqo.launch.plan import meta_job
 from mqo.matrix import tables
 from mqo.scale.layout import Layout
-from mqo.scale.plan import cell_of, meta_job
 from mqo.scale.weights import padded_vocabulary, rank_weights
 
 # Model, layout, a rank, and its stage: each size that a plan may have.
@@ -27,7 +28,8 @@ def built(vendored):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [
-        meta_job(cell_of(name, "bf16", layout), layout, rank) for name, layout, rank, _ in RANKS
+        meta_job(resolve(name, "wikipedia", "bf16", "standard"), layout, rank)
+        for name, layout, rank, _ in RANKS
     ]
     done = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", vendored.root / "tools/rank_weights.py"],

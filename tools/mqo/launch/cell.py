@@ -33,8 +33,9 @@ class Cell(BaseModel):
     the layers that stay unquantised, `GLOB` or `SITE:GLOB` each; the run itself checks that each
     one matches. `record_every` is in iterations, None the quantisers' own default, 0 for never;
     `dump` are iterations. `keep_checkpoints` is how many are left of those that the run saves, 0
-    for all. `teacher` is a folder of checkpoints, or a run that left some, of a model that this one
-    learns from as `distillation_config`, a YAML file, says.
+    for all. `layout` are the planner's flags, `extra_flags` the user's own. `teacher` is a folder
+    of checkpoints, or a run that left some, of a model that this one learns from as
+    `distillation_config`, a YAML file, says.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,6 +52,7 @@ class Cell(BaseModel):
     tokenizer: Path | None = None
     data_prefix: Path | None = None
     megatron: Path | None = None
+    layout: tuple[str, ...] = ()
     extra_flags: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     quantiser: Quantiser = Quantiser()
@@ -86,12 +88,14 @@ def resolve(
     linear: str | None = None,
     attention: str | None = None,
     exclude: tuple[str, ...] = (),
+    keep_checkpoints: int | None = None,
     **rest: object,
 ) -> Cell:
     """The cell of these names; UnknownNameError lists the valid ones.
 
     `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
-    `attention` change the mode, as `tables.changed` has it.
+    `attention` change the mode, as `tables.changed` has it. `keep_checkpoints` None is what the
+    training configuration keeps.
     """
     published = tables.pick(tables.models(), "model", model)
     corpus = tables.pick(tables.datasets(), "dataset", dataset)
@@ -110,6 +114,7 @@ def resolve(
         dtype=dtype or config.dtype,
         gemms=gemms,
         exclude=exclude,
+        keep_checkpoints=config.keep_last if keep_checkpoints is None else keep_checkpoints,
         **rest,
     )
 

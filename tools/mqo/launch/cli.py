@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
+from mqo.launch.machine import Machine, detect, imagined
+from mqo.launch.plan import place
 from mqo.launch.process import stops_raise
 from mqo.launch.quantiser import Quantiser, choices
 from mqo.launch.ready import check_cell
 from mqo.launch.run import dry_run, run
-from mqo.launch.source import ready_checkout, source_diff
+from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.scale.devices import DEVICES
 from mqo.terminal import guarded
 
+GPUS_PER_NODE = 8  # of a machine that is planned for
 MODE, FA_MODE = "--quantization", "--fa-quantization"
 _DEFAULT = "(default: %(default)s)"
 _POSITIONAL = {
@@ -52,10 +57,11 @@ def _main(argv: list[str], front_end: bool) -> None:
     if args.list:
         print(listing(front_end))
         return
-    cell = cell_from(args, extra)
+    machine = _machine(args)
+    cell = cell_from(args, extra, machine)
     project = Project.here(args.runs)
     if args.dry_run:
-        print(describe(project, cell))
+        print(describe(project, cell, machine))
         return
     result = run(project, cell, allow_edits=args.allow_edits, report=_say)
     _say(f"result   : {result.line()}")
@@ -100,11 +106,13 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
-    kept = f"checkpoints to keep; 0: all {_DEFAULT}"
-    add("--keep-last", type=_whole, default=0, metavar="N", help=kept)
+    kept = "checkpoints to keep; 0: all; default: standard keeps 3, the others all"
+    add("--keep-last", type=_whole, metavar="N", help=kept)
     add("--check-nan", action="store_true", help="find the layer of the first NaN or Inf; slow")
     add("--allow-edits", action="store_true", help="run a tree edited by hand")
-    add("--dry-run", action="store_true", help="show the command, do nothing")
+    add("--dry-run", action="store_true", help="show the command and the memory, do nothing")
+    names = ", ".join(DEVICES)
+    add("--device", metavar="NAME", help=f"with --dry-run: plan for such GPUs: {names}")
     _add_quantiser(made.add_argument_group("the quantisers (docs/formats.md)"))
     _add_cluster(made.add_argument_group("processes (torchrun's terms)"))
     return made
@@ -114,10 +122,11 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
     for option, default, meaning in (
         ("--nnodes", 1, "nodes, each with a launcher"),
         ("--node-rank", 0, "which of them this is, from 0 on"),
-        ("--nproc-per-node", 1, "processes on each, one a GPU"),
     ):
         what = f"{meaning} {_DEFAULT}"
         group.add_argument(option, type=int, default=default, metavar="N", help=what)
+    what = "processes on each, one a GPU (default: all GPUs for standard and fast, else 1)"
+    group.add_argument("--nproc-per-node", type=int, metavar="N", help=what)
     where = f"node 0's, of several {_DEFAULT}"
     group.add_argument("--master-addr", default="localhost", metavar="HOST", help=where)
     group.add_argument("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
@@ -210,8 +219,24 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
-    """The cell that the arguments name; a missing or unknown name lists the valid ones."""
+def _machine(args: argparse.Namespace) -> Machine:
+    """This machine, or with --device the one to plan for."""
+    if args.device is None:
+        return detect()
+    if not args.dry_run:
+        raise MqoError(
+            "--device is for plans of machines that are not there",
+            expected="--dry-run beside it",
+            help="A run takes the devices that it finds",
+        )
+    return imagined(args.device, args.nproc_per_node or GPUS_PER_NODE)
+
+
+def cell_from(args: argparse.Namespace, extra: list[str], machine: Machine | None = None) -> Cell:
+    """The cell that the arguments name; a missing or unknown name lists the valid ones.
+
+    Its processes are, unless given, as many as the machine has GPUs; by default that is this one.
+    """
     mode = args.quantization
     if mode is None and (args.linear_quantization or args.attention_quantization):
         mode = "bf16"  # which these change
@@ -226,7 +251,11 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
     tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
-    fields = ("nnodes", "node_rank", "master_addr", "master_port", "nproc_per_node")
+    fields = ("nnodes", "node_rank", "master_addr", "master_port")
+    where = {name: getattr(args, name) for name in fields}
+    training = tables.pick(tables.trainings(), "training configuration", args.training_config)
+    gpus = 0 if training.is_smoke else (machine or detect()).gpus
+    where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     return resolve(
         args.model,
         args.dataset,
@@ -236,7 +265,7 @@ def cell_from(args: argparse.Namespace, extra: list[str]) -> Cell:
         linear=args.linear_quantization,
         attention=args.attention_quantization,
         dtype=args.dtype,
-        cluster=Cluster(**{name: getattr(args, name) for name in fields}),
+        cluster=Cluster(**where),
         checkpoint=args.checkpoint,
         tensorboard=args.tensorboard,
         tokenizer=args.tokenizer,
@@ -280,12 +309,14 @@ def _modes(front_end: bool) -> list[str]:
     return [name for name, mode in tables.modes().items() if mode.front_end or not front_end]
 
 
-def describe(project: Project, cell: Cell) -> str:
+def describe(project: Project, cell: Cell, machine: Machine | None = None) -> str:
     """What a run of the cell would do, as shell: its command, and in comments what it would write.
 
-    That is the types in its source, how that source would differ from the tree's, and its options.
-    Reads the tree if it is there, and changes nothing.
+    That is the types in its source, how that source would differ from the tree's, its options, and
+    on GPUs the layout with the memory that it needs. `machine` is by default this one. Reads the
+    tree if it is there, and changes nothing.
     """
+    machine = machine or detect()
     lines = [f"source: {site} = {value}" for site, value in (cell.types or {}).items()]
     tree, diff = _source_of(project, cell)
     # Sites that the tree gives their types: which, is known when it is read.
@@ -293,11 +324,19 @@ def describe(project: Project, cell: Cell) -> str:
     options = quant_config(sites, cell).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
     try:
-        check_cell(cell)
+        check_cell(cell, machine)
     except DataError as error:
         lines.append(f"not yet: {error}")
-    command, variables = dry_run(project, cell, tree)
+    planned = place(project.tree, cell, machine, cell.types or _types_there(project, cell))
+    lines += [f"layout: {line}" for line in planned.lines]
+    command, variables = dry_run(project, planned.cell, machine, tree)
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
+
+
+def _types_there(project: Project, cell: Cell) -> Mapping[str, str]:
+    """The types that stand in the tree; none where it is not there yet."""
+    tree = Tree((cell.megatron or project.tree).resolve())
+    return types_of(tree) if cell.megatron or tree.manifest() else {}
 
 
 def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:

@@ -108,10 +108,10 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    """The arguments that a checkpoint was written with."""
+    """The arguments that a checkpoint was written with: an iteration's folder, or the newest's."""
     with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
         facts = Path(folder) / "args.json"
-        _run(tree, ["describe", str(checkpoint), str(facts)])
+        run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)
         return json.loads(facts.read_text(encoding="utf-8"))
 
 

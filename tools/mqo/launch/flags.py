@@ -28,7 +28,7 @@ DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The places that flags name."""
+    """The places that flags name, and how many documents the data has where that is known."""
 
     tokenizer: Path
     data_prefix: Path
@@ -38,6 +38,7 @@ class RunPaths:
     load: bool
     teacher: Path | None = None
     distillation_config: Path | None = None
+    documents: int | None = None
 
 
 def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
@@ -47,9 +48,10 @@ def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
         "training": _training(cell.training),
         "precision": list(DTYPES[cell.dtype]),
         "platform": platform_flags(machine),
-        "data": _data(paths),
+        "data": _data(cell.training, paths),
         "output": _output(cell.training, paths),
         **({"distillation": _distillation(paths)} if paths.teacher else {}),
+        "layout": list(cell.layout),
         "given after --": list(cell.extra_flags),
     }
 
@@ -62,7 +64,7 @@ def platform_flags(machine: Machine) -> list[str]:
 def shape_flags(cell: Cell) -> list[str]:
     """The flags that say the sizes of model, batch and layout, the user's own last."""
     model = architecture_flags(cell.model, cell.training.sequence)
-    return [*model, *_training(cell.training), *cell.extra_flags]
+    return [*model, *_training(cell.training), *cell.layout, *cell.extra_flags]
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,23 @@ def _training(training: Training) -> list[str]:
     )
 
 
-def _data(paths: RunPaths) -> list[str]:
+def _data(training: Training, paths: RunPaths) -> list[str]:
     tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer"]
     tokenizer += ["--tokenizer-model", str(paths.tokenizer)]
     data = ["--data-path", str(paths.data_prefix), "--data-cache-path", str(paths.data_cache)]
-    rest = "--split 90,10,0 --no-create-attention-mask-in-dataloader"
-    return [*tokenizer, *data, *rest.split()]
+    split = ["--split", _split(training, paths.documents)]
+    return [*tokenizer, *data, *split, "--no-create-attention-mask-in-dataloader"]
+
+
+def _split(training: Training, documents: int | None) -> str:
+    """Upstream's weights of training, validation and test, which it applies to documents.
+
+    A corpus of few documents gives one of them to validation; upstream rounds, maybe to none.
+    """
+    held_out = training.held_out
+    if documents and documents > 1 and round(documents * (1 - held_out)) == documents:
+        return f"{documents - 1},1,0"
+    return f"{100 - 100 * held_out:g},{100 * held_out:g},0"
 
 
 def _output(training: Training, paths: RunPaths) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mqo.errors import LayoutError
 from mqo.launch.cell import Cell
@@ -16,6 +16,7 @@ _SIZES = {
     "--context-parallel-size": 1,
     "--expert-model-parallel-size": 1,
     "--expert-tensor-parallel-size": None,
+    "--num-layers": None,
     "--hidden-size": None,
     "--num-attention-heads": None,
     "--kv-channels": None,
@@ -33,13 +34,14 @@ _SIZES = {
 def check_layout(cell: Cell) -> None:
     """LayoutError when the cell's sizes, with the user's own flags, cannot be built or split."""
     world = cell.cluster.nnodes * cell.cluster.nproc_per_node
-    fault = next(_faults(_read(shape_flags(cell)), world), None)
+    fault = next(_faults(read_sizes(shape_flags(cell)), world), None)
     if fault:
         found, expected, flags = fault
         raise LayoutError(found, expected=expected, help=f"Change {flags}")
 
 
-def _read(flags: list[str]) -> argparse.Namespace:
+def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
+    """Return the sizes that the flags say; LayoutError where one is no number."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in _SIZES.items():
         parser.add_argument(name, type=int, default=default)

@@ -6,16 +6,24 @@ import ctypes
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from mqo.scale.devices import memory_of
 
 
 @dataclass(frozen=True)
 class Machine:
-    """CPU cores, and CUDA devices that the installed torch can use (0 for a CPU build)."""
+    """CPU cores, and CUDA devices that the installed torch can use (0 for a CPU build).
+
+    `device` and `memory`, in bytes, are those of the device that has the least.
+    """
 
     cores: int
     gpus: int
+    memory: int = 0
+    device: str = ""
 
     @property
     def has_cuda(self) -> bool:
@@ -24,8 +32,15 @@ class Machine:
 
 
 def detect() -> Machine:
-    """This machine."""
-    return Machine(len(os.sched_getaffinity(0)), _cuda_devices() if torch_cuda() else 0)
+    """Return this machine."""
+    cores = len(os.sched_getaffinity(0))
+    found = _cuda_devices() if torch_cuda() else []
+    return Machine(cores, len(found), *min(found)) if found else Machine(cores, 0)
+
+
+def imagined(device: str, gpus: int) -> Machine:
+    """Return a machine with such devices, and this one's cores; UnknownNameError lists them."""
+    return replace(detect(), gpus=gpus, memory=memory_of(device), device=device)
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
@@ -48,13 +63,26 @@ def torch_cuda() -> str | None:
     return found[1] if found else None
 
 
-def _cuda_devices() -> int:
-    """The driver's device count, under CUDA_VISIBLE_DEVICES as torch will see it."""
+def _cuda_devices() -> list[tuple[int, str]]:
+    """Return (bytes, name) of the driver's devices, under CUDA_VISIBLE_DEVICES as torch sees it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
+        return []
+    return devices_of(driver)
+
+
+def devices_of(driver: Any) -> list[tuple[int, str]]:
+    """Return (bytes, name) of the devices of libcuda; none where it does not start."""
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+        return []
+    found = []
+    for number in range(count.value):
+        device, memory = ctypes.c_int(0), ctypes.c_size_t(0)
+        name = ctypes.create_string_buffer(100)
+        driver.cuDeviceGet(ctypes.byref(device), number)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        driver.cuDeviceGetName(name, len(name), device)
+        found.append((memory.value, name.value.decode(errors="replace")))
+    return found

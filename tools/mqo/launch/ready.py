@@ -9,10 +9,12 @@ from pathlib import Path
 from mqo.data.fit import check_fit
 from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
-from mqo.errors import DataError, LayoutError, OverlayError
+from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
 from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
+from mqo.launch.machine import Machine, detect
+from mqo.launch.plan import decides
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
@@ -33,15 +35,17 @@ class RunData:
     vocab_size: int | None
 
 
-def check_cell(cell: Cell) -> None:
+def check_cell(cell: Cell, machine: Machine | None = None) -> None:
     """Refuse at once what would fail minutes later: a layout or data that does not fit.
 
-    What the user's own flags say counts.
+    What the user's own flags say counts. A layout that the launcher chooses for the machine, by
+    default this one, is checked when it is chosen.
     """
-    check_layout(cell)
+    if not decides(cell, machine or detect()):
+        check_layout(cell)
     _check_teacher(cell)
     if cell.cluster.nnodes > 1 and cell.checkpoint is None:
-        raise LayoutError(
+        raise DataError(
             f"{cell.cluster.nnodes} nodes would each save their part in a run folder of their own",
             expected="the argument CHECKPOINT, a folder that all nodes share",
         )

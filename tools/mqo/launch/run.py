@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mqo.data.pair import document_count
 from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
@@ -20,6 +21,7 @@ from mqo.launch.events import copy_events
 from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
+from mqo.launch.plan import place
 from mqo.launch.process import ended_with_us, leaves_on_signal
 from mqo.launch.ready import (
     RunData,
@@ -28,7 +30,7 @@ from mqo.launch.ready import (
     ready_data,
     ready_tree,
 )
-from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source
+from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
 from mqo.project import Project
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, checkpoints_of
@@ -85,13 +87,17 @@ def run(
 
     `folder` exists, and holds nothing that a run keeps.
     """
-    check_cell(cell)
     series, machine = Series.of(project), detect()
+    check_cell(cell, machine)
     if cell.megatron is None:
         tree = ready_tree(project, series, report, allow_edits=allow_edits)
     else:
         tree = ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
+    planned = place(project.tree, cell, machine, cell.types or types_of(tree))
+    cell = planned.cell
+    for line in planned.lines:
+        report(f"layout   : {line}")
     data = ready_data(project, cell, report)
     folder = folder or create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
@@ -158,7 +164,7 @@ def build_command(
 
 
 def dry_run(
-    project: Project, cell: Cell, source: Path | None = None
+    project: Project, cell: Cell, machine: Machine, source: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """The command that `run` would start, in a folder not yet made, and its variables.
 
@@ -174,7 +180,7 @@ def dry_run(
         data = RunData(sample / "tokenizer", sample / name, None)
     else:
         data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    return build_command(project, cell, detect(), folder, data, source or folder.source)
+    return build_command(project, cell, machine, folder, data, source or folder.source)
 
 
 def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> RunPaths:
@@ -187,6 +193,7 @@ def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> Ru
         load=cell.checkpoint is not None,
         teacher=cell.teacher and checkpoints_of(cell.teacher),
         distillation_config=cell.distillation_config and cell.distillation_config.resolve(),
+        documents=cell.data_prefix and document_count(cell.data_prefix),
     )
 
 

@@ -73,6 +73,12 @@ def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
     return b"".join(diffs).decode("utf-8", errors="backslashreplace")
 
 
+def types_of(tree: Tree) -> dict[str, str]:
+    """{site: type} as the tree's literals say now; OverlayError where it does not say."""
+    manifest = tree.manifest()
+    return types_in(tree, manifest) if manifest else said_by_hand(tree)
+
+
 def said_by_hand(tree: Tree) -> dict[str, str]:
     """{site: type} of a tree patched by other means; OverlayError where it does not say."""
     report = modifier.check(tree.root)

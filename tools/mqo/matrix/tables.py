@@ -217,7 +217,8 @@ class Training(Row):
     """A training configuration. Batches in sequences, `sequence` in tokens, `samples` in sequences.
 
     `shrink_*` divide the model's width and depth. `save_interval` is in iterations; 0 saves
-    nothing, or at the end where a folder for checkpoints is given.
+    nothing, or at the end where a folder for checkpoints is given. `keep_last` is how many
+    checkpoints stay, 0 for all. `held_out` is the share of the documents that validation has.
     """
 
     shrink_width: int = 1
@@ -234,6 +235,8 @@ class Training(Row):
     eval_iters: int
     log_interval: int
     save_interval: int
+    keep_last: int = 0
+    held_out: float = 0.1
 
     @property
     def is_smoke(self) -> bool:

@@ -71,7 +71,9 @@ class Planned:
         words += ["--gemms", cell.gemms] if cell.gemms != "fprop" else []
         words += ["--training-config", cell.training.name]
         processes = cell.cluster.nproc_per_node
-        words += ["--nproc-per-node", str(processes)] if processes > 1 else []
+        # At real size the launcher's default is all GPUs.
+        said = processes > 1 or not cell.training.is_smoke
+        words += ["--nproc-per-node", str(processes)] if said else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
         return before + shlex.join([*words, "--", *cell.extra_flags])
 

@@ -30,6 +30,9 @@ _FREE = (
     *("--tokenizer-model", "--data-path", "--data-cache-path", "--tensorboard-dir", "--seed"),
     *("--save", "--load", "--ckpt-step", "--save-interval", "--verify-integrity"),
     *("--exit-signal-handler", "--tensorboard-log-interval", "--log-timers-to-tensorboard"),
+    # What is computed again is the same, bit by bit; a mode with a PV type may have to.
+    *("--recompute-granularity", "--recompute-modules"),
+    *("--recompute-method", "--recompute-num-layers"),
     # torchrun's own; behind the last of them stands the program, a path of the run's own.
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )

@@ -1,1 +1,1 @@
-"""What a cell needs at its real size, computed: a layout for so many GPUs, and a GPU's memory."""
+"""Layouts for so many GPUs, and the memory of one of them, computed from a model's sizes."""

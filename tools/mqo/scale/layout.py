@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mqo.matrix.tables import Model
+from mqo.matrix.tables import Dtype, Model
 
-GPUS_PER_NODE = 8
 Recompute = Literal["none", "core_attn", "full"]
 # Upstream's flags: what a layer's backward pass computes again instead of having kept it.
 _RECOMPUTE: dict[Recompute, str] = {
@@ -15,44 +14,76 @@ _RECOMPUTE: dict[Recompute, str] = {
     "core_attn": "--recompute-granularity selective --recompute-modules core_attn",
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
 }
+# Upstream's own up to 40 ranks. From there on its default grows with the ranks, and a checkpoint
+# of the distributed optimizer, which is stored by buckets, could not be loaded on more of them.
+BUCKET = 40_000_000
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Parallel sizes over `gpus` processes, without context parallelism; experts have TP's."""
+    """Parallel sizes over `gpus` processes; experts have the tensor size of the other layers.
+
+    `sharded` is the distributed optimizer, `overlap` its communication behind computation, in
+    buckets of `bucket` weights. `reshardable` checkpoints can be loaded at other tensor and
+    pipeline sizes.
+    """
 
     gpus: int
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
     recompute: Recompute = "none"
-
-    @property
-    def nodes(self) -> int:
-        """Machines of GPUS_PER_NODE."""
-        return -(-self.gpus // GPUS_PER_NODE)
+    sharded: bool = True
+    overlap: bool = True
+    bucket: int = BUCKET
+    reshardable: bool = False
 
     @property
     def data(self) -> int:
-        """Data-parallel ranks of what is no expert."""
+        """Return how many ranks have a part of the batch of their own."""
+        return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def copies(self) -> int:
+        """Return how many ranks hold the same weights, those of experts apart."""
         return self.gpus // (self.tensor * self.pipeline)
 
     @property
-    def expert_data(self) -> int:
-        """Ranks that hold the same experts."""
-        return self.data // self.expert
+    def expert_copies(self) -> int:
+        """Return how many ranks hold the same experts."""
+        return self.copies // self.expert
 
     def layers(self, model: Model, stage: int) -> range:
-        """The layers of a pipeline stage."""
+        """Return the layers of a pipeline stage."""
         count = model.num_layers // self.pipeline
         return range(stage * count, (stage + 1) * count)
 
-    def flags(self) -> tuple[str, ...]:
-        """Upstream's, to stand behind `--`."""
-        words = ["--use-distributed-optimizer", _RECOMPUTE[self.recompute]]
-        for kind in ("tensor", "pipeline", "expert"):
-            size = getattr(self, kind)
-            words += [f"--{kind}-model-parallel-size {size}"] if size > 1 else []
-        words += ["--sequence-parallel"] if self.tensor > 1 else []
-        words += ["--moe-token-dispatcher-type alltoall"] if self.expert > 1 else []
-        return tuple(" ".join(words).split())
+    def flags(self, dtype: Dtype = "bf16") -> tuple[str, ...]:
+        """Return upstream's flags.
+
+        In fp16 parameters are gathered without overlap. Until the loss scale is small enough to
+        make a step, upstream has no hooks for it, and ends an evaluation over that.
+        """
+        gathers = self.overlap and self.sharded and dtype != "fp16"
+        words = {
+            "--use-distributed-optimizer": self.sharded,
+            "--dist-ckpt-optim-fully-reshardable": self.sharded and self.reshardable,
+            f"--overlap-grad-reduce --ddp-bucket-size {self.bucket}": self.overlap,
+            "--overlap-param-gather": gathers,
+            _RECOMPUTE[self.recompute]: True,
+            f"--tensor-model-parallel-size {self.tensor} --sequence-parallel": self.tensor > 1,
+            f"--pipeline-model-parallel-size {self.pipeline}": self.pipeline > 1,
+            f"--context-parallel-size {self.context}": self.context > 1,
+            f"--expert-model-parallel-size {self.expert}": self.expert > 1,
+            "--moe-token-dispatcher-type alltoall": self.expert > 1,
+        }
+        return tuple(" ".join(word for word, given in words.items() if given).split())
+
+    def __str__(self) -> str:
+        """Return the sizes above 1, and what else matters to memory."""
+        sizes = {"TP": self.tensor, "PP": self.pipeline, "CP": self.context, "EP": self.expert}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        optimizer = "distributed optimizer" if self.sharded else "optimizer states on every GPU"
+        again = {"none": [], "core_attn": ["attention recomputed"], "full": ["layers recomputed"]}
+        return ", ".join([*words, f"DP {self.data}", optimizer, *again[self.recompute]])

@@ -1,4 +1,4 @@
-"""A GPU's memory at a layout, in bytes, part by part: computed, in bf16 with Adam.
+"""A GPU's memory at a layout, in bytes, part by part: computed, with Adam.
 
 What a layer keeps is counted from what autograd saves of upstream's local implementation as CUDA
 runs it: SwiGLU in one kernel, attention fused unless PV has a type, no dropout. A test counts the
@@ -10,19 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.tables import BLOCK, NONE, Mode, Model, Training
+from mqo.matrix.tables import BLOCK, NONE, Dtype, Mode, Model, Training
+from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
 
 # How local attention runs: fused where PV has no type; core_attn is unfused and recomputed.
 Attention = Literal["fused", "unfused", "core_attn"]
 
-GIB = 1 << 30
 BF16, FP32 = 2, 4
 # Of an element as a code, with its share of a block's scale, in blocks of the default length.
 CODE = {"mxfp8": 1 + 1 / BLOCK, "mxfp4": 1 / 2 + 1 / BLOCK, "hifp8": 1.0}
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
 OPTIMIZER = 3 * FP32
+# A model in fp32 is its own main weights.
+WIDTH: dict[Dtype, int] = {"bf16": BF16, "fp16": BF16, "fp32": FP32}
+STATES: dict[Dtype, int] = {"bf16": OPTIMIZER, "fp16": OPTIMIZER, "fp32": OPTIMIZER - FP32}
 # bf16 logits, and the fp32 copy that becomes the softmax and then the gradient.
 LOGIT = BF16 + FP32
 # Of unfused attention with a type in PV: probabilities, and the rounded ones, for backward.
@@ -64,43 +67,70 @@ class Memory:
 
 
 def stage_memory(
-    model: Model, training: Training, mode: Mode, layout: Layout, stage: int
+    model: Model,
+    training: Training,
+    mode: Mode,
+    layout: Layout,
+    stage: int,
+    dtype: Dtype = "bf16",
 ) -> Memory:
-    """The memory of a GPU of a pipeline stage."""
-    weights = rank_weights(model, layout, stage)
+    """Return the memory of a GPU of a pipeline stage.
+
+    A mode whose PV has a type runs attention unfused, and keeps its scores.
+    """
+    weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
     count = weights.dense + weights.expert
-    states = OPTIMIZER * weights.dense // layout.data
-    states += OPTIMIZER * weights.expert // layout.expert_data
     layers = layout.layers(model, stage)
     attention: Attention = "fused" if mode.pv == NONE else "unfused"
     if layout.recompute == "core_attn":
         attention = "core_attn"
-    tokens = training.micro_batch * training.sequence // layout.tensor
+    tokens = training.micro_batch * training.sequence // (layout.tensor * layout.context)
     uneven = UNEVEN if layout.expert > 1 else 1
-    kept = [BF16 * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
-    less = [layer_packed(model, i, attention, mode.linear, uneven=uneven) for i in layers]
+    kept = [width * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
+    linear = mode.linear
+    less = [layer_packed(model, i, attention, linear, uneven=uneven, width=width) for i in layers]
     again = max(kept) if layout.recompute == "full" else 0
     if layout.recompute == "full":
-        kept = [BF16 * tokens * model.hidden_size] * len(layers)
+        kept = [width * tokens * model.hidden_size] * len(layers)
         less = []  # the inputs of whole layers are no linear layers'
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
-    rounded = _rounded(model, training, weights) * (mode.linear != NONE)
-    ends = BF16 * tokens * model.hidden_size * 2 * last  # the last norm's input and output
-    head = _saved(model.hidden_size, model.hidden_size, mode.linear) * last
+    scored = len(layers) * in_flight if layout.recompute == "none" else 1
+    rounded = _rounded(model, training, layout, weights) * (linear != NONE)
+    ends = width * tokens * model.hidden_size * 2 * last  # the last norm's input and output
+    head = _saved(model.hidden_size, model.hidden_size, linear, width) * last
+    logit = LOGIT if width == BF16 else 2 * FP32
     return Memory(
-        weights=BF16 * count,
+        weights=width * count,
         gradients=FP32 * count,
-        optimizer=states,
+        optimizer=_states(weights, layout, dtype),
         activations=in_flight * sum(kept) + ends,
-        scores=_scores(model, training, layout, len(layers) * in_flight) if mode.pv != NONE else 0,
-        logits=LOGIT * tokens * padded_vocabulary(model, layout) * last,
-        working=again + BF16 * (weights.largest + rounded),
+        scores=_scores(model, training, layout, scored, width) if mode.pv != NONE else 0,
+        logits=logit * tokens * padded_vocabulary(model, layout) * last,
+        working=again + width * (weights.largest + rounded),
         context=CONTEXT,
-        cache=BF16 * weights.linear * (mode.linear != NONE),
+        cache=width * weights.linear * (linear != NONE),
         packed=round(tokens * (in_flight * sum(less) + head)),
     )
+
+
+def worst_stage(
+    model: Model, training: Training, mode: Mode, layout: Layout, dtype: Dtype = "bf16"
+) -> tuple[int, Memory]:
+    """Return the pipeline stage that needs the most, and what it needs."""
+    stages = [
+        stage_memory(model, training, mode, layout, stage, dtype)
+        for stage in range(layout.pipeline)
+    ]
+    return max(enumerate(stages), key=lambda one: one[1].total)
+
+
+def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
+    """Return the bytes of the optimizer's states, shared out among copies where it does so."""
+    dense, expert = (layout.copies, layout.expert_copies) if layout.sharded else (1, 1)
+    each = STATES[dtype]
+    return each * weights.dense // dense + each * weights.expert // expert
 
 
 def layer_values(model: Model, layer: int, attention: Attention, *, uneven: float = 1) -> int:
@@ -115,7 +145,13 @@ def layer_values(model: Model, layer: int, attention: Attention, *, uneven: floa
 
 
 def layer_packed(
-    model: Model, layer: int, attention: Attention, linear: str, *, uneven: float = 1
+    model: Model,
+    layer: int,
+    attention: Attention,
+    linear: str,
+    *,
+    uneven: float = 1,
+    width: int = BF16,
 ) -> float:
     """Bytes of a token that a layer keeps less, with its linear layers' inputs as codes.
 
@@ -139,12 +175,12 @@ def layer_packed(
     else:
         own = model.ffn_hidden_size
         freed += hidden
-    return _saved(freed + own, codes + hidden + own, linear)
+    return _saved(freed + own, codes + hidden + own, linear, width)
 
 
-def _saved(freed: int, codes: int, linear: str) -> float:
-    """Bytes less for so many bf16 values that are freed, and so many codes in their place."""
-    return BF16 * freed - CODE[linear] * codes if linear != NONE else 0
+def _saved(freed: int, codes: int, linear: str, width: int) -> float:
+    """Bytes less for so many values that are freed, and so many codes in their place."""
+    return width * freed - CODE.get(linear, width) * codes if linear != NONE else 0
 
 
 def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
@@ -187,16 +223,17 @@ def _mlp(model: Model, layer: int, uneven: float) -> int:
     return 3 * moe.shared_ffn_size + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
 
 
-def _scores(model: Model, training: Training, layout: Layout, layers: int) -> int:
-    """Bytes of all s x s tensors of unfused attention."""
+def _scores(model: Model, training: Training, layout: Layout, kept: int, width: int) -> int:
+    """Bytes of all s x s tensors of unfused attention; those of `kept` layers stay."""
     heads = model.num_attention_heads // layout.tensor
-    one = training.micro_batch * heads * training.sequence**2
-    return one * (SCORE_KEPT * (layers if layout.recompute == "none" else 1) + SCORE_WORKING)
+    one = training.micro_batch * heads * training.sequence**2 // layout.context
+    return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
 
 
-def _rounded(model: Model, training: Training, weights: Weights) -> int:
+def _rounded(model: Model, training: Training, layout: Layout, weights: Weights) -> int:
     """Values of the rounded operands of one linear layer: the largest weight, and its input.
 
     Attention's are less than that, and are left out.
     """
-    return weights.largest + training.micro_batch * training.sequence * model.hidden_size
+    tokens = training.micro_batch * training.sequence // layout.context
+    return weights.largest + tokens * model.hidden_size

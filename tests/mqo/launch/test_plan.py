@@ -1,0 +1,414 @@
+"""The layouts that the launcher chooses: they fit, they divide, and a resumed run keeps its own."""
+
+import shlex
+import subprocess
+
+import pytest
+from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
+from mqo.launch import cli, plan
+from mqo.launch.cell import Cluster, resolve
+from mqo.launch.folder import from_shell
+from mqo.launch.inputs import TRACKER
+from mqo.launch.layout import check_layout
+from mqo.launch.machine import Machine, imagined
+from mqo.launch.plan import decides, layout_of, place, saved_layout, with_layout
+from mqo.launch.quantiser import Quantiser
+from mqo.launch.ready import check_cell
+from mqo.matrix import generate, tables
+from mqo.project import Project
+from mqo.scale.choose import Job, measure
+from mqo.scale.devices import DEVICES, GIB, memory_of, usable
+from mqo.scale.layout import BUCKET, Layout
+
+SCRIPTS = Project.here().root / "script"
+NAMES = [str(path) for path, _ in generate.scripts()]
+H100 = imagined("h100-80gb", 8)
+LIMIT = usable(memory_of("h100-80gb"))
+EVERY = {"--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"}
+
+
+def cell(model="llama31-8b", mode="FA_linear_mxfp8", gpus=8, training="standard", flags="", **rest):
+    per_node = min(gpus, 8)
+    where = Cluster(nnodes=gpus // per_node, nproc_per_node=per_node)
+    own = tuple(flags.split())
+    return resolve(model, "wikipedia", mode, training, cluster=where, extra_flags=own, **rest)
+
+
+def planned(made, machine=H100, saved=None):
+    """The layout that the launcher chooses for a cell."""
+    chosen = with_layout(made, machine, made.types, saved).cell
+    return layout_of(chosen.layout, made.cluster.nnodes * made.cluster.nproc_per_node)
+
+
+def need(made, layout):
+    """Bytes of a GPU, by the formulas, for the cell's own sizes."""
+    mode = tables.modes()[made.mode]
+    sizes = (layout.gpus, made.cluster.nproc_per_node, 0)
+    return measure(Job(made.model, made.training, mode, made.dtype, *sizes), layout).need
+
+
+# -- the scripts -----------------------------------------------------------------------------------
+
+
+def of_script(name, *words):
+    """The arguments of a committed script's own words and of `words`."""
+    text = (SCRIPTS / name).read_text().partition('train_config.py"')[2]
+    own = [word for word in shlex.split(text, comments=True) if word.strip() and word != "$@"]
+    return cli.parser().parse_intermixed_args([*own, *words])
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
+    made = cli.cell_from(of_script(name, "--nnodes", str(nodes)), [], H100)
+    printed = cli.describe(Project(tmp_path), made, H100)
+    comments = [line for line in printed.splitlines() if line.startswith("#")]
+    command, _ = from_shell(printed[printed.index("MQO_QUANT_CONFIG") :])
+    assert command[command.index("--nproc-per-node") + 1] == "8"
+    assert set(command) >= EVERY
+    layout = layout_of(command, 8 * nodes)
+    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    used = need(made, layout)
+    assert used <= LIMIT
+    (said,) = [line for line in comments if line.startswith("# layout: ")]
+    assert f"computed: {used / GIB:.1f} of {LIMIT / GIB:.1f} GiB usable" in said
+    assert f"DP {layout.data}, distributed optimizer" in said
+
+
+def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
+    words = ["--dry-run", "--device", "h100-80gb", "--nnodes", "8", "--nproc-per-node", "8"]
+    script = SCRIPTS / "deepseek2_lite/pretrain_deepseek2_lite_wikipedia_FA_linear_mxfp8.sh"
+    done = subprocess.run(["bash", script, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    command, _ = from_shell(done.stdout[done.stdout.index("MQO_QUANT_CONFIG") :])
+    assert layout_of(command, 64) == Layout(64, expert=4)
+    assert "--expert-model-parallel-size 4" in done.stdout
+
+
+# -- what is chosen --------------------------------------------------------------------------------
+
+CELLS = [(m, q, n) for m in tables.models() for q in tables.modes() for n in (8, 64)]
+
+
+@pytest.mark.parametrize(("model", "mode", "gpus"), CELLS)
+def test_a_plan_fits_and_divides(model, mode, gpus):
+    made = cell(model, mode, gpus)
+    layout = planned(made)
+    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    assert need(made, layout) <= LIMIT
+    assert layout.data * layout.tensor * layout.pipeline == gpus
+    assert 128 % layout.data == 0
+    assert made.model.num_attention_heads % layout.tensor == 0
+    assert (made.model.num_query_groups or 1) % layout.tensor == 0 or made.model.mla
+    assert made.model.num_layers % layout.pipeline == 0
+    assert made.model.moe is None or made.model.moe.num_experts % layout.expert == 0
+    assert layout.recompute == ("none" if tables.modes()[mode].pv == "none" else "core_attn")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", tables.DTYPES)
+def test_each_dtype_has_a_layout_on_each_device(device, dtype):
+    made = cell("llama31-8b", gpus=8, dtype=dtype)
+    used = need(made, planned(made, imagined(device, 8)))
+    assert used <= usable(memory_of(device))
+    # Two bytes of a weight more, four of a state less, and twice the activations.
+    assert used > need(made, Layout(8, tensor=8, recompute="full"))
+
+
+def test_parameters_are_gathered_behind_computation_but_in_fp16():
+    """Upstream ends an evaluation before the first step that fp16's loss scale lets through."""
+    flags = {d: set(with_layout(cell(dtype=d), H100, {}).cell.layout) for d in tables.DTYPES}
+    assert flags["bf16"] >= EVERY
+    assert flags["fp32"] >= EVERY
+    assert EVERY - flags["fp16"] == {"--overlap-param-gather"}
+
+
+def test_fp32_needs_more_than_bf16():
+    layout = Layout(8, tensor=4)
+    sizes = [need(cell(dtype=dtype), layout) for dtype in ("bf16", "fp16", "fp32")]
+    assert sizes[0] == sizes[1] < sizes[2]
+
+
+def test_eight_billion_weights_do_not_fit_one_gpu_each():
+    assert need(cell(), Layout(8)) > LIMIT
+    assert planned(cell()) == Layout(8, tensor=2)
+    assert planned(cell(), imagined("b200", 8)) == Layout(8)
+
+
+def test_what_the_users_flags_say_counts():
+    assert planned(cell(flags="--exit-interval 100 --lr 1e-5")) == planned(cell())
+    assert planned(cell(flags="--num-layers 2")) == Layout(8)
+    assert planned(cell(flags="--micro-batch-size 4")).tensor > 2
+    assert planned(cell(flags="--seq-length 2048")) == Layout(8)
+    assert planned(cell(flags="--global-batch-size 4", gpus=8)).data <= 4
+    assert planned(cell("llama32-1b", flags="--attention-backend unfused")).recompute == "core_attn"
+    assert planned(cell("llama32-1b", flags="--attention-backend=unfused")).recompute == "core_attn"
+    scheduled = cell("llama32-1b", schedule=("pv: mxfp4 until 0.5, then none",))
+    assert planned(scheduled).recompute == "core_attn"
+
+
+def test_rounded_weights_that_stay_are_counted():
+    made = cell(mode="mxfp8")
+    kept = made.model_copy(update={"quantiser": Quantiser(cache_weights=True)})
+    assert planned(made).tensor == 2
+    assert planned(kept).tensor == 4
+
+
+def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
+    made = cell("llama32-1b", "source")
+    chosen = [place(tmp_path, made, H100, {"pv": kind}).cell.layout for kind in ("none", "hifp8")]
+    assert [layout_of(flags, 8).recompute for flags in chosen] == ["none", "core_attn"]
+
+
+@pytest.mark.parametrize(
+    ("made", "machine"),
+    [
+        (cell(), Machine(8, 0)),
+        (cell(training="smoke", gpus=1), H100),
+        (cell(training="tiny", gpus=1), H100),
+        (cell(training="study", gpus=1), H100),
+    ],
+)
+def test_on_a_cpu_and_for_small_models_nothing_is_planned(made, machine):
+    assert with_layout(made, machine, made.types) == plan.Planned(made)
+    assert not decides(made, machine)
+
+
+def test_a_plan_of_an_earlier_start_is_made_anew():
+    made = cell().model_copy(update={"layout": Layout(8, tensor=8).flags()})
+    assert planned(made) == Layout(8, tensor=2)
+
+
+def test_what_fits_nowhere_is_refused_with_what_helps():
+    with pytest.raises(LayoutError, match=r"deepseek2_lite in mode bf16 fits 2 GPUs.*more GPUs"):
+        with_layout(cell("deepseek2_lite", "bf16", 2), H100, {})
+
+
+def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
+    made = cell("llama32-1b", gpus=6)
+    check_cell(made.model_copy(update={"training": SMALL, "cluster": Cluster()}), Machine(1, 0))
+    with pytest.raises(LayoutError, match=r"128 sequences cannot be shared out.*6"):
+        with_layout(made, H100, {})
+
+
+SMALL = tables.trainings()["smoke"]
+
+
+def test_a_distillation_says_that_the_teacher_is_not_counted(tmp_path):
+    (line,) = with_layout(cell("llama32-1b", teacher=tmp_path), H100, {}).lines
+    assert "teacher's memory is not counted" in line
+
+
+# -- a layout of the user's own --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--tensor-model-parallel-size 4",
+        "--tensor-model-parallel-size=4 --sequence-parallel",
+        "--use-distributed-optimizer",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        "--context-parallel-size 2",
+        "--overlap-grad-reduce",
+        "--use-torch-fsdp2",
+        "--num-layers-per-virtual-pipeline-stage 1 --pipeline-model-parallel-size 2",
+    ],
+)
+def test_a_layout_of_the_users_is_left_as_it_is(flags):
+    made = cell(flags=flags)
+    assert not decides(made, H100)
+    assert with_layout(made, H100, made.types).cell == made
+
+
+def test_a_layout_that_is_too_large_is_warned_of_with_the_numbers():
+    made = cell(flags="--tensor-model-parallel-size 1 --lr 1e-5")
+    first, second = with_layout(made, H100, made.types).lines
+    alone = Layout(8, sharded=False, overlap=False)
+    assert need(made, alone) > 134 * GIB
+    assert f"computed: {need(made, alone) / GIB:.1f} of {LIMIT / GIB:.1f} GiB" in first
+    flags = second.partition("GiB: ")[2].split()
+    assert layout_of(flags, 8) == Layout(8, tensor=2)
+    assert f"{need(made, Layout(8, tensor=2)) / GIB:.1f} GiB" in second
+
+
+def test_a_layout_that_fits_is_said_with_its_memory():
+    flags = "--use-distributed-optimizer --tensor-model-parallel-size 4 --sequence-parallel"
+    made = cell(flags=flags)
+    (line,) = with_layout(made, H100, made.types).lines
+    layout = Layout(8, tensor=4, overlap=False)
+    assert "warning" not in line
+    assert f"{need(made, layout) / GIB:.1f} of" in line
+
+
+def test_a_layout_that_cannot_start_is_refused():
+    made = cell(flags="--tensor-model-parallel-size 3")
+    with pytest.raises(LayoutError, match="tensor 3"):
+        check_cell(made, H100)
+
+
+def test_flags_that_the_formulas_do_not_know_are_named():
+    made = cell("llama32-1b", flags="--num-experts 8")
+    (line,) = with_layout(made, H100, made.types).lines
+    assert "--num-experts" in line
+    assert not decides(made, H100)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(8),
+        Layout(8, tensor=2, pipeline=2, context=2, recompute="full", reshardable=True),
+        Layout(64, expert=4, recompute="core_attn", sharded=False, bucket=64_000_000),
+        Layout(8, sharded=False, overlap=False),
+    ],
+)
+def test_flags_say_the_layout_that_they_were_made_of(layout):
+    assert layout_of(layout.flags(), layout.gpus) == layout
+
+
+# -- going on from a checkpoint --------------------------------------------------------------------
+
+ARGS = {
+    "world_size": 8,
+    "data_parallel_size": 4,
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "use_distributed_optimizer": True,
+    "overlap_grad_reduce": True,
+    "ddp_bucket_size": None,
+    "dist_ckpt_optim_fully_reshardable": False,
+}
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A function that makes a folder of a checkpoint, written with such arguments."""
+
+    def make(tracker="1000", **args):
+        (tmp_path / TRACKER).write_text(tracker)
+        monkeypatch.setattr(plan, "describe", lambda tree, folder: ARGS | args)
+        return tmp_path
+
+    return make
+
+
+def resumed(folder, **rest):
+    made = cell(checkpoint=folder, **rest)
+    gpus = made.cluster.nnodes * made.cluster.nproc_per_node
+    return layout_of(place(folder, made, H100, made.types).cell.layout, gpus)
+
+
+def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(saved):
+    four = saved(tensor_model_parallel_size=4, data_parallel_size=2)
+    assert resumed(four) == Layout(8, tensor=4)
+    assert resumed(four, gpus=64) == Layout(64, tensor=4)
+    assert resumed(four, mode="mxfp8") == Layout(8, tensor=4, recompute="core_attn")
+    assert resumed(saved(dist_ckpt_optim_fully_reshardable=True)).reshardable
+
+
+def test_a_resumed_run_keeps_its_kind_of_optimizer(saved):
+    plain = {"use_distributed_optimizer": False, "overlap_grad_reduce": False}
+    folder = saved(tensor_model_parallel_size=4, data_parallel_size=2, **plain)
+    assert resumed(folder) == Layout(8, tensor=4, sharded=False, overlap=False)
+    assert not EVERY & set(place(folder, cell(checkpoint=folder), H100, {}).cell.layout)
+    bare = resumed(saved(overlap_grad_reduce=False), model="llama32-1b")
+    assert (bare.sharded, bare.overlap) == (True, False)
+
+
+def test_a_resumed_run_keeps_its_buckets_on_more_ranks(saved):
+    """Upstream's default grows with the ranks, and its optimizer is stored by buckets."""
+    many = saved(data_parallel_size=48, world_size=96)
+    assert resumed(many, gpus=64).bucket == 48_000_000
+    assert resumed(saved(data_parallel_size=32), gpus=64).bucket == BUCKET
+    assert resumed(saved(ddp_bucket_size=7), gpus=64).bucket == 7
+
+
+def test_a_checkpoints_layout_that_no_longer_fits_is_refused_with_what_it_is(saved):
+    folder = saved(tensor_model_parallel_size=1, use_distributed_optimizer=False)
+    with pytest.raises(LayoutError, match=r"checkpoint's layout .DP 8, optimizer states on every"):
+        resumed(folder)
+    with pytest.raises(LayoutError, match="4 processes do not fit tensor 8"):
+        resumed(saved(tensor_model_parallel_size=8), gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tracker", "args"),
+    [
+        ("--no-load-optim", "1000", {}),
+        ("--finetune", "1000", {}),
+        ("", "release", {}),
+        ("", "1000", {"no_save_optim": True}),
+    ],
+)
+def test_weights_alone_may_have_any_layout(saved, flags, tracker, args):
+    folder = saved(tracker, tensor_model_parallel_size=8, **args)
+    assert resumed(folder, flags=flags) == Layout(8, tensor=2)
+
+
+def test_a_folder_without_a_checkpoint_begins_anew(tmp_path):
+    assert saved_layout(tmp_path, cell(checkpoint=tmp_path)) is None
+    assert saved_layout(tmp_path, cell()) is None
+
+
+def test_the_users_own_load_is_what_is_gone_on_from(saved):
+    folder = saved(tensor_model_parallel_size=4)
+    made = cell(flags=f"--load {folder}", checkpoint=folder / "elsewhere")
+    assert saved_layout(folder, made) == Layout(8, tensor=4)
+
+
+def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatch):
+    folder = saved()
+
+    def fails(tree, place):
+        raise ConvertError("damaged")
+
+    monkeypatch.setattr(plan, "describe", fails)
+    with pytest.raises(CheckpointError, match=r"damaged.*behind `--`"):
+        resumed(folder)
+    made = cell(checkpoint=folder, flags="--use-distributed-optimizer")
+    assert place(folder, made, H100, made.types).cell.layout == ()
+
+
+def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, monkeypatch):
+    folder = saved("")  # as a kill may leave it
+    whole, half = folder / "iter_0001000", folder / "iter_0002000"
+    for one in (whole, half):
+        one.mkdir()
+
+    def describe(tree, place):
+        if place != whole.resolve():
+            raise ConvertError("damaged")
+        return ARGS | {"tensor_model_parallel_size": 4}
+
+    monkeypatch.setattr(plan, "describe", describe)
+    assert resumed(folder) == Layout(8, tensor=4)
+
+
+# -- processes and devices -------------------------------------------------------------------------
+
+
+def processes(*words, machine=H100):
+    args = of_script(NAMES[0], *words)
+    return cli.cell_from(args, [], machine).cluster.nproc_per_node
+
+
+def test_a_real_configuration_takes_all_gpus_and_a_small_one_takes_one():
+    assert processes() == processes("--training-config", "fast") == 8
+    assert processes("--nproc-per-node", "2") == 2
+    assert processes("--training-config", "smoke") == processes("--training-config", "tiny") == 1
+    assert processes(machine=Machine(16, 0)) == 1
+
+
+def test_a_device_is_for_dry_runs():
+    with pytest.raises(MqoError, match="--dry-run"):
+        cli._machine(of_script(NAMES[0], "--device", "h100-80gb"))
+    made = cli._machine(of_script(NAMES[0], "--device", "h200", "--dry-run"))
+    assert (made.gpus, made.memory) == (8, memory_of("h200"))
+
+
+def test_an_unknown_device_lists_the_valid_ones():
+    with pytest.raises(UnknownNameError, match=r"a100-40gb, a100-80gb, b200, h100-80gb, h200"):
+        cli._machine(of_script(NAMES[0], "--device", "h1000", "--dry-run"))

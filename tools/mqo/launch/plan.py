@@ -1,0 +1,280 @@
+"""The layout of a run on GPUs: the planner's where the user gave none, with the memory it needs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import CheckpointError, LayoutError, MqoError
+from mqo.launch.cell import Cell
+from mqo.launch.convert import describe
+from mqo.launch.flags import DTYPES, platform_flags, shape_flags
+from mqo.launch.inputs import TRACKER, values
+from mqo.launch.layout import check_layout, read_sizes
+from mqo.launch.machine import Machine
+from mqo.launch.quantiser import schedules
+from mqo.matrix.tables import NONE, Mode
+from mqo.scale.choose import Job, choose, measure
+from mqo.scale.devices import GIB, usable
+from mqo.scale.layout import BUCKET, Layout, Recompute
+
+# A layout of the user's own: then the launcher chooses nothing.
+_OWN = re.compile(
+    r"--(\w+-(\w+-)?parallel-size|sequence-parallel|use-distributed-optimizer|overlap-.*|recompute-.*"
+    r"|ddp-.*|dist-ckpt-optim-.*|.*-fsdp.*|.*virtual.*|(.*-)?pipeline-.*|.*offload.*)"
+)
+# What changes a GPU's memory otherwise than the formulas know.
+_STRANGE = re.compile(
+    r"--(expert-tensor-parallel-size|.*-fsdp.*|.*virtual.*|pipeline-model-parallel-layout|.*offload.*"
+    r"|decoder-(first|last)-.*|account-for-.*|transformer-impl|optimizer|use-precision-aware-.*"
+    r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
+    r"|mtp-.*|hybrid-.*|freeze-.*)"
+)
+_FRESH = {"--no-load-optim", "--finetune"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The cell with the flags of its layout, and lines that say which it is and what it needs."""
+
+    cell: Cell
+    lines: tuple[str, ...] = ()
+
+
+def decides(cell: Cell, machine: Machine) -> bool:
+    """Return whether the launcher chooses the layout: on GPUs, at real size, where none is given.
+
+    And where it knows what the user's other flags make of the memory.
+    """
+    return _is_real(cell, machine) and not (_names(cell, _OWN) or _names(cell, _STRANGE))
+
+
+def place(tree: Path, cell: Cell, machine: Machine, types: Mapping[str, str]) -> Planned:
+    """Return the cell as `with_layout` has it; `tree` reads the checkpoint it goes on from."""
+    saved = saved_layout(tree, cell) if decides(cell, machine) else None
+    return with_layout(cell, machine, types, saved)
+
+
+def with_layout(
+    cell: Cell, machine: Machine, types: Mapping[str, str], saved: Layout | None = None
+) -> Planned:
+    """Return the cell with the planner's layout, where it has none of the user's.
+
+    `types` are the quant types by site, `saved` is the layout of a checkpoint that the run goes on
+    from. A layout of the user's is kept; the lines say where it needs more memory than there is.
+
+    Raises:
+        LayoutError: no layout fits, or the sizes divide in none.
+    """
+    bare = cell.model_copy(update={"layout": ()})
+    if not _is_real(cell, machine):
+        return Planned(bare)
+    if strange := sorted(_names(cell, _STRANGE)):
+        text = f"as given; what it needs is not known, since {strange[0]} changes the memory"
+        return Planned(bare, (text,))
+    job = _job(bare, machine, types)
+    if not decides(bare, machine):
+        return Planned(bare, tuple(_judged(bare, machine, job)))
+    fit = choose(job, lambda layout: _divides(bare, layout), saved)
+    if fit is None:
+        check_layout(bare.model_copy(update={"layout": saved.flags() if saved else ()}))
+        raise _nothing_fits(cell, machine, job, saved)
+    chosen = bare.model_copy(update={"layout": fit.layout.flags(cell.dtype)})
+    whence = "as in the checkpoint: " if saved else ""
+    teacher = "; the teacher's memory is not counted" if cell.teacher else ""
+    line = f"{whence}{fit.layout}; computed: {_gib(fit.need)} of {_room(machine)}{teacher}"
+    return Planned(chosen, (line,))
+
+
+def layout_of(flags: Sequence[str], gpus: int) -> Layout:
+    """Return the layout that flags of upstream's say, over so many processes."""
+    sizes = read_sizes(flags)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("use-distributed-optimizer", "overlap-grad-reduce"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--dist-ckpt-optim-fully-reshardable", action="store_true")
+    parser.add_argument("--recompute-activations", action="store_true")
+    for name, default in (("granularity", None), ("modules", "core_attn"), ("method", None)):
+        parser.add_argument(f"--recompute-{name}", default=default)
+    parser.add_argument("--ddp-bucket-size", type=int, default=BUCKET)
+    args = parser.parse_known_args(list(flags))[0]
+    # Other ways to recompute count as none: what is computed is then more than is needed.
+    recompute: Recompute = "none"
+    if args.recompute_granularity == "full" and args.recompute_method == "uniform":
+        recompute = "full"
+    elif args.recompute_activations or args.recompute_granularity == "selective":
+        recompute = "core_attn" if args.recompute_modules == "core_attn" else "none"
+    return Layout(
+        gpus,
+        tensor=sizes.tensor_model_parallel_size,
+        pipeline=sizes.pipeline_model_parallel_size,
+        expert=sizes.expert_model_parallel_size,
+        context=sizes.context_parallel_size,
+        recompute=recompute,
+        sharded=args.use_distributed_optimizer,
+        overlap=args.overlap_grad_reduce,
+        bucket=args.ddp_bucket_size,
+        reshardable=args.dist_ckpt_optim_fully_reshardable,
+    )
+
+
+def saved_layout(tree: Path, cell: Cell) -> Layout | None:
+    """Return the layout of the checkpoint that the run goes on from, which stays.
+
+    None where there is none, or none of whose optimizer anything is loaded. `tree` is the Megatron
+    that reads it.
+
+    Raises:
+        CheckpointError: it does not say.
+    """
+    flags = _words(cell)
+    given = values(flags, "--load")
+    folder = Path(given[0]) if given else cell.checkpoint
+    if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
+        return None
+    if (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip() == "release":
+        return None
+    args = _arguments(tree, folder.resolve())
+    return None if args.get("no_save_optim") else _layout_of_args(args)
+
+
+def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
+    """Return the arguments of the newest checkpoint; of an older one where it is damaged."""
+    why = ""
+    for place in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
+        try:
+            return describe(tree, place)
+        except MqoError as error:
+            why = why or str(error)
+    raise CheckpointError(
+        f"No checkpoint in {folder} says its layout: {why}",
+        expected="a whole checkpoint of a run",
+        help="A layout behind `--` is taken as it is: give the one that it was saved in",
+    )
+
+
+def _layout_of_args(args: Mapping[str, Any]) -> Layout:
+    """Return the layout that upstream's arguments, as a checkpoint has them, say."""
+    data, context = args["data_parallel_size"], args["context_parallel_size"]
+    return Layout(
+        args["world_size"],
+        tensor=args["tensor_model_parallel_size"],
+        pipeline=args["pipeline_model_parallel_size"],
+        expert=args["expert_model_parallel_size"],
+        context=context,
+        sharded=args["use_distributed_optimizer"],
+        overlap=args["overlap_grad_reduce"],
+        # Upstream's default, which later runs on more ranks would not have.
+        bucket=args["ddp_bucket_size"] or max(BUCKET, 1_000_000 * data * context),
+        reshardable=args["dist_ckpt_optim_fully_reshardable"],
+    )
+
+
+def meta_job(cell: Cell, layout: Layout, rank: int) -> dict[str, object]:
+    """Return what Megatron-LM/tools/rank_weights.py takes to build that rank's part of a model."""
+    planned = cell.model_copy(update={"layout": layout.flags(cell.dtype)})
+    flags = ["--vocab-size", str(cell.model.vocab_size), *shape_flags(planned)]
+    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[cell.dtype]]
+    return {"world": layout.gpus, "rank": rank, "flags": flags}
+
+
+def _is_real(cell: Cell, machine: Machine) -> bool:
+    return machine.has_cuda and not cell.training.is_smoke
+
+
+def _words(cell: Cell) -> list[str]:
+    """Return the user's flags with their values as words of their own, whichever way given."""
+    return [
+        part
+        for word in cell.extra_flags
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
+
+
+def _names(cell: Cell, pattern: re.Pattern[str]) -> set[str]:
+    """Return the flags of the user's that match."""
+    return {word for word in _words(cell) if word.startswith("--") and pattern.fullmatch(word)}
+
+
+def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
+    """Return what is trained, with the sizes that the user's own flags say."""
+    sizes = read_sizes(shape_flags(cell))
+    shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
+    groups = {"num_query_groups": sizes.num_query_groups}
+    unfused = values(_words(cell), "--attention-backend") == ["unfused"]
+    scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, cell.schedule)
+    linear = types.get("fprop", NONE)
+    return Job(
+        model=cell.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
+        training=cell.training.model_copy(
+            update={
+                "micro_batch": sizes.micro_batch_size,
+                "global_batch": sizes.global_batch_size,
+                "sequence": sizes.seq_length,
+            }
+        ),
+        # Which type it is does not matter to what is counted here.
+        mode=Mode(name=cell.mode, linear=linear, pv="any" if scored else NONE),
+        dtype=cell.dtype,
+        gpus=cell.cluster.nnodes * cell.cluster.nproc_per_node,
+        per_node=cell.cluster.nproc_per_node,
+        limit=usable(machine.memory),
+        cached=bool(cell.quantiser.cache_weights),
+    )
+
+
+def _divides(cell: Cell, layout: Layout) -> bool:
+    try:
+        check_layout(cell.model_copy(update={"layout": layout.flags(cell.dtype)}))
+    except LayoutError:
+        return False
+    return True
+
+
+def _judged(cell: Cell, machine: Machine, job: Job) -> list[str]:
+    """Return what the user's own layout needs, and where that is too much what would fit."""
+    check_layout(cell)
+    own = measure(job, layout_of(cell.extra_flags, job.gpus))
+    line = f"as given: {own.layout}; computed: {_gib(own.need)} of {_room(machine)}"
+    if own.need <= job.limit:
+        return [line]
+    free = cell.model_copy(update={"extra_flags": _without_own(cell.extra_flags)})
+    fit = choose(job, lambda layout: _divides(free, layout))
+    lines = [f"warning: {line}: it will probably run out of memory"]
+    if fit:
+        flags = " ".join(fit.layout.flags(cell.dtype))
+        lines.append(f"warning: the planner's layout needs {_gib(fit.need)} GiB: {flags}")
+    return lines
+
+
+def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags without those of a layout, and their values."""
+    kept, keep = [], True
+    for word in flags:
+        if word.startswith("--"):
+            keep = not _OWN.fullmatch(word.partition("=")[0])
+        kept += [word] if keep else []
+    return tuple(kept)
+
+
+def _nothing_fits(cell: Cell, machine: Machine, job: Job, saved: Layout | None) -> LayoutError:
+    where = f" in the checkpoint's layout ({saved})" if saved else ""
+    return LayoutError(
+        f"No layout of {cell.model.name} in mode {cell.mode}{where} fits {job.gpus} GPUs of "
+        f"{_gib(job.limit)} usable GiB",
+        expected="one whose memory, computed, does",
+        help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it is",
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"
+
+
+def _room(machine: Machine) -> str:
+    what = f"{machine.device} has {_gib(machine.memory)}"
+    return f"{_gib(usable(machine.memory))} GiB usable a GPU ({what})"

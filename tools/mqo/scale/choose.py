@@ -1,0 +1,109 @@
+"""Chooses a layout: the least that memory and sizes allow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from mqo.matrix.tables import BLOCK, NONE, Dtype, Mode, Model, Training
+from mqo.scale.layout import Layout, Recompute
+from mqo.scale.memory import Memory, worst_stage
+
+SIZES = (1, 2, 4, 8)
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
+
+    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay.
+    """
+
+    model: Model
+    training: Training
+    mode: Mode
+    dtype: Dtype
+    gpus: int
+    per_node: int
+    limit: int
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A layout, with the memory of a GPU of its worst pipeline stage; `need` are bytes in all."""
+
+    layout: Layout
+    stage: int
+    memory: Memory
+    need: int
+
+
+def measure(job: Job, layout: Layout) -> Fit:
+    """Return what the layout needs."""
+    stage, memory = worst_stage(job.model, job.training, job.mode, layout, job.dtype)
+    return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
+
+
+def choose(job: Job, divides: Callable[[Layout], bool], saved: Layout | None = None) -> Fit | None:
+    """Return the least layout that fits; None where none does.
+
+    That is, in this order: without recomputing whole layers, on the fewest ranks a copy of the
+    model, with fewer ranks of experts, without recomputing attention. `divides` says whether a
+    layout's sizes divide as the launcher wants it. `saved` is that of a checkpoint that is gone on
+    from: everything but the number of GPUs and what is recomputed stays as it is there.
+    """
+    if saved is None:
+        candidates = filter(lambda one: _is_whole(job, one), _candidates(job))
+    else:
+        same = replace(saved, gpus=job.gpus)
+        candidates = (replace(same, recompute=how) for how in _recomputes(job.mode))
+    for layout in candidates:
+        if divides(layout):
+            found = measure(job, layout)
+            if found.need <= job.limit:
+                return found
+    return None
+
+
+def _recomputes(mode: Mode) -> tuple[Recompute, ...]:
+    """Return what may be recomputed: a fused kernel keeps no scores."""
+    return RECOMPUTES if mode.pv != NONE else ("none", "full")
+
+
+def _candidates(job: Job) -> Iterator[Layout]:
+    found = [
+        Layout(job.gpus, tensor, pipeline, expert, recompute=recompute)
+        for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
+        for recompute in _recomputes(job.mode)
+        # What talks most stays within a machine.
+        if tensor * expert <= job.per_node and tensor * pipeline * expert <= job.gpus
+    ]
+    yield from sorted(
+        found,
+        key=lambda one: (
+            one.recompute == "full",
+            one.tensor * one.pipeline,
+            one.pipeline,
+            one.expert,
+            RECOMPUTES.index(one.recompute),
+        ),
+    )
+
+
+def _is_whole(job: Job, layout: Layout) -> bool:
+    """Return whether layers, experts and mx blocks are shared out whole."""
+    model = job.model
+    if layout.expert > 1 and not model.moe:
+        return False
+    # Nobody measured what latent attention keeps of the parts that tensor ranks do not share.
+    if layout.tensor > 1 and model.mla:
+        return False
+    if model.num_layers % layout.pipeline:
+        return False
+    # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
+    inputs = (model.hidden_size, model.ffn_hidden_size)
+    return all(size // layout.tensor % BLOCK == 0 for size in inputs)
