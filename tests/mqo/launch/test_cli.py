@@ -54,6 +54,15 @@ def test_an_unknown_name_lists_the_valid_ones(words, message):
         cell(*words)
 
 
+@pytest.mark.parametrize(("there", "kept"), [(0, 3), (3, 3), (4, 3), (5, 0)])
+def test_the_default_of_standard_removes_no_checkpoint_that_it_finds(there, kept, tmp_path):
+    for iteration in range(there):
+        (tmp_path / f"iter_{iteration:07d}").mkdir()
+    words = (str(tmp_path), "--training-config", "standard")
+    assert cell(*words).keep_checkpoints == kept
+    assert cell(*words, "--keep-last", "2").keep_checkpoints == 2
+
+
 def test_a_missing_name_says_how_to_see_them_all():
     args = cli.parser().parse_args(["--model", "llama32-1b"])
     with pytest.raises(MqoError, match=r"--dataset is missing.*--list"):

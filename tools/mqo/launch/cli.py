@@ -278,11 +278,22 @@ def cell_from(args: argparse.Namespace, extra: list[str], machine: Machine | Non
         exclude=tuple(args.exclude),
         record_every=args.record_every,
         dump=tuple(args.dump),
-        keep_checkpoints=args.keep_last,
+        keep_checkpoints=_kept(args, training),
         check_nan=args.check_nan,
         teacher=args.teacher,
         distillation_config=args.distillation_config,
     )
+
+
+def _kept(args: argparse.Namespace, training: tables.Training) -> int:
+    """How many checkpoints to keep, 0 for all: by default none of those that are there goes.
+
+    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
+    """
+    if args.keep_last is not None:
+        return args.keep_last
+    there = len(list(args.checkpoint.glob("iter_*"))) if args.checkpoint else 0
+    return 0 if there > training.keep_last + 1 else training.keep_last
 
 
 def quantiser_from(args: argparse.Namespace) -> Quantiser:
