@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
-# A chunk in fp32 takes 64 MiB: large enough that a GPU's launches cost nothing beside its work.
-CHUNK_ELEMENTS = 2**24
+# Elements of a chunk by device type. A CPU keeps 4 MiB of fp32 in its caches: measured, faster than
+# 16 or 64. A GPU takes more at once, so that its launches cost little; that was not measured.
+CHUNK_ELEMENTS = {"cpu": 2**20}
+CHUNK_ELEMENTS_ELSEWHERE = 2**23
 
 
 def as_rows(tensor: Tensor) -> Tensor:
@@ -21,8 +23,9 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def chunks(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of rows, each of at most CHUNK_ELEMENTS elements and at least one row."""
-    step = max(1, CHUNK_ELEMENTS // max(1, rows.size(-1)))
+    """Yield slices of rows, each of a chunk's elements at most, and of one row at least."""
+    elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+    step = max(1, elements // max(1, rows.size(-1)))
     for start in range(0, rows.size(0), step):
         yield slice(start, min(start + step, rows.size(0)))
 

@@ -40,7 +40,7 @@ def in_chunks(monkeypatch):
     """A function that sets the largest number of elements in a chunk."""
 
     def limit(elements):
-        monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
         return elements
 
     return limit
