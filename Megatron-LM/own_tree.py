@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROGRAM_START = time.time()
 ROOT = Path(__file__).resolve().parent
-OURS = ("megatron.quant", "megatron.device", "megatron.attention")
+OURS = ("megatron.quant", "megatron.device", "megatron.attention", "megatron.losses")
 PACKAGES = ("megatron.core", "megatron.training", *OURS)
 
 

@@ -19,7 +19,7 @@ from .formats import (
     check_type,
     code_values,
 )
-from .guard import Reach, idle_layers, missing, reach, reach_faults
+from .guard import Reach, idle_layers, ineffective, missing, reach, reach_faults
 from .layers import (
     FoundLayer,
     Layer,
@@ -77,6 +77,7 @@ __all__ = [
     "find_traps",
     "gemm_operands",
     "idle_layers",
+    "ineffective",
     "is_exempt",
     "label_layers",
     "measure",

@@ -35,6 +35,28 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
     return faults
 
 
+def ineffective(records: Iterable[QuantRecord]) -> list[str]:
+    """Return a text for each site and type whose quantiser changed nothing that was measured.
+
+    Args:
+        records: of all ranks, with what was measured so far.
+
+    All layers and operands of a site count together, since one operand alone can be zero, or can
+    hold values of the format only. A site is judged if any measured element is not zero. A NaN
+    among its sums leaves it unjudged. Without a measurement the list is empty.
+    """
+    together: dict[tuple[str, str], list[QuantRecord]] = {}
+    for record in records:
+        if record.measured and record.quant_type != EXCLUDED:
+            together.setdefault((record.site, record.quant_type), []).append(record)
+    return [
+        f"{site}: ran as {quant_type}, but its quantiser changed no value in "
+        f"{sum(r.measured for r in here)} measured calls of {_layers(here)}"
+        for (site, quant_type), here in sorted(together.items())
+        if sum(r.signal for r in here) > 0 and sum(r.noise for r in here) == 0
+    ]
+
+
 @dataclass(frozen=True)
 class Reach:
     """What one rank's first step reached.

@@ -1,16 +1,26 @@
 """A cache of quantised weights, so that each is quantised once an optimizer step.
 
-Neither a weight's address nor its version says that an optimizer changed it: with bf16 the new
-values are copied from the optimizer's own, past autograd's sight. So the optimizers of the patched
-Megatron say it themselves: `weights_changed` begins a new epoch, and what an earlier one left is
-quantised anew when it is next asked for, which is after the parameters were gathered. What changes
-a weight in autograd's sight, as loading a state dict does, is seen by its version.
+A copy is right as long as nothing that can change its weight has happened since it was made:
+
+- An optimizer's step. Neither a weight's address nor its version shows one: Megatron's optimizers
+  copy new values past autograd's sight, and torch's fused ones do not count a version. So a step
+  begins a new epoch: the patched optimizers of Megatron call `weights_changed`, and those of
+  torch.optim do by a hook. A copy is made when its weight is next asked for. That is in the next
+  forward pass, after the parameters were gathered, however long that goes on behind the step.
+- A change that autograd sees, such as loading a state dict: the weight's version.
+- Other memory in the place of the weight's (`weight.data = new`): its storage and address. The
+  storage counts for itself, since memory that was freed may come back at the same address.
+
+Whatever writes to `weight.data` by other means has to call `weights_changed`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .spec import QuantSpec
@@ -18,11 +28,22 @@ from .spec import QuantSpec
 _epoch = 0
 
 
-@dataclass
-class _Entry:
-    """A quantised weight, and what it was made of: epoch, version, seed."""
+@dataclass(frozen=True)
+class _State:
+    """What a copy was made of. As long as `storage` is kept, no other storage is equal to it."""
 
-    made_of: tuple[int, int, int | None]
+    epoch: int
+    version: int
+    storage: StorageWeakRef
+    address: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A quantised weight, and what it was made of."""
+
+    made_of: _State
     quantised: Tensor
 
 
@@ -36,6 +57,14 @@ def weights_changed() -> None:
     _epoch += 1
 
 
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Begin an epoch after the step of any torch.optim.Optimizer of this process."""
+    weights_changed()
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
 def cached(
     weight: Tensor,
     spec: QuantSpec,
@@ -43,7 +72,7 @@ def cached(
     seed: int | None,
     quantise: Callable[[Tensor | None], Tensor],
 ) -> Tensor:
-    """Return `weight` as quantised to `spec` along `axis` with `seed`, in this epoch.
+    """Return `weight` as quantised to `spec` along `axis` with `seed`, as it is now.
 
     `quantise(out)` is called when the cache has nothing that is still right: it writes to `out`,
     the memory of the outdated copy, or to new memory if that is None. What is returned is not to be
@@ -51,7 +80,8 @@ def cached(
     """
     kept = _entries.setdefault(weight, {})
     entry = kept.get((spec, axis))
-    made_of = (_epoch, weight._version, seed)
+    storage = StorageWeakRef(weight.untyped_storage())
+    made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seed)
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantised, weight)
         entry = kept[(spec, axis)] = _Entry(made_of, quantise(out))

@@ -19,6 +19,7 @@ from megatron.quant import (
     find_layers,
     find_traps,
     idle_layers,
+    ineffective,
     merge,
     missing,
     notes,
@@ -101,8 +102,9 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
 def after_step(iteration: int) -> None:
     """Write what was measured; after the first step of each type, end a run that is not as asked.
 
-    By then every site has had a forward and a backward pass. Called on every rank, since a pipeline
-    stage may hold no site of a kind; the patched trainer does so, after every step.
+    By then every site has had a forward and a backward pass. After a step that was measured, also
+    end a run with a quantiser that changes nothing. Called on every rank, since a pipeline stage
+    may hold no site of a kind; the patched trainer does so, after every step.
     """
     global _usage, _checked
     types = asked_now()
@@ -113,7 +115,10 @@ def after_step(iteration: int) -> None:
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [one.layer for one in _found or ()], used, here, when)
+    measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
+    if measured:
+        check_effect(gather(), f"iteration {iteration}")
     set_step(iteration)
 
 
@@ -194,11 +199,17 @@ def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> No
     _end(missing(asked, records), when)
 
 
+def check_effect(records: list[QuantRecord], when: str) -> None:
+    """Raise GuardError naming every site whose quantiser has changed nothing so far."""
+    _end(ineffective(records), when)
+
+
 def check_all(records: list[QuantRecord]) -> None:
     """GuardError naming every site that did not run as asked in the whole of a run.
 
     `records` are of all ranks. A site with a schedule was checked when each of its types began.
     """
+    check_effect(records, "at the end")
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     check(asked, [r for r in records if r.site not in options.schedule], "at the end")

@@ -54,6 +54,14 @@ def test_kl_is_the_teachers_expectation(temperature):
     )
 
 
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_the_teachers_logits_are_overwritten_only_where_that_is_asked(overwrite):
+    student, teacher = outputs()
+    before = teacher.clone()
+    LogitsKLLoss(CONFIG, overwrite_targets=overwrite)(student, teacher).sum().backward()
+    assert teacher.equal(student.grad if overwrite else before)
+
+
 PAIRS = [
     (LogitsKLLoss, plugin.LogitsKLLoss, {"temperature": 2.0}),
     (HiddenStateCosineLoss, plugin.HiddenStateCosineLoss, {}),

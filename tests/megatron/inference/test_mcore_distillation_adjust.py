@@ -64,6 +64,18 @@ def test_a_file_names_the_pairs_their_losses_and_the_weights(tmp_path):
     assert found["loss_balancer"].kd_loss_scale == 0.25
 
 
+@pytest.mark.parametrize("other, overwrites", [("final_layernorm", True), ("head", False)])
+def test_logits_of_the_teacher_that_two_pairs_read_are_not_overwritten(
+    tmp_path, monkeypatch, other, overwrites
+):
+    given = []
+    monkeypatch.setattr(distillation, "chunked_kl", lambda *of: given.append(of) or of[0].sum(-1))
+    text = f"logit_layers: [head, head]\nintermediate_layer_pairs: [[decoder, {other}]]"
+    loss = loaded(tmp_path, text)["criterion"]["head", "head"]
+    loss(torch.ones(3, 2, 4), torch.ones(3, 2, 4))
+    assert given[0][-1] is overwrites
+
+
 @pytest.mark.parametrize(
     "text, says",
     [

@@ -8,7 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.inference.checkpointing import load_modelopt_state
 from megatron.inference.errors import DistillationError
-from megatron.inference.gpt.model_provider import check_run, model_provider
+from megatron.inference.gpt.model_provider import check_lm_loss, check_run, model_provider
 from megatron.run.modelopt import make_portable
 
 
@@ -125,3 +125,30 @@ def test_what_no_distillation_does_is_refused(name, flag):
     check_run(SimpleNamespace(**args))
     with pytest.raises(DistillationError, match=flag):
         check_run(SimpleNamespace(**args | {name: 2}))
+
+
+@pytest.mark.parametrize(
+    "impl, dtype, refused",
+    [
+        ("native", torch.float32, True),
+        ("native", torch.bfloat16, False),
+        ("te", torch.bfloat16, True),
+    ],
+)
+def test_a_loss_that_overwrites_the_compared_logits_is_refused(impl, dtype, refused):
+    args = SimpleNamespace(
+        cross_entropy_loss_fusion=True, cross_entropy_fusion_impl=impl, params_dtype=dtype
+    )
+    if refused:
+        with pytest.raises(DistillationError, match="no --cross-entropy-loss-fusion"):
+            check_lm_loss(args)
+        args.cross_entropy_loss_fusion = False
+    check_lm_loss(args)
+
+
+def test_only_a_student_with_a_loss_of_its_own_is_refused_the_fused_one(make, teacher, tmp_path):
+    flags = ["--export-kd-teacher-load", teacher[1], "--cross-entropy-loss-fusion"]
+    make(*flags)
+    (tmp_path / "kd.yaml").write_text("skip_lm_loss: false")
+    with pytest.raises(DistillationError, match="no --cross-entropy-loss-fusion"):
+        make(*flags, "--export-kd-cfg", tmp_path / "kd.yaml")

@@ -1,5 +1,7 @@
 """The guard's texts: nothing when a run did as asked, one for every fault."""
 
+import math
+
 import pytest
 import torch
 from megatron.quant import (
@@ -10,6 +12,7 @@ from megatron.quant import (
     Reach,
     gemm_operands,
     idle_layers,
+    ineffective,
     missing,
     reach,
     reach_faults,
@@ -165,3 +168,47 @@ def test_an_expert_without_a_token_counts_as_reached(kind):
     asked = dict.fromkeys(("fprop", "dgrad", "wgrad"), kind)
     assert reached(asked, TWO[:1], {"a"}, RECORDER.entries()) == Reach()
     assert missing(asked, RECORDER.entries()) == []
+
+
+# -- quantisers without effect -----------------------------------------------------------------
+
+
+def measured(site="fprop", operand="x", kind="mxfp8", signal=1.0, noise=0.0, layer="a", calls=1):
+    return QuantRecord(site, layer, operand, kind, 7, calls, signal, noise)
+
+
+def test_a_site_that_changed_nothing_is_named_with_its_type():
+    (fault,) = ineffective([measured(), measured(operand="weight", calls=2, layer="b")])
+    assert fault.startswith("fprop: ran as mxfp8, ")
+    assert "3 measured calls of a and 1 more" in fault
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        measured(operand="weight", noise=1e-300),  # the other operand
+        measured(layer="b", noise=1e-9),  # another layer
+        measured(layer="b", noise=math.nan),
+        measured(layer="b", signal=math.nan),
+    ],
+)
+def test_a_site_is_judged_by_all_its_operands_and_layers(other):
+    assert ineffective([measured(), other]) == []
+
+
+def test_each_site_and_type_is_judged_by_itself():
+    effective = [measured("qk", "query", noise=0.1), measured(kind="mxfp4", noise=0.1)]
+    assert len(ineffective([measured(), *effective])) == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        measured(signal=0.0),
+        measured(calls=0, signal=0.0),
+        measured(kind="excluded"),
+    ],
+    ids=["zeros", "unmeasured", "excluded"],
+)
+def test_without_a_signal_or_a_measurement_nothing_is_judged(record):
+    assert ineffective([record]) == []

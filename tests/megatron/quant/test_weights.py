@@ -1,6 +1,10 @@
 """The cache of quantised weights: when it quantises anew, and that nothing else can be seen."""
 
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from megatron.quant import (
     weights,
     weights_changed,
 )
+from mqo.project import Project
 from torch.nn import Parameter
 
 
@@ -137,3 +142,67 @@ def test_the_memory_of_an_outdated_copy_is_not_pulled_from_under_a_graph(options
     weight_of("fprop", weight)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+# -- what neither epochs of ours nor versions show ---------------------------------------------
+
+
+def fused_step(layer):
+    layer.weight.grad = torch.ones_like(layer.weight)
+    torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True).step()
+
+
+def assigned(layer):
+    layer.weight.data = torch.randn(4, 64)
+
+
+def assigned_within_a_buffer(layer):
+    """As a buffer of parameters that is laid out anew: the same storage, another place."""
+    layer.weight.data = layer.buffer[256:].view(4, 64)
+
+
+def from_vector(layer):
+    torch.nn.utils.vector_to_parameters(torch.randn(256), layer.parameters())
+
+
+@pytest.mark.parametrize("change", [fused_step, assigned, assigned_within_a_buffer, from_vector])
+def test_a_change_that_leaves_the_version_is_seen(options, change):
+    options("[quantiser]\ncache_weights = true\n")
+    layer = torch.nn.Linear(64, 4, bias=False)
+    layer.buffer = torch.randn(512)
+    layer.weight.data = layer.buffer[:256].view(4, 64)
+    before, version = weight_of("fprop", layer.weight).clone(), layer.weight._version
+    change(layer)
+    assert layer.weight._version == version
+    after = weight_of("fprop", layer.weight)
+    assert after.equal(quantise_dequantise(layer.weight, QuantSpec("mxfp8")))
+    assert not after.equal(before)
+
+
+def test_new_memory_at_the_address_of_the_old_is_seen(options):
+    options("[quantiser]\ncache_weights = true\n")
+    weight = Parameter(torch.randn(4, 64))
+    memory = torch.randn(4, 64).numpy()
+    weight.data = torch.from_numpy(memory)
+    address = weight.data_ptr()
+    weight_of("fprop", weight)
+    weight.data = torch.empty(0)  # the old storage is gone, as of weights that are offloaded
+    memory[:] = 3.1
+    weight.data = torch.from_numpy(memory)
+    assert weight.data_ptr() == address
+    assert weight_of("fprop", weight).equal(quantise_dequantise(weight, QuantSpec("mxfp8")))
+
+
+def test_parameters_that_are_gathered_behind_the_step_are_quantised_as_they_arrive(tmp_path):
+    demos = Project.here().tree / "examples/parallelism"
+    if not (demos / "../../megatron/core").exists():
+        pytest.skip("the tree is not vendored: run `mqo setup`")
+    program = Path(__file__).with_name("gathered_weights.py")
+    done = subprocess.run(
+        [sys.executable, program, demos, tmp_path],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("EQUAL") == 2

@@ -5,10 +5,12 @@ import torch
 from megatron.quant import (
     RECORDER,
     Layer,
+    QuantRecord,
     Setup,
     config,
     gemm_operands,
     merge,
+    operands,
     progress,
     set_step,
 )
@@ -422,3 +424,78 @@ def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
 def test_upstreams_arguments_without_a_trap_are_the_defaults():
     assert read_setup(Namespace(transformer_impl="local", gtp_weight_remat_size=1)) == Setup()
     assert read_setup(Namespace()) == Setup()
+
+
+# -- quantisers without effect -----------------------------------------------------------------
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """What stands in the quantiser's place, and changes nothing."""
+    monkeypatch.setattr(operands, "quantise_dequantise", lambda x, *args, **kwargs: x.clone())
+
+
+def test_an_identity_in_the_quantisers_place_ends_the_run(run, identity):
+    run(fprop="mxfp8")
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: ran as mxfp8.*changed no value"):
+        one_step(Net())
+
+
+def test_it_ends_the_run_at_its_first_measured_step(run, identity):
+    run(fprop="mxfp8", record="every = 2")
+    net = Net()
+    RECORDER.begin_step(1)
+    RECORDER.end_step()
+    before_step([net], Namespace(curr_iteration=2))
+    net(torch.ones(4, 32)).sum().backward()
+    after_step(3)
+    before_step([net], Namespace(curr_iteration=3))
+    net(torch.ones(4, 32)).sum().backward()
+    with pytest.raises(GuardError, match=r"iteration 4\).*changed no value"):
+        after_step(4)
+
+
+def test_what_is_never_measured_is_not_judged(run, identity):
+    run(fprop="mxfp8", record="every = 0")
+    one_step(Net())
+    guard.check_all(guard.gather())
+
+
+def test_values_that_the_format_holds_are_no_fault_beside_others(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with torch.no_grad():
+        net.first.weight.copy_(2.0 ** torch.arange(32.0).remainder(4))
+    one_step(net)  # ones and powers of two, and the second layer's weights
+    assert any(record.noise == 0 for record in RECORDER.entries())
+
+
+def test_zeros_are_no_fault(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.zero_()
+    before_step([net], ARGS)
+    net(torch.zeros(4, 32)).sum().backward()
+    after_step(1)
+
+
+def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
+    run(fprop="mxfp8")
+    real = torch.distributed.all_gather_object
+
+    def two_ranks(ranks, here):
+        real(ranks, here)
+        if isinstance(here, list) and here and isinstance(here[0], QuantRecord):
+            ranks.append([QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)])
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    one_step(Net())
+
+
+def test_at_the_end_all_that_was_measured_counts(run):
+    run(fprop="mxfp8", schedule='fprop = "mxfp8 until 9, then none"')
+    idle = [QuantRecord("fprop", "a", op, "mxfp8", 2, 2, 1.0, 0.0) for op in ("x", "weight")]
+    with pytest.raises(GuardError, match=r"at the end.*fprop: ran as mxfp8.*changed no value"):
+        guard.check_all(idle)

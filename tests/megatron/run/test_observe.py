@@ -96,11 +96,18 @@ def test_steps_between_leave_nothing(run, writer, record, expected):
     assert [row["iteration"] for row in rows(folder) if row["name"] == names] == expected
 
 
+def up_to_one():
+    """Ones, and a number that the format does not hold: the guard wants to see an effect."""
+    x = torch.ones(4, 32)
+    x[:, 0] = 0.3
+    return x
+
+
 def test_an_evaluation_between_steps_is_not_measured(run, writer):
     folder = run(fprop="mxfp8")
     with recorded(writer):
         for iteration in (1, 2):
-            step(iteration, torch.ones(4, 32))
+            step(iteration, up_to_one())
             gemm_operands("fprop", "mxfp8", None).lhs(torch.full((4, 32), 9.0))
     assert {row["value"] for row in rows(folder) if row["name"] == f"{TAG}/amax"} == {1.0}
 
@@ -117,7 +124,7 @@ def test_ranks_are_merged(run, writer, one_rank, monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with recorded(writer):
-        step(1, torch.ones(4, 32))
+        step(1, up_to_one())
     found = {row["name"]: row for row in rows(folder)}
     assert found[f"{TAG}/amax"]["value"] == 7.0
     assert found[f"{TAG}/scale_exponent"]["histogram"] == {"-8": 4, "100": 5}

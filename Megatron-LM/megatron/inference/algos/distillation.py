@@ -20,10 +20,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.losses import chunked_kl
 from megatron.quant import exempt
 from modelopt.torch.distill.loss_balancers import STUDENT_LOSS_KEY
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.nn.functional import cosine_similarity
 from torch.nn.modules.loss import _Loss
 
@@ -125,19 +125,25 @@ class LogitsKLLoss(_PairLoss):
     """KL(teacher || student) in nats, of softmax(logits / temperature); no factor temperature².
 
     Under tensor parallelism each rank has its part of the vocabulary, and all get the whole sum:
-    the parts' maxima and sums are sent, never logits.
+    the parts' maxima and sums are sent, never logits. With `overwrite_targets` the backward pass
+    writes the student's gradient over the teacher's logits, which saves a tensor of their size.
     """
 
-    def __init__(self, model_config: TransformerConfig, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model_config: TransformerConfig,
+        temperature: float = 1.0,
+        overwrite_targets: bool = False,
+    ) -> None:
         super().__init__(model_config)
         self._temperature = temperature
+        self._overwrite = overwrite_targets
         self._parallel = model_config.tensor_model_parallel_size > 1
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         """[s, b] from [s, b, v / ranks]."""
         group = parallel_state.get_tensor_model_parallel_group() if self._parallel else None
-        scaled = (logits.float() / self._temperature for logits in (student, teacher))
-        return _VocabularyParallelKL.apply(*scaled, group)
+        return chunked_kl(student, teacher, self._temperature, group, self._overwrite)
 
 
 class _HiddenLoss(_PairLoss):
@@ -190,39 +196,6 @@ class Projection(nn.Linear):
 def _output(of_layer: Tensor | tuple) -> Tensor:
     """What a layer gave, without the bias that some of Megatron's give beside it."""
     return of_layer[0] if isinstance(of_layer, tuple) else of_layer
-
-
-class _VocabularyParallelKL(torch.autograd.Function):
-    """KL(teacher || student) from logits [..., v / ranks] in fp32; a gradient for the student's.
-
-    Every rank gets the whole sum, so the gradient needs nothing from the others: softmax(student) -
-    softmax(teacher), of its own part.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, group: ProcessGroup | None) -> Tensor:
-        ours, theirs = _log_softmax(student, group), _log_softmax(teacher, group)
-        wanted = theirs.exp()
-        loss = _all_reduced((wanted * (theirs - ours)).sum(-1), ReduceOp.SUM, group)
-        ctx.save_for_backward(ours.exp().sub_(wanted))
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (difference,) = ctx.saved_tensors
-        return grad.unsqueeze(-1) * difference, None, None
-
-
-def _log_softmax(logits: Tensor, group: ProcessGroup | None) -> Tensor:
-    highest = _all_reduced(logits.amax(-1, keepdim=True), ReduceOp.MAX, group)
-    shifted = logits - highest
-    return shifted - _all_reduced(shifted.exp().sum(-1, keepdim=True), ReduceOp.SUM, group).log()
-
-
-def _all_reduced(own: Tensor, operation: ReduceOp, group: ProcessGroup | None) -> Tensor:
-    if group is not None:
-        all_reduce(own, op=operation, group=group)
-    return own
 
 
 # -- the configuration -------------------------------------------------------------------------
@@ -314,8 +287,11 @@ def _criterion(
     stages = student.pipeline_model_parallel_size
     if stages > 1 and not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return {}
+    logits = tuple(settings["logit_layers"])
+    # Another pair may read the same output of the teacher.
+    alone = logits[1] not in [theirs for _, theirs, *_ in pairs]
     made: dict[tuple[str, str], _Loss] = {
-        tuple(settings["logit_layers"]): LogitsKLLoss(student, settings["temperature"])
+        logits: LogitsKLLoss(student, settings["temperature"], overwrite_targets=alone)
     }
     for ours, theirs, *kind in pairs:
         differ = student.hidden_size != teacher.hidden_size
@@ -378,8 +354,8 @@ def adjust_distillation_model_for_mcore(
     for method in (sharded_state_dict, forward, set_input_tensor):
         setattr(model, method.__name__, MethodType(method, model))
     teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)
-    own = _lm_loss_in_evaluation if distill_cfg["skip_lm_loss"] else _lm_loss_of_a_copy
-    model.compute_language_model_loss = MethodType(own, model)
+    if distill_cfg["skip_lm_loss"]:
+        model.compute_language_model_loss = MethodType(_lm_loss_in_evaluation, model)
     return model
 
 
@@ -439,9 +415,3 @@ def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
     if self.training:
         return _no_lm_loss(self, labels, logits)
     return type(self).compute_language_model_loss(self, labels, logits)
-
-
-def _lm_loss_of_a_copy(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """[b, s] in nats, with `logits` left as they are: upstream makes fp32 ones their softmax."""
-    kept = logits.clone() if self.training and logits.dtype == torch.float32 else logits
-    return type(self).compute_language_model_loss(self, labels, kept)

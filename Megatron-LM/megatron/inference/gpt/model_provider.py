@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import modelopt.torch.distill as mtd
+import torch
 import yaml
 from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -115,6 +116,8 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     config = load_distillation_config(
         args.export_kd_cfg, student.config, gpt_config_from_args(teacher_args).transformer
     )
+    if not config["skip_lm_loss"]:
+        check_lm_loss(args)
     parts = ("pre_process", "post_process", "parallel_output")
     teacher = _teacher_provider(teacher_args, {name: getattr(student, name) for name in parts})
     check_layers(student, teacher, config["criterion"])
@@ -146,6 +149,20 @@ def check_run(args: Namespace) -> None:
         raise DistillationError(
             "A distillation's losses are means over tokens",
             expected="no --calculate-per-token-loss",
+        )
+
+
+def check_lm_loss(args: Namespace) -> None:
+    """Raise DistillationError where the student's own loss would write to the compared logits.
+
+    Of upstream's fused losses, the native one does so where logits are fp32, and TE's always.
+    """
+    impl = args.cross_entropy_fusion_impl
+    writes = impl == "te" or args.params_dtype == torch.float32
+    if args.cross_entropy_loss_fusion and writes:
+        raise DistillationError(
+            f"The {impl} fused cross-entropy overwrites the logits that are compared",
+            expected="no --cross-entropy-loss-fusion, or skip_lm_loss: true",
         )
 
 

@@ -1,0 +1,172 @@
+"""Times the losses over a vocabulary, forward and backward, on the CPU; and their peak memory.
+
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/losses.py [--threads 1] [--repeats 3]
+
+Cross-entropy: upstream's own against megatron.losses. Divergence: on whole tensors in fp32, as it
+was, against megatron.losses. They take turns, and the best of each counts; the time is the CPU
+time of the process, all threads together. Memory is the peak of a process of its own for each, in
+tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy
+from megatron.losses import chunked_cross_entropy, chunked_kl
+from torch import Tensor
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CASES = {
+    "cross-entropy": ("upstream's", "chunked"),
+    "divergence": ("whole tensors", "chunked divergence"),
+}
+
+
+def main() -> None:
+    """Measure and print; with --memory, one case's peak alone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=32768)
+    parser.add_argument("--memory", nargs=2, metavar=("LOSS", "DTYPE"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if arguments.memory:
+        loss, dtype = arguments.memory
+        print(json.dumps(peak(LOSSES[loss], DTYPES[dtype], arguments)))
+        return
+    print(f"{arguments.tokens:,} x {arguments.vocabulary:,}, {arguments.threads} threads\n")
+    print("| loss | dtype | before s | chunked s | time | before, tensors | chunked, tensors |")
+    print("|---|---|---|---|---|---|---|")
+    for case in CASES:
+        for dtype in DTYPES:
+            print_row(case, dtype, arguments)
+
+
+def print_row(case: str, dtype: str, arguments: argparse.Namespace) -> None:
+    """Print one row of the table."""
+    tensors = operands(DTYPES[dtype], arguments)
+    best = dict.fromkeys(CASES[case], float("inf"))
+    for _ in range(arguments.repeats):
+        for loss in best:
+            best[loss] = min(best[loss], seconds(LOSSES[loss], tensors))
+    sizes = [f"{measured(loss, dtype, arguments):.2f}" for loss in best]
+    before, after = best.values()
+    cells = [case, dtype, f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}x", *sizes]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def measured(loss: str, dtype: str, arguments: argparse.Namespace) -> float:
+    """Return the peak of one case, from a process of its own."""
+    command = [sys.executable, __file__, "--threads", str(arguments.threads)]
+    command += ["--tokens", str(arguments.tokens), "--vocabulary", str(arguments.vocabulary)]
+    command += ["--memory", loss, dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def peak(loss: Callable, dtype: torch.dtype, arguments: argparse.Namespace) -> float:
+    """Return how many tensors of logits are alive at the peak, what is given included."""
+    small = argparse.Namespace(tokens=64, vocabulary=512)
+    seconds(loss, operands(dtype, small))  # loads what is loaded once
+    tensors = operands(dtype, arguments)
+    given = 1 if loss in (upstreams, chunked) else 2
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = highest_bytes()
+    seconds(loss, tensors)
+    return given + (highest_bytes() - before) / tensors[0].nbytes
+
+
+def highest_bytes() -> int:
+    """Return the most that this process has held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def seconds(loss: Callable, tensors: list[Tensor]) -> float:
+    """Return the CPU time of one forward and backward pass; the gradient is dropped."""
+    student, teacher, targets = tensors
+    start = time.process_time()
+    torch.autograd.grad(loss(student, teacher, targets).sum(), student)
+    return time.process_time() - start
+
+
+def operands(dtype: torch.dtype, arguments: argparse.Namespace) -> list[Tensor]:
+    """Return a student's and a teacher's logits [tokens, 1, vocabulary], and targets."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (arguments.tokens, 1, arguments.vocabulary)
+    student, teacher = (torch.empty(shape, dtype=dtype) for _ in range(2))
+    for row in range(arguments.tokens):  # no fp32 copy of it all, which would be the peak
+        for logits in (student, teacher):
+            logits[row] = 4 * torch.randn(shape[1:], generator=generator)
+    targets = torch.randint(arguments.vocabulary, shape[:2], generator=generator)
+    return [student.requires_grad_(), teacher, targets]
+
+
+def upstreams(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    """Compute upstream's cross-entropy, which writes to fp32 logits, here to those of a leaf."""
+    given = student * 1 if student.dtype == torch.float32 else student
+    return _VocabParallelCrossEntropy.apply(given, targets, 0.0, torch.distributed.group.WORLD)
+
+
+def chunked(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    """Compute ours."""
+    return chunked_cross_entropy(student, targets, torch.distributed.group.WORLD)
+
+
+class Whole(torch.autograd.Function):
+    """The divergence on whole tensors in fp32, as it was before."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
+        """Save the difference of the probabilities."""
+        ours, theirs = Whole.log_softmax(student), Whole.log_softmax(teacher)
+        expected = theirs.exp()
+        loss = (expected * (theirs - ours)).sum(-1)
+        ctx.save_for_backward(ours.exp().sub_(expected))
+        return loss
+
+    @staticmethod
+    def log_softmax(logits: Tensor) -> Tensor:
+        """Return the log-probabilities."""
+        shifted = logits - logits.amax(-1, keepdim=True)
+        return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+    @staticmethod
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor, None]:
+        """Scale the difference."""
+        return of_loss.unsqueeze(-1) * ctx.saved_tensors[0], None
+
+
+def whole(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    """Compute the divergence as before."""
+    return Whole.apply(student.float() / 1.0, teacher.float() / 1.0)
+
+
+def chunked_divergence(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    """Compute ours, with the gradient over the teacher's logits."""
+    return chunked_kl(student, teacher, overwrite_teacher=True)
+
+
+LOSSES: dict[str, Callable] = {
+    "upstream's": upstreams,
+    "chunked": chunked,
+    "whole tensors": whole,
+    "chunked divergence": chunked_divergence,
+}
+
+
+if __name__ == "__main__":
+    main()
