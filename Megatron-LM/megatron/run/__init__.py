@@ -4,6 +4,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 """
 
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
+from .divergence import DivergenceError, check_finite_loss, end_if_diverged
 from .folder import run_folder
 from .guard import GuardError, after_step, before_model, before_step
 from .labels import label_timers
@@ -12,12 +13,15 @@ from .resume import note_checkpoint
 
 __all__ = [
     "CheckpointError",
+    "DivergenceError",
     "GuardError",
     "after_step",
     "before_load",
     "before_model",
     "before_save",
     "before_step",
+    "check_finite_loss",
+    "end_if_diverged",
     "label_timers",
     "note_checkpoint",
     "recorded",

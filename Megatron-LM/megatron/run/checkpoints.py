@@ -192,6 +192,12 @@ def remove_old(folder: Path, count: int) -> None:
             shutil.rmtree(target)
 
 
+def newest_saved(folder: Path) -> int | None:
+    """Return the iteration that the tracker of `folder` names; None where it names none."""
+    newest = _tracked(folder)
+    return newest if newest is not None and newest >= 0 else None
+
+
 def _tracked(folder: Path) -> int | None:
     """The iteration that the tracker names: -1 if it is unreadable, None without one.
 

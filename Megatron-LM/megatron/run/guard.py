@@ -32,6 +32,7 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
+from . import divergence
 from .checkpoints import keep_last
 from .folder import run_folder
 from .modelopt import quantised_layers
@@ -73,6 +74,7 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
     set_step(done, getattr(args, "train_iters", None))
+    divergence.begin_step(args)
     if run_folder() is None:
         return
     RECORDER.begin_step(done + 1)
