@@ -72,7 +72,7 @@ def test_the_step_and_the_last_finite_ones_are_named(run):
 def test_a_gradient_and_an_outcome_that_differs_are_told_apart(run):
     run()
     message = "found Inf in local grad norm for bucket #0"
-    with pytest.raises(DivergenceError, match="Inf in the gradient norm of rank 0.*hardware"):
+    with pytest.raises(DivergenceError, match=r"Inf in the gradient norm of rank 0.*hardware"):
         end_if_diverged(machine(math.inf, message=message, reproduced=False))
 
 
