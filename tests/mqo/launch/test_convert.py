@@ -161,8 +161,14 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
     with pytest.raises(ConvertError, match=r"no config\.json"):
         convert.hf_to_megatron(tree, checkpoint, target)
-    with pytest.raises(ConvertError, match=f"no {convert.TRACKER}"):
+    with pytest.raises(ConvertError, match="no checkpoint in"):
         convert.megatron_to_hf(tree, hf, target)
+    (checkpoint / convert.TRACKER).rename(tmp_path / "tracker")
+    (checkpoint / "iter_0000010").mkdir()
+    (checkpoint / "iter_0000010/metadata.json").write_text("{}")
+    with pytest.raises(ConvertError, match=f"There is no {convert.TRACKER} in .*echo 10 > "):
+        convert.megatron_to_hf(tree, checkpoint, target)
+    (tmp_path / "tracker").rename(checkpoint / convert.TRACKER)
     with pytest.raises(ConvertError, match="no folder"):
         convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tmp_path / "absent")
     (hf / "config.json").write_text("{")

@@ -4,7 +4,7 @@ import pytest
 from mqo.errors import DataError, EditedError, LayoutError, OverlayError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.inputs import TRACKER
-from mqo.launch.ready import check_cell, ready_tree
+from mqo.launch.ready import check_cell, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 
@@ -97,6 +97,20 @@ def trained(tmp_path):
 def test_a_teacher_is_a_run_or_its_checkpoints(trained):
     for path in (trained, trained / "checkpoints"):
         check_cell(cell(teacher=path))
+
+
+def test_a_missing_tracker_beside_checkpoints_is_said(trained):
+    folder, said = trained / "checkpoints", []
+    note_tracker(cell(checkpoint=folder), said.append)
+    (folder / TRACKER).unlink()
+    note_tracker(cell(checkpoint=folder), said.append)
+    assert said == []
+    (folder / "iter_0000160").mkdir()
+    (folder / "iter_0000160/metadata.json").write_text("{}")
+    note_tracker(cell(checkpoint=folder), said.append)
+    note_tracker(cell(), said.append)
+    assert len(said) == 1
+    assert "160" in said[0]
 
 
 def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):

@@ -20,7 +20,7 @@ from typing import Any
 from mqo.errors import ConvertError, SetupError
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
-from mqo.launch.inputs import TRACKER
+from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
 from mqo.program import run_program
@@ -72,9 +72,9 @@ def megatron_to_hf(
     """
     source = checkpoints_of(source)
     if not (source / TRACKER).is_file():
+        found, help = lacking(source)
         raise ConvertError(
-            f"There is no {TRACKER} in {source}",
-            expected="a run, or a checkpoint as Megatron saves one",
+            found, expected=f"a run that saved, or a folder with {TRACKER}", help=help
         )
     if tokenizer is not None and not tokenizer.is_dir():
         raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")

@@ -25,6 +25,7 @@ from mqo.launch.ready import (
     RunData,
     check_cell,
     has_sample,
+    note_tracker,
     ready_data,
     ready_tree,
 )
@@ -93,6 +94,7 @@ def run(
         tree = ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
     data = ready_data(project, cell, report)
+    note_tracker(cell, report)
     folder = folder or create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
