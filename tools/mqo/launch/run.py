@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.events import copy_events
+from mqo.launch.failure import reason
 from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
@@ -245,28 +245,6 @@ def _train(
             help="The same command, with a CHECKPOINT, goes on from there",
             exit_code=os.EX_TEMPFAIL,
         )
-
-
-def reason(folder: RunFolder) -> str:
-    """Why a run did not end well.
-
-    In the program's words, or by the last line of its log that names an error.
-    """
-    if folder.failure.exists():
-        return folder.failure.read_text(encoding="utf-8").strip()
-    lines = folder.log.read_text(encoding="utf-8").splitlines()
-    for pattern in (
-        r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
-        r"mqo: ",
-        r"\S+\.py: error: ",
-        r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
-        r"\s*traceback *: Signal",  # torchrun's summary, of a process that was killed
-        r"",
-    ):
-        named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]
-        if named:
-            return named[-1].strip()
-    return "it printed nothing"
 
 
 class _Progress:
