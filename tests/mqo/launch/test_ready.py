@@ -1,6 +1,9 @@
 """What is refused before anything is prepared."""
 
+import struct
+
 import pytest
+from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, LayoutError, OverlayError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.inputs import TRACKER
@@ -55,8 +58,9 @@ def test_a_missing_data_file_is_named(tmp_path, tokenizer):
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):
-    for ending in ("bin", "idx"):
-        (tmp_path / f"corpus.{ending}").write_bytes(b"x")
+    one_document = HEADER.pack(*MAGIC, CODES[2], 1, 2) + struct.pack("<iqqq", 1, 0, 0, 1)
+    (tmp_path / "corpus.idx").write_bytes(one_document)
+    (tmp_path / "corpus.bin").write_bytes(b"xy")
     with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
         check_cell(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
 

@@ -77,7 +77,7 @@ def reason(folder: RunFolder) -> str:
     if ended:
         return ended[0].text()
     if lost := said or _last_error(lines):
-        return f"{lost} (another process may have been lost first: see the whole log, and that of each node)"
+        return f"{lost} (another process may have been lost first: see the log of each node)"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
