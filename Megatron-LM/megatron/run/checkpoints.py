@@ -23,6 +23,8 @@ _FOLDER = re.compile(r"iter_(\d{7,})")
 
 # Where there may be a checkpoint more than is to be kept.
 _saved: Path | None = None
+# The iteration's folder that is being saved, on every rank.
+_begun: Path | None = None
 
 Fault = Callable[[Path], str | None]
 
@@ -170,7 +172,8 @@ def _is_own(args: Namespace, folder: Path) -> bool:
 
 def before_save(args: Namespace, iteration: int) -> None:
     """Before an iteration is saved: clear what a killed run left of the same one."""
-    global _saved
+    global _saved, _begun
+    _begun = _path(Path(args.save), iteration) if args.save else None
     if rank() == 0 and args.save:
         _saved = Path(args.save)
         clear_unfinished(_saved, iteration)
@@ -178,10 +181,15 @@ def before_save(args: Namespace, iteration: int) -> None:
 
 def keep_last(count: int) -> None:
     """Once what was saved last is complete: remove all but the `count` newest; 0 keeps all."""
-    global _saved
+    global _saved, _begun
     if _saved is not None and count:
         remove_old(_saved, count)
-    _saved = None
+    _saved = _begun = None
+
+
+def being_saved() -> Path | None:
+    """Return the folder of the iteration that is being saved, until the next step begins."""
+    return _begun
 
 
 def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] | None:

@@ -32,7 +32,7 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
-from . import divergence
+from . import disk, divergence
 from .checkpoints import keep_last
 from .folder import run_folder
 from .modelopt import quantised_layers
@@ -88,7 +88,7 @@ def before_step(model: Iterable[Module], args: Namespace) -> None:
         inspect([one.layer for one in _found] + others, read_setup(args))
         check_alone(quantised_layers(model))
         check_cuts(_found, args)
-        _say(keep_types(args, current()))
+        _say(keep_types(args, current()) + disk.begin_run(model, args))
     types = asked_now()
     if types != _checked:
         _calls = {record.key: record.calls for record in RECORDER.entries()}

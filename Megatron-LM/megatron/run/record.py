@@ -11,7 +11,7 @@ from typing import Any
 from megatron.quant import FiniteError, QuantRecord
 from megatron.quant.config import current
 
-from . import guard, observe
+from . import disk, guard, observe
 from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
 from .folder import METRICS, run_folder
@@ -55,8 +55,13 @@ def recorded(writer: Any) -> Iterator[None]:
         found = DivergenceError(describe(str(error), layer_is_known=True))
         _leave(folder / FAILURE, found)
         raise found from error
-    except (Exception, SystemExit) as error:
-        _leave(folder / FAILURE, error)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # upstream's CheckpointException is no Exception
+        found = disk.explain(error)
+        _leave(folder / FAILURE, found or error)
+        if found:
+            raise found from error
         raise
     if early:
         raise early

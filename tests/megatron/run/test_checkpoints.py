@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 @pytest.fixture(autouse=True)
 def nothing_saved(monkeypatch):
     monkeypatch.setattr(checkpoints, "_saved", None)
+    monkeypatch.setattr(checkpoints, "_begun", None)
 
 
 @pytest.fixture
