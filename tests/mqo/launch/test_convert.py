@@ -3,10 +3,12 @@
 import json
 import sys
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mqo import cli
-from mqo.errors import ConvertError, RunError, SetupError
+from mqo.errors import ConvertError, DiskFullError, RunError, SetupError
 from mqo.launch import convert
 from mqo.launch.hf_config import config_of, shape_of_config
 from mqo.matrix import tables
@@ -146,6 +148,29 @@ def test_a_failure_is_told_and_leaves_nothing(tree, hf, tmp_path, content, error
     with pytest.raises(error, match=message):
         convert.hf_to_megatron(tree, hf, tmp_path / "target")
     assert names(tmp_path) == ["hf", "tree"]
+
+
+@pytest.mark.parametrize(("free", "error"), [(0, DiskFullError), (10**9, RunError)])
+def test_a_program_that_had_no_room_left_nothing_and_the_disk_is_named(
+    tree, hf, tmp_path, monkeypatch, free, error
+):
+    (hf / "fail.json").write_text("")
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(error) as caught:
+        convert.hf_to_megatron(tree, hf, tmp_path / "to" / "target")
+    assert (f"The disk of {tmp_path}/to is full" in str(caught.value)) == (free == 0)
+    assert names(tmp_path / "to") == []
+
+
+def test_a_copy_that_had_no_room_names_the_disk(tmp_path):
+    with (
+        pytest.raises(DiskFullError, match=f"disk of {tmp_path} is full"),
+        convert.staged(tmp_path / "target"),
+        Path("/dev/full").open("w") as file,
+    ):
+        file.write("weights")
+    assert names(tmp_path) == []
 
 
 def test_a_target_that_is_there_is_left_as_it_is(tree, hf, checkpoint, tmp_path):

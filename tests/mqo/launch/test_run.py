@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from mqo.errors import RunError
+from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.folder import create
@@ -97,6 +97,14 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
     with pytest.raises(RunError, match="asked to leave, and saved") as error:
         train(folder, program)
     assert error.value.exit_code == os.EX_TEMPFAIL
+
+
+def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
+    folder.log.symlink_to("/dev/full")
+    data = RunData(folder.root, folder.root, None)
+    command = [sys.executable, "-c", "print('some output')"]
+    with pytest.raises(DiskFullError, match=f"disk of {folder.root} is full"):
+        launch.train(folder, CELL, command, {}, data, {}, print)
 
 
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):

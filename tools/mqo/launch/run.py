@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mqo.errors import RunError
+from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.events import copy_events
@@ -121,7 +121,8 @@ def train(
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
     started, epoch = time.monotonic(), time.time()
-    _train(folder, command, env, cell, report)
+    with full_disk_of(folder.root):
+        _train(folder, command, env, cell, report)
     if not folder.metrics.exists():
         copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
     result = _sum_up(folder, cell, data, types, time.monotonic() - started)
