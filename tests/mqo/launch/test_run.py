@@ -99,6 +99,13 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
     assert error.value.exit_code == os.EX_TEMPFAIL
 
 
+def test_a_warning_of_the_program_is_passed_on(folder):
+    said = []
+    train(folder, 'print("mqo: warning: little room"); print("mqo: a note")', said.append)
+    assert said == ["warning  : little room"]
+    assert folder.log.read_text() == "mqo: warning: little room\nmqo: a note\n"
+
+
 def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
     folder.log.symlink_to("/dev/full")
     data = RunData(folder.root, folder.root, None)

@@ -36,6 +36,7 @@ from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, ch
 
 Report = Callable[[str], None]
 
+_WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
     # glibc gives a large tensor back to the system when it is freed, and to have the next one page
     # by page takes longer than to fill it: keep the memory, of which every step needs the same.
@@ -231,6 +232,8 @@ def _train(
         for line in process.stdout:  # type: ignore[union-attr]
             log.write(line)
             log.flush()
+            if line.startswith(_WARNING):
+                report(f"warning  : {line.removeprefix(_WARNING).strip()}")
             progress.update()
         code = process.wait()
     if code != 0:
