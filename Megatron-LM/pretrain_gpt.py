@@ -28,7 +28,7 @@ from megatron.core.datasets.gpt_dataset import (
     MockGPTDataset,
 )
 from megatron.core.enums import ModelType
-from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 from megatron.core.utils import (
     get_attr_wrapped_model,
     get_batch_on_this_cp_rank,
@@ -111,16 +111,26 @@ def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor,
 
 
 def check_loss(loss: Tensor) -> None:
-    """End the run over a loss that is no number, unless it was told not to look."""
-    if get_args().check_for_nan_in_loss_and_grad:
-        for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
-            get_rerun_state_machine().validate_result(
-                result=loss,
-                rejection_func=rejected,
-                message=f"{what} in the loss of this rank's micro-batch",
-                tolerance=0.0,
-                fatal=True,
-            )
+    """Have the run end over a loss that is NaN or infinite, unless it was told not to look.
+
+    In training, upstream's rerun state machine takes note, and all ranks end behind the backward
+    passes (megatron.run.end_if_diverged). Where it is off, as in validation, the error is raised
+    here: DivergenceError.
+    """
+    if not get_args().check_for_nan_in_loss_and_grad:
+        return
+    machine = get_rerun_state_machine()
+    if machine.get_mode() is RerunMode.DISABLED:
+        megatron.run.check_finite_loss(loss.item())
+        return
+    for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
+        machine.validate_result(
+            result=loss,
+            rejection_func=rejected,
+            message=f"{what} in the loss of this rank's micro-batch",
+            tolerance=0.0,
+            fatal=True,
+        )
 
 
 def forward_step(

@@ -1,5 +1,13 @@
 """The typed errors of `mqo`: each says what was found, what was expected, and what helps."""
 
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class MqoError(Exception):
     """A failure the user can act on; the command line prints its text as one paragraph.
@@ -70,6 +78,35 @@ class RunError(MqoError):
     def __init__(self, found: str, *, exit_code: int = MqoError.exit_code, **rest: str) -> None:
         super().__init__(found, **rest)
         self.exit_code = exit_code
+
+
+class DiskFullError(MqoError):
+    """A disk, or a user's share of it, that is full."""
+
+    def __init__(self, folder: Path) -> None:
+        near = folder.absolute()
+        while not near.exists():
+            near = near.parent
+        super().__init__(
+            f"The disk of {folder} is full: {shutil.disk_usage(near).free:,} bytes are free",
+            expected="room for what is written there",
+            help="Free some space (df and du show what takes it), or give a folder on another "
+            "disk, and start the command again",
+        )
+
+
+@contextmanager
+def full_disk_of(folder: Path) -> Iterator[None]:
+    """Raise DiskFullError, which names `folder`, for the OSError of a full disk.
+
+    A write does not say in its error which file it was for.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise DiskFullError(folder) from error
 
 
 class ConvertError(MqoError):

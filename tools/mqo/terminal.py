@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mqo.errors import MqoError
+from mqo.errors import FULL, DiskFullError, MqoError
 
 SCHEMA = 1
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
@@ -23,8 +24,7 @@ def guarded(command: Callable[[], Any]) -> None:
     With --json among the arguments it is printed as one JSON object, too.
     """
     try:
-        command()
-        sys.stdout.flush()
+        _run(command)
     except BrokenPipeError:
         # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,6 +37,17 @@ def guarded(command: Callable[[], Any]) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run(command: Callable[[], Any]) -> None:
+    try:
+        command()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        named = isinstance(error.filename, str | os.PathLike)
+        raise DiskFullError(Path(error.filename).parent if named else Path.cwd()) from error
 
 
 def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:

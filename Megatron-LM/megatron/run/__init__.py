@@ -4,6 +4,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 """
 
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
+from .divergence import DivergenceError, check_finite_loss, end_if_diverged
 from .folder import run_folder
 from .guard import GuardError, after_step, before_model, before_step
 from .implementation import ImplementationError, check_available
@@ -13,6 +14,7 @@ from .resume import note_checkpoint
 
 __all__ = [
     "CheckpointError",
+    "DivergenceError",
     "GuardError",
     "ImplementationError",
     "after_step",
@@ -21,6 +23,8 @@ __all__ = [
     "before_save",
     "before_step",
     "check_available",
+    "check_finite_loss",
+    "end_if_diverged",
     "label_timers",
     "note_checkpoint",
     "recorded",

@@ -5,6 +5,8 @@ files beside them. What it lacks is here: an older one is taken where the newest
 killed run left half-written is cleared before the same iteration is saved again, and old ones go.
 """
 
+import itertools
+import json
 import re
 import shutil
 from argparse import Namespace
@@ -16,10 +18,13 @@ from .unpickle import METADATA, foreign_name
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
+_MANIFEST_BYTES = 64 << 20  # a line of 100 bytes for each of several 100,000 files
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 # Where there may be a checkpoint more than is to be kept.
 _saved: Path | None = None
+# The iteration's folder that is being saved, on every rank.
+_begun: Path | None = None
 
 Fault = Callable[[Path], str | None]
 
@@ -33,19 +38,19 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
 
     Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
     whole one before it, and that is said. There is no choice where the user made it, and without
-    --verify-integrity, since then nothing says whether a checkpoint is whole.
+    --verify-integrity, since then nothing says whether a checkpoint is whole. Where the tracker is
+    missing, the newest whole checkpoint is taken, too, for upstream would begin anew beside it.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is whole; or what would be loaded would
-            have something run that no checkpoint needs.
+        CheckpointError: there are checkpoints, and none is known to be whole; or what would be
+            loaded would have something run that no checkpoint needs.
     """
-    folder = load_folder(args, load_arg)
-    if folder is None:
+    if load_folder(args, load_arg) is None:
         return
     found = error = None
     if rank() == 0:
         try:
-            found = _look(args, folder)
+            found = _look(args, load_arg)
         except CheckpointError as none:
             error = str(none)
     found, error = all_ranks((found, error))[0]
@@ -62,9 +67,21 @@ def to_verify(args: Namespace, checkpoint: str) -> bool:
 
     With --verify-integrity, where it has any, as not all from elsewhere have: `before_load` takes
     none of the run's own ones without. What --ckpt-step names is loaded whatever they say.
+
+    Raises:
+        CheckpointError: it is, and its hashes are not in upstream's form.
     """
     chosen = getattr(args, "ckpt_step", None) is not None
-    return args.verify_integrity and not chosen and (Path(checkpoint) / MANIFEST).is_file()
+    manifest = Path(checkpoint) / MANIFEST
+    if not args.verify_integrity or chosen or not manifest.is_file():
+        return False
+    wrong = manifest_fault(manifest)
+    if wrong:
+        raise CheckpointError(
+            f"{manifest} {wrong}. Expected: the hashes of that checkpoint's files. Give another "
+            "checkpoint, or --ckpt-step N to load N all the same"
+        )
+    return True
 
 
 def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
@@ -92,14 +109,18 @@ def _loaded(folder: Path, step: int | None) -> Path:
     return folder / "release" if iteration is None else _path(folder, iteration)
 
 
-def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
+def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
     """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
     found, chosen = None, getattr(args, "ckpt_step", None)
+    folder = Path(getattr(args, load_arg, None) or load_folder(args, load_arg))
+    if chosen is None and not _has_tracker(folder):
+        found = _without_tracker(args, folder)
+    if found is None:
+        folder = load_folder(args, load_arg)
     # A pre-trained model may come from where nobody writes hashes, and is wanted as it is.
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
-    if chosen is None and getattr(args, "verify_integrity", False) and not pretrained:
-        own = bool(args.save) and Path(args.save).resolve() == folder.resolve()
-        found = choose(folder, fault, own=own)
+    if found is None and chosen is None and _verifies(args) and not pretrained:
+        found = choose(folder, fault, own=_is_own(args, folder))
     loaded = _loaded(folder, found[0] if found else chosen)
     name = foreign_name(loaded)
     if name:
@@ -110,9 +131,49 @@ def _look(args: Namespace, folder: Path) -> tuple[int, str] | None:
     return found
 
 
+def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
+    """The newest whole checkpoint of a folder without a tracker, and why; None if it holds none.
+
+    What a kill left of a first save is none. The tracker is written in the run's own folder, and
+    where upstream would take a pre-trained model in its place.
+
+    Raises:
+        CheckpointError: it holds checkpoints, and none that is known to be whole.
+    """
+    complete = [i for i in _iterations(folder) if _is_complete(_path(folder, i))]
+    release = (folder / "release").is_dir()
+    if not complete and not release:
+        return None
+    listed = ", ".join([str(i) for i in sorted(complete)] + ["release"] * release)
+    why = f"{folder} holds checkpoints ({listed}) and no {TRACKER}, which names the newest"
+    pretrained = getattr(args, "pretrained_checkpoint", None)
+    if _verifies(args) and str(folder) != pretrained:
+        for iteration in sorted(complete, reverse=True):
+            if fault(_path(folder, iteration)) is None:
+                if pretrained or _is_own(args, folder):
+                    _name_newest(folder, iteration)
+                return iteration, why
+    raise CheckpointError(
+        f"{why}. Expected: that file, for none of them is known to be whole. Write one's number "
+        f"(or the word release) into {folder / TRACKER}, give --ckpt-step N to load N, or give an "
+        "empty folder to begin anew"
+    )
+
+
+def _verifies(args: Namespace) -> bool:
+    return bool(getattr(args, "verify_integrity", False))
+
+
+def _is_own(args: Namespace, folder: Path) -> bool:
+    """Whether the run saves to the folder, too."""
+    save = getattr(args, "save", None)
+    return bool(save) and Path(save).resolve() == folder.resolve()
+
+
 def before_save(args: Namespace, iteration: int) -> None:
     """Before an iteration is saved: clear what a killed run left of the same one."""
-    global _saved
+    global _saved, _begun
+    _begun = _path(Path(args.save), iteration) if args.save else None
     if rank() == 0 and args.save:
         _saved = Path(args.save)
         clear_unfinished(_saved, iteration)
@@ -120,10 +181,15 @@ def before_save(args: Namespace, iteration: int) -> None:
 
 def keep_last(count: int) -> None:
     """Once what was saved last is complete: remove all but the `count` newest; 0 keeps all."""
-    global _saved
+    global _saved, _begun
     if _saved is not None and count:
         remove_old(_saved, count)
-    _saved = None
+    _saved = _begun = None
+
+
+def being_saved() -> Path | None:
+    """Return the folder of the iteration that is being saved, until the next step begins."""
+    return _begun
 
 
 def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] | None:
@@ -166,18 +232,51 @@ def fault(checkpoint: Path) -> str | None:
         return "it is not there"
     if not (checkpoint / MANIFEST).is_file():
         return f"it has no {MANIFEST}: it was not saved to its end, or without --verify-integrity"
+    wrong = manifest_fault(checkpoint / MANIFEST)
+    if wrong:
+        return f"its {MANIFEST} {wrong}"
     try:
         _verify_integrity_manifest_impl(str(checkpoint))
-    except (CheckpointingException, OSError, ValueError, KeyError) as error:
+    except (CheckpointingException, OSError, ValueError) as error:
         return " ".join(str(error).split())
     return None
 
 
+def manifest_fault(manifest: Path) -> str | None:
+    """Say what keeps an integrity.json from being read as upstream reads it; None if nothing does.
+
+    One without a file is a fault: it would hold of any checkpoint.
+    """
+    try:
+        if manifest.stat().st_size > _MANIFEST_BYTES:
+            return f"has more than {_MANIFEST_BYTES:,} bytes"
+        table = json.loads(manifest.read_bytes())
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    files = table.get("files") if isinstance(table, dict) else None
+    if not isinstance(files, dict) or not files:
+        return "lists no files"
+    odd = [name for name, digest in files.items() if not isinstance(digest, str)]
+    return f"has no hash of {odd[0]}" if odd else None
+
+
 def clear_unfinished(folder: Path, iteration: int) -> None:
-    """Remove what there is of a checkpoint that the tracker does not name; links are left."""
+    """Remove what there is of a checkpoint that the tracker does not name; links are left.
+
+    Without a tracker, a complete one is moved aside: nothing says that a kill left it.
+    """
     target = _path(folder, iteration)
-    if target.is_dir() and not target.is_symlink() and _tracked(folder) != iteration:
+    if not target.is_dir() or target.is_symlink() or _tracked(folder) == iteration:
+        return
+    if _has_tracker(folder) or not _is_complete(target):
         shutil.rmtree(target)
+        return
+    names = (target.with_name(f"old{n or ''}_{target.name}") for n in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    target.rename(aside)
+    print(f"mqo: {target} was there, and is now {aside.name}", flush=True)
 
 
 def remove_old(folder: Path, count: int) -> None:
@@ -190,6 +289,16 @@ def remove_old(folder: Path, count: int) -> None:
         target = _path(folder, iteration)
         if not target.is_symlink():
             shutil.rmtree(target)
+
+
+def newest_saved(folder: Path) -> int | None:
+    """Return the iteration that the tracker of `folder` names; None where it names none."""
+    newest = _tracked(folder)
+    return newest if newest is not None and newest >= 0 else None
+
+
+def _has_tracker(folder: Path) -> bool:
+    return (folder / TRACKER).is_file()
 
 
 def _tracked(folder: Path) -> int | None:
@@ -210,11 +319,28 @@ def _tracked(folder: Path) -> int | None:
 
 def _name_newest(folder: Path, iteration: int) -> None:
     beside = folder / f"{TRACKER}.new"
-    beside.write_text(str(iteration), encoding="utf-8")
-    beside.replace(folder / TRACKER)
+    try:
+        beside.write_text(str(iteration), encoding="utf-8")
+        beside.replace(folder / TRACKER)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder / TRACKER} cannot be written ({error.strerror}). Expected: the number "
+            f"{iteration}, of the newest whole checkpoint. Give a folder that is yours"
+        ) from error
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether an iteration's folder holds what a save writes last, unlike one that was killed.
+
+    That is metadata, or the hashes; in the format of one file a rank, nothing tells.
+    """
+    marks = (METADATA, MANIFEST, "metadata.json")
+    return any((checkpoint / mark).exists() for mark in marks) or any(checkpoint.glob("mp_rank_*"))
 
 
 def _iterations(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
     names = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
     return [int(name[1]) for name in names if name]
 

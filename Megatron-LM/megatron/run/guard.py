@@ -34,7 +34,7 @@ from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
 
-from . import implementation
+from . import disk, divergence, implementation
 from .checkpoints import keep_last
 from .folder import run_folder
 from .modelopt import quantised_layers
@@ -76,6 +76,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
     set_step(done, getattr(args, "train_iters", None))
+    divergence.begin_step(args)
     if run_folder() is None:
         return
     RECORDER.begin_step(done + 1)
@@ -91,7 +92,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         inspect([one.layer for one in _found] + others, read_setup(args))
         check_alone(quantised_layers(model))
         check_cuts(_found, args)
-        _say(keep_types(args, current()))
+        _say(keep_types(args, current()) + disk.begin_run(model, args))
     types = asked_now()
     if types != _checked:
         _calls = {record.key: record.calls for record in RECORDER.entries()}

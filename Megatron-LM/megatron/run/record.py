@@ -3,16 +3,17 @@
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megatron.quant import QuantRecord
+from megatron.quant import FiniteError, QuantRecord
 from megatron.quant.config import current
 
-from . import guard, observe
+from . import disk, guard, observe
 from .checkpoints import keep_last
+from .divergence import DivergenceError, describe
 from .folder import METRICS, run_folder
 from .ranks import all_ranks, rank
 from .usage import DEVICE, peak_memory, write_usage
@@ -25,7 +26,8 @@ def recorded(writer: Any) -> Iterator[None]:
     """Around a training run: metrics as they come, the quantisers' records at the end.
 
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
-    given is written to metrics.jsonl, too. A failure's text is left in failure.txt.
+    given is written to metrics.jsonl, too. The text of the first failure of any rank is left in
+    failure.txt. A FiniteError becomes a DivergenceError, which says more.
     """
     folder = run_folder()
     if folder is None:
@@ -49,12 +51,29 @@ def recorded(writer: Any) -> Iterator[None]:
             write_stats(folder / QUANT_STATS, records)
             write_usage(folder / DEVICE, peaks)
         guard.check_all(records)
-    except (Exception, SystemExit) as error:
-        if rank() == 0:
-            (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
+    except FiniteError as error:
+        found = DivergenceError(describe(str(error), layer_is_known=True))
+        _leave(folder / FAILURE, found)
+        raise found from error
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # upstream's CheckpointException is no Exception
+        found = disk.explain(error)
+        _leave(folder / FAILURE, found or error)
+        if found:
+            raise found from error
         raise
     if early:
         raise early
+
+
+def _leave(path: Path, error: BaseException) -> None:
+    """Write the error's text, unless a rank has written one: the first is what the rest follow.
+
+    A rank that fails writes before it closes its connections, over which the others then fail.
+    """
+    with suppress(OSError), path.open("x", encoding="utf-8") as file:
+        file.write(f"{type(error).__name__}: {error}\n")
 
 
 def write_stats(path: Path, records: list[QuantRecord]) -> None:

@@ -1,12 +1,16 @@
 """Which checkpoint is gone on from, what is cleared, and what is kept; on folders of our own."""
 
+import json
 import pickle
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 from megatron.run import CheckpointError, before_load, before_save, checkpoints, unpickle
 from megatron.run.checkpoints import choose, clear_unfinished, keep_last, remove_old
 from torch.distributed.checkpoint.metadata import Metadata
@@ -16,6 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 @pytest.fixture(autouse=True)
 def nothing_saved(monkeypatch):
     monkeypatch.setattr(checkpoints, "_saved", None)
+    monkeypatch.setattr(checkpoints, "_begun", None)
 
 
 @pytest.fixture
@@ -119,6 +124,118 @@ def test_what_the_user_chose_or_nobody_can_tell_is_left(folder, monkeypatch, cha
     assert vars(args) == before
 
 
+# -- without a tracker -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def untracked(tmp_path):
+    """A function that makes complete checkpoints of some iterations, and no tracker."""
+
+    def make(*iterations, begun=(), place=tmp_path):
+        for iteration in (*iterations, *begun):
+            checkpoint = place / f"iter_{iteration:07d}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "__0_0.distcp").write_bytes(b"numbers")
+            if iteration not in begun:
+                (checkpoint / "metadata.json").write_text("{}")
+        return place
+
+    return make
+
+
+def arguments(load, **more):
+    rest = {"save": str(load), "verify_integrity": True, "ckpt_step": None}
+    return Namespace(**{"load": str(load)} | rest | more)
+
+
+def test_the_newest_whole_one_is_taken_and_the_tracker_is_written(untracked, monkeypatch, capsys):
+    made = untracked(2, 4, 6)
+    monkeypatch.setattr(checkpoints, "fault", damaged(6))
+    args = arguments(made)
+    before_load(args)
+    assert args.ckpt_step == 4
+    assert (made / checkpoints.TRACKER).read_text() == "4"
+    said = capsys.readouterr().out
+    assert f"{made} holds checkpoints (2, 4, 6) and no {checkpoints.TRACKER}" in said
+    assert "going on from iteration 4" in said
+    assert left(made) == [2, 4, 6]
+
+
+def test_of_a_folder_that_is_only_read_from_the_step_is_taken(untracked, monkeypatch):
+    made = untracked(2, 4)
+    monkeypatch.setattr(checkpoints, "fault", damaged())
+    args = arguments(made, save=None)
+    before_load(args)
+    assert args.ckpt_step == 4
+    assert not (made / checkpoints.TRACKER).exists()
+
+
+def test_a_run_does_not_fall_back_to_the_pretrained_model_beside_its_own(untracked, monkeypatch):
+    made = untracked(2)
+    monkeypatch.setattr(checkpoints, "fault", damaged())
+    args = arguments(made, pretrained_checkpoint="elsewhere")
+    before_load(args)
+    assert args.ckpt_step == 2
+    assert checkpoints.load_folder(args) == made
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_where_none_is_known_to_be_whole_the_run_is_refused(untracked, verify):
+    made = untracked(2, 4)  # without hashes
+    with pytest.raises(CheckpointError, match=r"\(2, 4\) and no latest.*--ckpt-step N"):
+        before_load(arguments(made, verify_integrity=verify))
+    assert left(made) == [2, 4]
+
+
+def test_a_release_without_a_tracker_is_refused(tmp_path):
+    (tmp_path / "release").mkdir()
+    with pytest.raises(CheckpointError, match=r"\(release\) and no latest"):
+        before_load(arguments(tmp_path))
+
+
+def test_a_pretrained_model_without_a_tracker_is_refused(untracked, tmp_path, monkeypatch):
+    made = untracked(2, place=tmp_path / "theirs")
+    monkeypatch.setattr(checkpoints, "fault", damaged())
+    args = arguments(tmp_path, pretrained_checkpoint=str(made))
+    args.load = None
+    with pytest.raises(CheckpointError, match="theirs holds checkpoints"):
+        before_load(args)
+
+
+def test_what_a_kill_left_of_the_first_save_is_no_checkpoint(untracked):
+    made = untracked(begun=[2])
+    args = arguments(made)
+    before_load(args)
+    assert args.ckpt_step is None
+    assert not (made / checkpoints.TRACKER).exists()
+    before_save(Namespace(save=str(made)), 2)
+    assert left(made) == []
+
+
+def test_a_tracker_that_cannot_be_written_is_named(untracked, monkeypatch):
+    made = untracked(2)
+    monkeypatch.setattr(checkpoints, "fault", damaged())
+    (made / f"{checkpoints.TRACKER}.new").mkdir()  # as a folder of another user, even for root
+    with pytest.raises(CheckpointError, match=r"txt cannot be written"):
+        before_load(arguments(made))
+
+
+def test_the_step_that_the_user_chose_needs_no_tracker(untracked):
+    args = arguments(untracked(2, 4), ckpt_step=2)
+    before_load(args)
+    assert args.ckpt_step == 2
+
+
+def test_a_complete_one_is_moved_aside_before_its_iteration_is_saved_again(untracked, capsys):
+    made = untracked(2, 4)
+    for times in (1, 2):
+        before_save(Namespace(save=str(made)), 4)
+        assert left(made) == [2]
+        assert len(list(made.glob("old*_iter_0000004"))) == times
+        untracked(4)
+    assert "old1_iter_0000004" in capsys.readouterr().out
+
+
 # -- the look at the files ---------------------------------------------------------------------
 
 
@@ -142,10 +259,75 @@ def test_a_changed_byte_and_a_missing_file_are_seen(folder):
     assert checkpoints.fault(checkpoint)
 
 
+MALFORMED = {
+    "a list of files": b'{"files": []}',
+    "no files": b'{"files": {}}',
+    "null files": b'{"files": null}',
+    "no hash": b'{"files": {"__0_0.distcp": null}}',
+    "a nested hash": b'{"files": {"__0_0.distcp": {"sha256": "0"}}}',
+    "another table": b'{"hashes": {}}',
+    "null": b"null",
+    "a number": b"7",
+    "a list": b"[1]",
+    "half a file": b'{"files": {',
+    "nothing": b"",
+    "no text": b"\xff\xfe\x00",
+    "too deep": b"[" * 100_000,
+    "another algorithm": b'{"algorithm": 5, "files": {"__0_0.distcp": "0"}}',
+    "a name that is none": b'{"files": {"a\\u0000b": "0"}}',
+    "a name without an encoding": b'{"files": {"\\ud800": "0"}}',
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_manifest_is_a_fault_and_the_one_before_is_taken(folder, content):
+    validation = pytest.importorskip("megatron.core.dist_checkpointing.validation")
+    made = folder(2, 4)
+    for iteration in (2, 4):
+        checkpoint = made / f"iter_{iteration:07d}"
+        (checkpoint / "__0_0.distcp").write_bytes(b"numbers")
+        validation.save_integrity_manifest(str(checkpoint))
+    (made / "iter_0000004" / checkpoints.MANIFEST).write_bytes(content)
+    found, why = choose(made, checkpoints.fault)
+    assert found == 2
+    assert "iteration 4 is damaged" in why
+
+
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["files", "algorithm", "x"]) | st.text(), inner)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_no_content_of_a_manifest_is_more_than_a_fault(content):
+    pytest.importorskip("megatron.core.dist_checkpointing.validation")
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / checkpoints.MANIFEST).write_bytes(content)
+        assert checkpoints.fault(Path(place))
+
+
+def test_a_manifest_of_absurd_size_is_not_read(folder):
+    checkpoint = folder(2) / "iter_0000002"
+    with (checkpoint / checkpoints.MANIFEST).open("wb") as file:
+        file.truncate(1 << 40)
+    assert "bytes" in checkpoints.manifest_fault(checkpoint / checkpoints.MANIFEST)
+
+
+def test_a_malformed_manifest_of_another_folder_is_named(folder):
+    checkpoint = folder(2) / "iter_0000002"
+    (checkpoint / checkpoints.MANIFEST).write_text('{"files": []}')
+    with pytest.raises(CheckpointError, match=r"integrity\.json lists no files"):
+        checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
+
+
 def test_a_checkpoint_is_held_against_hashes_where_it_has_any(folder):
     checkpoint = folder(2) / "iter_0000002"
     assert not checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
-    (checkpoint / checkpoints.MANIFEST).write_text("{}")
+    (checkpoint / checkpoints.MANIFEST).write_text('{"files": {"common.pt": "0"}}')
     assert checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
     assert not checkpoints.to_verify(Namespace(verify_integrity=False), str(checkpoint))
     chosen = Namespace(verify_integrity=True, ckpt_step=2)

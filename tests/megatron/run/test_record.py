@@ -223,10 +223,27 @@ def test_the_first_rank_of_a_group_writes(run, quantised, one_rank):
     assert len(strict((folder / QUANT_STATS).read_text())) == 2
 
 
-def test_another_rank_leaves_the_files_to_the_first(run, one_rank, monkeypatch):
+def test_another_rank_leaves_the_files_to_the_first_but_tells_its_failure(
+    run, one_rank, monkeypatch
+):
     folder = run(qk="mxfp8")
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     with pytest.raises(GuardError), recorded(None):
         pass
     assert not (folder / QUANT_STATS).exists()
-    assert not (folder / FAILURE).exists()
+    assert (folder / FAILURE).read_text().startswith("GuardError: ")
+
+
+def test_the_first_failure_is_kept_for_the_others_follow_from_it(run):
+    folder = run()
+    for error in (ValueError("too hot"), RuntimeError("Connection reset by peer")):
+        with pytest.raises(type(error)), recorded(None):
+            raise error
+    assert (folder / FAILURE).read_text() == "ValueError: too hot\n"
+
+
+def test_a_failure_that_cannot_be_written_is_still_raised(run):
+    folder = run()
+    (folder / FAILURE).mkdir()
+    with pytest.raises(ValueError, match="too hot"), recorded(None):
+        raise ValueError("too hot")

@@ -42,7 +42,7 @@ def test_the_result_lies_where_it_says(project):
     assert (data.vocab_size, data.documents, data.tokens) == (262, 2, 20)
     assert (data.tokenizer / "tokenizer.json").is_file()
     assert len(data.text.read_text(encoding="utf-8").splitlines()) == 2
-    index.check_prefix(data.prefix)
+    assert all(data.prefix.with_name(data.prefix.name + end).is_file() for end in (".bin", ".idx"))
 
 
 def test_a_second_call_does_nothing_and_says_nothing(project, monkeypatch):

@@ -3,10 +3,12 @@
 import json
 import sys
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mqo import cli
-from mqo.errors import ConvertError, RunError, SetupError
+from mqo.errors import ConvertError, DiskFullError, RunError, SetupError
 from mqo.launch import convert
 from mqo.launch.hf_config import config_of, shape_of_config
 from mqo.matrix import tables
@@ -148,6 +150,29 @@ def test_a_failure_is_told_and_leaves_nothing(tree, hf, tmp_path, content, error
     assert names(tmp_path) == ["hf", "tree"]
 
 
+@pytest.mark.parametrize(("free", "error"), [(0, DiskFullError), (10**9, RunError)])
+def test_a_program_that_had_no_room_left_nothing_and_the_disk_is_named(
+    tree, hf, tmp_path, monkeypatch, free, error
+):
+    (hf / "fail.json").write_text("")
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(error) as caught:
+        convert.hf_to_megatron(tree, hf, tmp_path / "to" / "target")
+    assert (f"The disk of {tmp_path}/to is full" in str(caught.value)) == (free == 0)
+    assert names(tmp_path / "to") == []
+
+
+def test_a_copy_that_had_no_room_names_the_disk(tmp_path):
+    with (
+        pytest.raises(DiskFullError, match=f"disk of {tmp_path} is full"),
+        convert.staged(tmp_path / "target"),
+        Path("/dev/full").open("w") as file,
+    ):
+        file.write("weights")
+    assert names(tmp_path) == []
+
+
 def test_a_target_that_is_there_is_left_as_it_is(tree, hf, checkpoint, tmp_path):
     (tmp_path / "target").mkdir()
     with pytest.raises(ConvertError, match="is there already"):
@@ -161,8 +186,14 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
     with pytest.raises(ConvertError, match=r"no config\.json"):
         convert.hf_to_megatron(tree, checkpoint, target)
-    with pytest.raises(ConvertError, match=f"no {convert.TRACKER}"):
+    with pytest.raises(ConvertError, match="no checkpoint in"):
         convert.megatron_to_hf(tree, hf, target)
+    (checkpoint / convert.TRACKER).rename(tmp_path / "tracker")
+    (checkpoint / "iter_0000010").mkdir()
+    (checkpoint / "iter_0000010/metadata.json").write_text("{}")
+    with pytest.raises(ConvertError, match=f"There is no {convert.TRACKER} in .*echo 10 > "):
+        convert.megatron_to_hf(tree, checkpoint, target)
+    (tmp_path / "tracker").rename(checkpoint / convert.TRACKER)
     with pytest.raises(ConvertError, match="no folder"):
         convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tmp_path / "absent")
     (hf / "config.json").write_text("{")

@@ -52,6 +52,16 @@ def test_the_iteration_that_a_run_goes_on_from(place):
     assert of(place, "p --load @none").iteration is None
 
 
+def test_without_a_tracker_it_is_the_newest_that_was_saved_to_its_end(place):
+    (place / "saved" / inputs.TRACKER).unlink()
+    assert of(place, "p --load @saved").iteration is None
+    (place / "saved/iter_0000002/metadata.json").write_text("{}")
+    assert of(place, "p --load @saved").iteration == "2"
+    (place / "saved/iter_0000004/metadata.json").write_text("{}")
+    assert of(place, "p --load @saved").iteration == "4"
+    assert of(place, "p --load @saved --ckpt-step 2").iteration == "2"
+
+
 def test_it_survives_json(place):
     found = of(place, "p --data-path @a --load @saved")
     assert Inputs.from_table(found.as_table()) == found

@@ -1,10 +1,13 @@
 """What is refused before anything is prepared."""
 
+import struct
+
 import pytest
+from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, OverlayError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.inputs import TRACKER
-from mqo.launch.ready import check_cell, ready_tree
+from mqo.launch.ready import check_cell, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 
@@ -55,8 +58,9 @@ def test_a_missing_data_file_is_named(tmp_path, tokenizer):
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):
-    for ending in ("bin", "idx"):
-        (tmp_path / f"corpus.{ending}").write_bytes(b"x")
+    one_document = HEADER.pack(*MAGIC, CODES[2], 1, 2) + struct.pack("<iqqq", 1, 0, 0, 1)
+    (tmp_path / "corpus.idx").write_bytes(one_document)
+    (tmp_path / "corpus.bin").write_bytes(b"xy")
     with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
         check_cell(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
 
@@ -97,6 +101,20 @@ def trained(tmp_path):
 def test_a_teacher_is_a_run_or_its_checkpoints(trained):
     for path in (trained, trained / "checkpoints"):
         check_cell(cell(teacher=path))
+
+
+def test_a_missing_tracker_beside_checkpoints_is_said(trained):
+    folder, said = trained / "checkpoints", []
+    note_tracker(cell(checkpoint=folder), said.append)
+    (folder / TRACKER).unlink()
+    note_tracker(cell(checkpoint=folder), said.append)
+    assert said == []
+    (folder / "iter_0000160").mkdir()
+    (folder / "iter_0000160/metadata.json").write_text("{}")
+    note_tracker(cell(checkpoint=folder), said.append)
+    note_tracker(cell(), said.append)
+    assert len(said) == 1
+    assert "160" in said[0]
 
 
 def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from mqo.errors import RunError
+from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
 from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.folder import create
@@ -105,6 +105,21 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
     assert error.value.exit_code == os.EX_TEMPFAIL
 
 
+def test_a_warning_of_the_program_is_passed_on(folder):
+    said = []
+    train(folder, 'print("mqo: warning: little room"); print("mqo: a note")', said.append)
+    assert said == ["warning  : little room"]
+    assert folder.log.read_text() == "mqo: warning: little room\nmqo: a note\n"
+
+
+def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
+    folder.log.symlink_to("/dev/full")
+    data = RunData(folder.root, folder.root, None)
+    command = [sys.executable, "-c", "print('some output')"]
+    with pytest.raises(DiskFullError, match=f"disk of {folder.root} is full"):
+        launch.train(folder, CELL, command, {}, data, {}, print)
+
+
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
     with pytest.raises(RunError, match="exit code -9") as error:
         train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
@@ -142,19 +157,6 @@ def test_an_error_is_found_behind_the_rank_that_had_it(folder):
             print("[rank0]: Traceback, and so on")
             print("[rank0]: a.b.GuardError: no such layer")
             sys.exit("torch.distributed.elastic.errors.ChildFailedError:")
-        """,
-        )
-
-
-def test_a_process_that_was_killed_is_named_by_its_signal(folder):
-    with pytest.raises(RunError, match=r"exit code 1: traceback : Signal 6 \(SIGABRT\)"):
-        train(
-            folder,
-            """
-            import sys
-            print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
-            print("  traceback : Signal 6 (SIGABRT) received by PID 7")
-            sys.exit("=" * 60)
         """,
         )
 

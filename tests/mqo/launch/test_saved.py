@@ -113,7 +113,14 @@ def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path)
     (run / "cell.json").write_text(json.dumps({"checkpoint": str(elsewhere)}))
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*elsewhere"):
         Place.of(run)
-    (elsewhere / "latest_checkpointed_iteration.txt").write_text("release")
+    for number in (9, 10):
+        (elsewhere / f"iter_{number:07d}").mkdir()
+        (elsewhere / f"iter_{number:07d}/metadata.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"checkpoints \(9, 10\)") as error:
+        Place.of(run)
+    tracker = elsewhere / "latest_checkpointed_iteration.txt"
+    assert f"echo 10 > {tracker}" in error.value.help
+    tracker.write_text("release")
     assert Place.of(run) == Place("one", elsewhere, run / "quant.toml")
     assert Place.of(elsewhere) == Place("elsewhere", elsewhere, None)
 

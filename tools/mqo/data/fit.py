@@ -6,7 +6,8 @@ import json
 from array import array
 from pathlib import Path
 
-from mqo.data.pair import CODES, HEADER, MAGIC
+from mqo.data.pair import CODES
+from mqo.data.pair_check import read_header
 from mqo.errors import DataError
 
 # Codes of the types that ids are written in -> Python's array types of the same width.
@@ -50,14 +51,11 @@ def largest_id(prefix: Path) -> int:
 
 
 def _type_code(path: Path) -> str:
-    with path.open("rb") as index:
-        head = index.read(HEADER.size)
-    if len(head) == HEADER.size:
-        magic, version, code, *_ = HEADER.unpack(head)
-        if (magic, version) == MAGIC and code in _TYPES:
-            return _TYPES[code]
+    code = read_header(path).code
+    if code in _TYPES:
+        return _TYPES[code]
     raise DataError(
-        f"{path} is no index of Megatron's, or not of token ids",
+        f"{path} holds ids of the type code {code}, which no tokenizer here writes",
         expected="a file that preprocess_data.py wrote",
         help="Make it again with Megatron-LM/tools/preprocess_data.py",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mqo.data.encode import load
 from mqo.data.meter import Meter
+from mqo.data.pair_check import check_pair
 from mqo.data.pipeline import Job, index
 from mqo.errors import DataError
 
@@ -33,9 +34,14 @@ def build_index(text: Path, tokenizer: Path, stem: Path) -> IndexCounts:
 
 
 def check_prefix(prefix: Path) -> None:
-    """Raises DataError unless PREFIX.bin and PREFIX.idx exist, naming what does and what helps."""
+    """Check that PREFIX.bin and PREFIX.idx exist, and fit each other.
+
+    Raises:
+        DataError: the text names what exists, or the file's fault, and what helps.
+    """
     missing = _missing(prefix)
     if not missing:
+        check_pair(prefix)
         return
     raise DataError(
         f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in "

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.errors import ConvertError, SetupError
+from mqo.errors import ConvertError, DiskFullError, RunError, SetupError, full_disk_of
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
-from mqo.launch.inputs import TRACKER
+from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
 from mqo.program import run_program
@@ -30,6 +30,7 @@ PROGRAM = "tools/convert.py"
 # What a tokenizer consists of, in its various forms, and what goes with it.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja")
 TOKENIZER += ("added_tokens.json", "generation_config.json")
+_NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -72,9 +73,9 @@ def megatron_to_hf(
     """
     source = checkpoints_of(source)
     if not (source / TRACKER).is_file():
+        found, help = lacking(source)
         raise ConvertError(
-            f"There is no {TRACKER} in {source}",
-            expected="a run, or a checkpoint as Megatron saves one",
+            found, expected=f"a run that saved, or a folder with {TRACKER}", help=help
         )
     if tokenizer is not None and not tokenizer.is_dir():
         raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")
@@ -136,7 +137,13 @@ def staged(target: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         stage = Path(folder) / target.name
         stage.mkdir()
-        yield stage
+        try:
+            with full_disk_of(target.parent):
+                yield stage
+        except RunError as error:  # of the program, which may not say what it lacked
+            if shutil.disk_usage(folder).free < _NO_ROOM:
+                raise DiskFullError(target.parent) from error
+            raise
         readable = stage.stat().st_mode & 0o666
         for path in stage.rglob("*"):
             if path.is_file():

@@ -43,14 +43,13 @@ class Inputs:
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
             files += [path for word in values(command, flag) for path in _below(Path(word))]
         for word in values(command, "--export-kd-teacher-load"):
-            newest = (Path(word) / TRACKER).read_text(encoding="utf-8").strip()
-            files += [Path(word) / "model_config.yaml", *_below(checkpoint(Path(word), newest))]
+            files.append(Path(word) / "model_config.yaml")
+            files += _below(checkpoint(Path(word), newest(Path(word)) or ""))
         step = None
         for word in values(command, "--load")[:1]:
-            tracker = Path(word) / TRACKER
-            if tracker.is_file():
-                asked = values(command, "--ckpt-step")
-                step = asked[0] if asked else tracker.read_text(encoding="utf-8").strip()
+            asked = values(command, "--ckpt-step")
+            if step := newest(Path(word)):
+                step = asked[0] if asked else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
@@ -100,6 +99,37 @@ def without(command: Sequence[str], flag: str) -> list[str]:
         at = kept.index(flag)
         del kept[at : at + 2]
     return kept
+
+
+def newest(folder: Path) -> str | None:
+    """The newest checkpoint that a training takes: the tracker's text, without one by the folders.
+
+    None where there is none. A damaged one counts, which a training passes over.
+    """
+    if (folder / TRACKER).is_file():
+        return (folder / TRACKER).read_text(encoding="utf-8").strip()
+    return max(saved(folder), key=int, default=None)
+
+
+def saved(folder: Path) -> list[str]:
+    """The iterations in a folder that were saved to their end, by their folders."""
+    ends = folder.glob("iter_*/metadata.json")
+    names = (path.parent.name.removeprefix("iter_") for path in ends)
+    return [str(number) for number in sorted(int(name) for name in names if name.isdecimal())]
+
+
+def lacking(folder: Path, whose: str = "") -> tuple[str, str]:
+    """What to say of a folder without a tracker: what was found, and what helps."""
+    found = (["release"] if (folder / "release").is_dir() else []) + saved(folder)
+    if not found:
+        return f"There is no checkpoint{whose} in {folder}", (
+            "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+        )
+    return (
+        f"There is no {TRACKER} in {folder}, to name the newest of its checkpoints "
+        f"({', '.join(found)})",
+        f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}",
+    )
 
 
 def checkpoint(folder: Path, iteration: str) -> Path:

@@ -11,7 +11,7 @@ from mqo.data.index import check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell
-from mqo.launch.inputs import TRACKER
+from mqo.launch.inputs import TRACKER, lacking, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import decides
@@ -87,11 +87,9 @@ def _check_teacher(cell: Cell) -> None:
         )
     folder = checkpoints_of(cell.teacher)
     if not (folder / TRACKER).is_file():
+        found, help = lacking(folder, " of a teacher")
         raise DataError(
-            f"There is no checkpoint of a teacher in {folder}",
-            expected=f"a folder with {TRACKER}, or a run with checkpoints",
-            help="Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only "
-            "then",
+            found, expected=f"a folder with {TRACKER}, or a run with checkpoints", help=help
         )
     config = cell.distillation_config
     if config is not None and not config.is_file():
@@ -129,6 +127,16 @@ def _check_version(tree: Tree, pin: Pin) -> None:
             f"{tree.root} holds megatron-core {version}, from {tree.upstream().origin}",
             expected=f"{pin.version}, as UPSTREAM.toml pins it",
             help="`mqo restore` and then `mqo vendor` put the pinned version there",
+        )
+
+
+def note_tracker(cell: Cell, report: Report) -> None:
+    """Say that CHECKPOINT holds checkpoints and no tracker: the training takes the newest."""
+    folder = cell.checkpoint
+    if folder is not None and not (folder / TRACKER).is_file() and (found := saved(folder)):
+        report(
+            f"note     : {folder} has no {TRACKER}; the run goes on from the newest whole one of "
+            f"the checkpoints {', '.join(found)}"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,10 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mqo.data.pair import document_count
-from mqo.errors import RunError
+from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
 from mqo.launch.events import copy_events
+from mqo.launch.failure import reason
 from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
@@ -27,6 +27,7 @@ from mqo.launch.ready import (
     RunData,
     check_cell,
     has_sample,
+    note_tracker,
     ready_data,
     ready_tree,
 )
@@ -37,6 +38,7 @@ from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, ch
 
 Report = Callable[[str], None]
 
+_WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
     # glibc gives a large tensor back to the system when it is freed, and to have the next one page
     # by page takes longer than to fill it: keep the memory, of which every step needs the same.
@@ -99,6 +101,7 @@ def run(
     for line in planned.lines:
         report(f"layout   : {line}")
     data = ready_data(project, cell, report)
+    note_tracker(cell, report)
     folder = folder or create(project.runs, cell.title)
     shot = take_source(folder, tree, series, cell)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
@@ -125,7 +128,8 @@ def train(
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
     started, epoch = time.monotonic(), time.time()
-    _train(folder, command, env, cell, report)
+    with full_disk_of(folder.root):
+        _train(folder, command, env, cell, report)
     if taken := folder.read_implementation():
         report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
     if not folder.metrics.exists():
@@ -238,6 +242,8 @@ def _train(
         for line in process.stdout:  # type: ignore[union-attr]
             log.write(line)
             log.flush()
+            if line.startswith(_WARNING):
+                report(f"warning  : {line.removeprefix(_WARNING).strip()}")
             progress.update()
         code = process.wait()
     if code != 0:
@@ -253,28 +259,6 @@ def _train(
             help="The same command, with a CHECKPOINT, goes on from there",
             exit_code=os.EX_TEMPFAIL,
         )
-
-
-def reason(folder: RunFolder) -> str:
-    """Why a run did not end well.
-
-    In the program's words, or by the last line of its log that names an error.
-    """
-    if folder.failure.exists():
-        return folder.failure.read_text(encoding="utf-8").strip()
-    lines = folder.log.read_text(encoding="utf-8").splitlines()
-    for pattern in (
-        r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
-        r"mqo: ",
-        r"\S+\.py: error: ",
-        r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
-        r"\s*traceback *: Signal",  # torchrun's summary, of a process that was killed
-        r"",
-    ):
-        named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]
-        if named:
-            return named[-1].strip()
-    return "it printed nothing"
 
 
 class _Progress:

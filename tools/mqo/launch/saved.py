@@ -21,7 +21,7 @@ from mqo.data.index import check_prefix
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
-from mqo.launch.inputs import TRACKER
+from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import detect
 from mqo.launch.quantiser import Quantiser, quant_toml
 from mqo.matrix import tables
@@ -54,11 +54,11 @@ class Place:
         path = path.resolve()
         folder = checkpoints_of(path)
         if not ((folder / TRACKER).is_file() or (folder / "metadata.json").is_file()):
+            found, help = lacking(folder)
             raise CheckpointError(
-                f"There is no checkpoint in {folder}",
+                found,
                 expected=f"a run that saved, a folder with {TRACKER}, or that of an iteration",
-                help="Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only "
-                "then",
+                help=help,
             )
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]

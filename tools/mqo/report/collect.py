@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
 from mqo.launch.cell import Cell
+from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
-from mqo.launch.run import reason
 from mqo.overlay.tree import version_of
 from mqo.report.curve import options
 from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses

@@ -1,0 +1,38 @@
+"""How a command ends: its errors as one paragraph and an exit code."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from mqo.terminal import guarded
+
+
+def ended(command, capsys):
+    """The exit code of a command, and what it printed to stderr."""
+    with pytest.raises(SystemExit) as left:
+        guarded(command)
+    return left.value.code, capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_paragraph(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the error of a write names no file
+
+    def write():
+        Path("/dev/full").write_text("content")
+
+    code, said = ended(write, capsys)
+    assert code == 2
+    assert said.startswith(f"mqo: The disk of {tmp_path} is full: ")
+    assert said.count("\n") == 1
+
+
+def test_the_folder_of_a_file_that_has_no_room_is_named(capsys, tmp_path):
+    def write():
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "gone" / "file"))
+
+    assert f"The disk of {tmp_path}/gone is full" in ended(write, capsys)[1]
+
+
+def test_other_errors_of_the_system_are_not_the_disks(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        guarded(tmp_path.read_bytes)

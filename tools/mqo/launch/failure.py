@@ -1,0 +1,104 @@
+"""Why a training ended that did not end well: from failure.txt, and from the log."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.runs import RunFolder
+
+# What a process says of another one's end. The cause is elsewhere.
+_FOLLOWS = re.compile(
+    r"\bby peer\b|broken pipe|gloo/transport|DistNetworkError|communicator was aborted"
+    r"|remote process exited|collective operation timeout|socket timeout",
+    re.IGNORECASE,
+)
+# A process in torchrun's summary that a signal ended.
+_ENDED = re.compile(
+    r"^ *host *: (?P<host>\S+)\s*\n"
+    r" *rank *: (?P<rank>\d+) .*\n"
+    r" *exitcode *: -\d+ +\(pid: (?P<pid>\d+)\).*\n"
+    r"(?: *error_file *: .*\n)?"
+    r" *traceback *: Signal (?P<number>\d+) ",
+    re.MULTILINE,
+)
+_NAMED = (
+    r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
+    r"mqo: ",
+    r"\S+\.py: error: ",
+    r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that a signal ended: its rank, its number on its host, and the signal's number."""
+
+    rank: int
+    pid: int
+    host: str
+    number: int
+
+    @property
+    def follows(self) -> bool:
+        """Whether it may have been ended, or have aborted, because of another process."""
+        return self.number in (signal.SIGTERM, signal.SIGABRT)
+
+    def text(self) -> str:
+        """Return a clause: which process, and which signal."""
+        try:
+            name = signal.Signals(self.number).name
+        except ValueError:
+            name = f"signal {self.number}"
+        text = f"rank {self.rank} (process {self.pid} on {self.host}) was ended by {name}"
+        if self.number == signal.SIGKILL:
+            text += "; the kernel's out-of-memory killer is the usual cause"
+        return text
+
+
+def reason(folder: RunFolder) -> str:
+    """Return why a run did not end well: the first cause that is known, as one line.
+
+    That is what the program left in failure.txt, the signal that ended a process, or the last error
+    in the log, in this order. What only says that another process was lost comes behind all others.
+    """
+    said = _read(folder.failure).strip()
+    if said and not _FOLLOWS.search(said):
+        return said
+    log = _read(folder.log)
+    ended = sorted(ended_by_signal(log), key=lambda one: one.follows)
+    if ended and not ended[0].follows:
+        return ended[0].text()
+    lines = log.splitlines()
+    if cause := _last_error([line for line in lines if not _FOLLOWS.search(line)]):
+        return cause
+    if ended:
+        return ended[0].text()
+    if lost := said or _last_error(lines):
+        return f"{lost} (another process may have been lost first: see the log of each node)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def ended_by_signal(log: str) -> list[Ended]:
+    """Return the processes that torchrun's summary says a signal ended, the root cause first."""
+    return [
+        Ended(int(one["rank"]), int(one["pid"]), one["host"], int(one["number"]))
+        for one in reversed(list(_ENDED.finditer(log)))
+    ]
+
+
+def _last_error(lines: list[str]) -> str | None:
+    for pattern in _NAMED:
+        named = [line for line in lines if re.match(rf"(\[rank\d+\]: )?{pattern}", line)]
+        if named:
+            return named[-1].strip()
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
