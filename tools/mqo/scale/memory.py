@@ -26,8 +26,8 @@ OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
 WIDTH: dict[Dtype, int] = {"bf16": BF16, "fp16": BF16, "fp32": FP32}
 STATES: dict[Dtype, int] = {"bf16": OPTIMIZER, "fp16": OPTIMIZER, "fp32": OPTIMIZER - FP32}
-# bf16 logits, and the fp32 copy that becomes the softmax and then the gradient.
-LOGIT = BF16 + FP32
+# Tensors of logits at the loss's peak: themselves and their gradient (megatron/losses).
+LOGITS = 2
 # Of unfused attention with a type in PV: probabilities, and the rounded ones, for backward.
 SCORE_KEPT = 2 * BF16
 # Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
@@ -100,14 +100,13 @@ def stage_memory(
     rounded = _rounded(model, training, layout, weights) * (linear != NONE)
     ends = width * tokens * model.hidden_size * 2 * last  # the last norm's input and output
     head = _saved(model.hidden_size, model.hidden_size, linear, width) * last
-    logit = LOGIT if width == BF16 else 2 * FP32
     return Memory(
         weights=width * count,
         gradients=FP32 * count,
         optimizer=_states(weights, layout, dtype),
         activations=in_flight * sum(kept) + ends,
         scores=_scores(model, training, layout, scored, width) if mode.pv != NONE else 0,
-        logits=logit * tokens * padded_vocabulary(model, layout) * last,
+        logits=LOGITS * width * tokens * padded_vocabulary(model, layout) * last,
         working=again + width * (weights.largest + rounded),
         context=CONTEXT,
         cache=width * weights.linear * (linear != NONE),
