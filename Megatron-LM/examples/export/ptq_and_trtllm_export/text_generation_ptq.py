@@ -217,8 +217,7 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
             ranks = args.inference_tensor_parallel
             export.export_tensorrt_llm(core, folder, ranks, config["rope_scaling"])
             return
-        config |= convert.copy_tokenizer(tokenizer, folder)
-        export.write_json(folder / "config.json", config)
+        convert.write_configs(folder, config, tokenizer)
         export.export_hf(core, folder)
 
 
