@@ -39,6 +39,22 @@ app.command()(report)
 app.command()(perf)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(Project.here().version())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Patch a vendored Megatron-LM, run it quantised, undo it exactly."""
+
+
 def main() -> None:
     """The `mqo` program."""
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
