@@ -280,7 +280,7 @@ def test_plain_transformers_takes_what_a_training_made(converted, kind, monkeypa
     writer = pipeline("text-generation", model=str(published))
     (answer,) = writer("w3 w1", max_new_tokens=4, do_sample=False)
     assert answer["generated_text"].startswith("w3 w1")
-    assert writer.generation_config.eos_token_id == ids[0]
+    assert writer.model.generation_config.eos_token_id == ids[0]
 
 
 def test_generation_ends_where_training_put_the_end(converted, tmp_path):
