@@ -92,7 +92,7 @@ def test_it_says_who_reads_the_export(quantised):
     assert "vLLM" in note and "not run here" in note and "--dequantized" in note
 
 
-def test_a_dequantized_export_needs_transformers_alone(quantised):
+def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
     """The saved model, exported by a second call: no scales, and no configuration of any."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,15 +100,16 @@ def test_a_dequantized_export_needs_transformers_alone(quantised):
     place = quantised[1]
     code, out, err = run(
         "--load", place / "saved", "--tokenizer-model", place / "hf", "--prompts", "One",
-        "--export-dir", place / "plain", "--export-format", "hf", "--dequantized",
+        "--export-dir", tmp_path / "plain", "--export-format", "hf", "--dequantized",
     )  # fmt: skip
     assert code == 0, err[-4000:]
     assert "note:" not in out
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert {path.name for path in (place / "plain").iterdir()} == names
-    model, info = AutoModelForCausalLM.from_pretrained(place / "plain", output_loading_info=True)
+    names = {"config.json", "generation_config.json", "model.safetensors"}
+    names |= {"tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == names
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", output_loading_info=True)
     assert not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert len(AutoTokenizer.from_pretrained(place / "plain")) == model.config.vocab_size
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "plain")) == model.config.vocab_size
     name = "model.layers.0.self_attn.o_proj.weight"
     packed, weight = load_file(place / "out/model.safetensors"), model.state_dict()[name]
     value = packed[name].float() * packed[f"{name}_scale"]
