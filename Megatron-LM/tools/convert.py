@@ -109,7 +109,11 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
 
 def to_hf(source: Path, target: Path, flags: list[str]) -> None:
-    """Write the weights of a checkpoint beside the config.json that lies in `target`."""
+    """Write the weights of a checkpoint beside the config.json in `target`, in the dtype it names.
+
+    Raises:
+        ConvertError: ModelOpt quantizes the model; a value is too large for the dtype.
+    """
     _, model = load([*flags, "--load", str(source)])
     from huggingface_hub import save_torch_state_dict
     from megatron.run.modelopt import quantised_layers
@@ -121,9 +125,25 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
             "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
         )
 
-    # Some are parts of one another's memory, which the format does not have.
-    tensors = {name: part.clone() for name, part in hf_tensors(unwrapped(model), target).items()}
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    dtype = getattr(torch, config["torch_dtype"])
+    found = hf_tensors(unwrapped(model), target)
+    tensors = {name: cast(name, part, dtype) for name, part in found.items()}
     save_torch_state_dict(tensors, target, max_shard_size=SHARD)
+
+
+def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of a tensor in `dtype`; ConvertError where a finite value becomes infinite."""
+    # Always a copy: some tensors share memory, which safetensors does not allow.
+    made = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    if not torch.equal(made.isfinite(), tensor.isfinite()):
+        largest = tensor[tensor.isfinite()].abs().max().item()
+        raise ConvertError(
+            f"{name} holds the value {largest:g}",
+            f"values up to {torch.finfo(dtype).max:g}, the largest of {dtype}",
+            "--dtype bf16 or fp32 holds it",
+        )
+    return made
 
 
 def load(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:

@@ -1,6 +1,8 @@
+import hashlib
 import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import typer
@@ -12,6 +14,9 @@ from mqo.project import Project
 from .conftest import FILES, materialise, refused
 
 PIN = Project.here().upstream_pin
+# Of the text at apache.org/licenses/LICENSE-2.0.txt, with its placeholder for the owner.
+APACHE_OWNER = "[yyyy] [name of copyright owner]"
+APACHE_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
 
 # -- the tour ----------------------------------------------------------------------------------
@@ -138,6 +143,38 @@ def test_a_wheel_that_is_not_pinned(mqo, tmp_path):
     refused(outcome, "x.whl is not among the wheels that UPSTREAM.toml pins")
 
 
+# -- the version -------------------------------------------------------------------------------
+
+
+def test_the_version_names_the_release_the_pin_and_the_commit(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mqo", "--version"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code in (0, None)
+    line = capsys.readouterr().out
+    pin = tomllib.loads(PIN.read_text())["version"]
+    project = tomllib.loads((PIN.parents[1] / "pyproject.toml").read_text())["project"]
+    assert line.startswith(f"mqo {project['version']} (megatron-core {pin}")
+    assert (Project.here().commit() or "") in line
+
+
+def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    assert Project(tmp_path).commit() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Project.here().commit() is None
+
+
+def test_the_license_is_the_standard_text_and_the_one_that_is_declared():
+    root = PIN.parents[1]
+    assert (
+        tomllib.loads((root / "pyproject.toml").read_text())["project"]["license"] == "Apache-2.0"
+    )
+    text = (root / "LICENSE").read_text()
+    assert text.count("Copyright 2026 The Megatron Quant Overlay authors") == 1
+    template = text.replace("2026 The Megatron Quant Overlay authors", APACHE_OWNER)
+    assert hashlib.sha256(template.encode()).hexdigest() == APACHE_SHA256
+
+
 # -- what starting costs -----------------------------------------------------------------------
 
 HEAVY = ["torch", "libcst", "numpy", "megatron"]
@@ -152,13 +189,13 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 """
 
 
-@pytest.mark.parametrize("words", [["--help"], ["status"], ["diff"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["status"], ["diff"]])
 def test_reading_commands_import_neither_torch_nor_libcst(patched, words):
-    tree = [] if words == ["--help"] else ["--tree", str(patched.tree.root)]
+    tree = [] if words[0].startswith("--") else ["--tree", str(patched.tree.root)]
     command = [sys.executable, "-c", PROGRAM, *words, *tree]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
-    assert len(done.stdout.splitlines()) > 3
+    assert len(done.stdout.splitlines()) > (1 if words == ["--version"] else 3)
 
 
 def commands(group, name="mqo"):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mqo.runs import RunFolder, checkpoints_of
+from mqo.runs import RunFolder, checkpoints_of, run_of
 
 
 @pytest.fixture
@@ -24,3 +24,12 @@ def test_a_folder_of_checkpoints_is_itself_and_a_bare_run_has_its_own(run):
     assert checkpoints_of(run.root) == run.root
     run.checkpoints.mkdir()
     assert checkpoints_of(run.root) == checkpoints_of(run.checkpoints) == run.checkpoints
+
+
+def test_a_run_and_its_own_checkpoints_belong_to_the_run(run, tmp_path):
+    run.checkpoints.mkdir()
+    assert run_of(run.root) is None
+    run.cell.write_text("{}")
+    assert run_of(run.root) == run_of(run.checkpoints) == run
+    assert run_of(run.dumps) is None
+    assert run_of(tmp_path) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -37,6 +37,22 @@ saved_cli.register(app)
 app.command()(sweep)
 app.command()(report)
 app.command()(perf)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(Project.here().version())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Patch a vendored Megatron-LM, run it quantised, undo it exactly."""
 
 
 def main() -> None:
@@ -175,19 +191,25 @@ def megatron_to_hf(
     source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest weights.")],
     target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A folder whose tokenizer is copied along.")
+        Path | None, typer.Option(help="A tokenizer's folder; by default the training's.")
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens; without it, rows of padding may stay.")
+        int | None, typer.Option(min=1, help="Rows to keep; by default the tokenizer's tokens.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")
     ] = None,
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
-    """Make a folder that transformers loads."""
+    """Make a folder that transformers loads, with its tokenizer and a model card."""
     from mqo.launch.convert import megatron_to_hf as convert
+    from mqo.matrix import tables
 
+    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
     place = tokenizer and tokenizer.resolve()
-    made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size)
+    kind = cast("tables.Dtype | None", dtype)
+    made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size, kind)
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 

@@ -1,8 +1,11 @@
-"""Where everything lies: the one place that knows the folder names of a checkout."""
+"""Where everything lies, and which version it is: the one place that knows a checkout's folders."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +74,25 @@ class Project:
             return folder
         base = os.environ.get(variable) or Path.home() / default
         return Path(base) / "mqo" / name.lstrip(".")
+
+    def commit(self) -> str | None:
+        """Return the checkout's commit, with a + when files differ from it; None outside of git."""
+        git = ["git", "-C", str(self.root)]
+        try:
+            head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+            dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+        except OSError:
+            return None
+        if head.returncode != 0:
+            return None
+        return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+    def version(self) -> str:
+        """Return mqo's version, the pinned megatron-core's and the commit, in one line."""
+        pin = tomllib.loads(self.upstream_pin.read_text(encoding="utf-8"))["version"]
+        commit = self.commit()
+        where = f", commit {commit}" if commit else ""
+        return f"mqo {importlib.metadata.version('mqo')} (megatron-core {pin}{where})"
 
 
 def nearest(path: Path) -> Path:

@@ -87,6 +87,16 @@ def checkpoints_of(path: Path) -> Path:
     return run.checkpoints if run.checkpoints.is_dir() else run.root
 
 
+def run_of(path: Path) -> RunFolder | None:
+    """Return the run that `path` belongs to: a run's folder, or its checkpoints; None of others."""
+    path = path.resolve()
+    for root in (path, path.parent):
+        run = RunFolder(root)
+        if run.cell.is_file() and path in (run.root, run.checkpoints):
+            return run
+    return None
+
+
 class MetricsTail:
     """Reads a metrics.jsonl that is being written: `rows` gives what came since the last call."""
 

@@ -1,8 +1,11 @@
-"""Quantised models for other programs: Hugging Face's unified checkpoint, and TensorRT-LLM's.
+"""Quantised models for other programs: ModelOpt's unified checkpoint, TensorRT-LLM's, and plain.
 
 ModelOpt's exporter walks the model and knows the names. Its own tensors of a fused layer are right
 for one scale a layer (FP8) only: it refuses or drops the scales of SmoothQuant and AWQ, fails for
 one scale a row, and writes no configuration for INT8 and INT4. All these are written here.
+
+Plain transformers does not read the unified checkpoint: it ignores the scales, and computes with
+wrong weights. For it there are dequantized weights.
 """
 
 from __future__ import annotations
@@ -18,6 +21,13 @@ from torch import Tensor, nn
 from .errors import PtqError
 
 SHARD = "5GB"
+DEQUANTIZED = "dequantized"
+# {format: programs that load its unified checkpoint}, as their documentation and ModelOpt's say.
+# None of them was run here. ModelOpt's names no program for the other formats.
+READERS = {
+    "fp8": "TensorRT-LLM 0.17, vLLM 0.9.1 and SGLang 0.4.7, and later ones",
+    "fp8_pc_pt": "vLLM 0.16, and later ones",
+}
 # {target: {format: why not}}.
 REFUSED = {
     "hf": {
@@ -30,10 +40,21 @@ REFUSED = {
 }
 
 
+def advice(name: str) -> str:
+    """Return which programs load the unified checkpoint of the format `name`, and which do not."""
+    known = READERS.get(name)
+    who = f"{known} load it, as documented (not run here)" if known else "no known program loads it"
+    return (
+        f"ModelOpt's unified checkpoint of {name}: {who}. Plain transformers ignores the scales "
+        "and computes with wrong weights: --dequantized writes a folder for it."
+    )
+
+
 def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
     """PtqError where the format `name` of such a model is not exported to `target`.
 
-    `latent` says whether its attention is multi-latent, `decoder` what the user takes it for.
+    `target` is "hf", "tensorrt_llm", or DEQUANTIZED. `latent` says whether its attention is
+    multi-latent, `decoder` what the user takes it for.
     """
     if why := REFUSED.get(target, {}).get(name):
         raise PtqError(f"{name} is not exported to {target}: {why}", expected="another format")
@@ -62,10 +83,41 @@ def export_hf(model: nn.Module, folder: Path) -> None:
     from huggingface_hub import save_torch_state_dict
 
     exporter = _exporter(model, folder)
-    layers = exporter.layer_state_dicts.values()
-    tensors = {name: part.clone() for layer in layers for name, part in layer.items()}
+    tensors = _tensors(exporter)
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
     _write_configuration(exporter, tensors, folder)
+
+
+def export_dequantized(model: nn.Module, folder: Path) -> None:
+    """Write plain safetensors beside the config.json in `folder`, which transformers reads.
+
+    A quantised weight has the values that the quantised model multiplies with, in the model's
+    dtype; where its input is multiplied by `pre_quant_scale` [in] first, the columns are instead.
+    Plain weights cannot quantize activations: a format that does has only half of its effect.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    tensors = _tensors(_exporter(model, folder, plain=True))
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
+
+
+def _tensors(exporter: Any) -> dict[str, Tensor]:
+    """Copies: some share memory, which safetensors does not allow."""
+    layers = exporter.layer_state_dicts.values()
+    return {name: part.clone() for layer in layers for name, part in layer.items()}
+
+
+def dequantized(module: nn.Module) -> Tensor:
+    """Return the weight [out, in] that a quantised layer multiplies its unscaled input with."""
+    from modelopt.torch.export.quant_utils import get_prequant_scaling_factor
+
+    layer: Any = module
+    with torch.no_grad():
+        value = layer.weight_quantizer(layer.weight.detach())
+    smooth = get_prequant_scaling_factor(module)
+    if smooth is not None:
+        value = (value.float() * smooth.float()).to(value.dtype)
+    return value
 
 
 def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -93,7 +145,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _exporter(model: nn.Module, folder: Path) -> Any:
+def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
+    """Return ModelOpt's exporter, which has stored the model; `plain` dequantizes the weights."""
     from modelopt.torch.export import quant_utils as scales
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
@@ -121,6 +174,10 @@ def _exporter(model: nn.Module, folder: Path) -> Any:
             self._store(module, {f"{prefix}{name}_proj.": part for name, part in rows.items()})
 
         def _store(self, module: nn.Module, parts: Mapping[str, Tensor]) -> None:
+            if plain:
+                whole = dequantized(module).to(self.dtype)
+                self._state_dict |= {f"{name}weight": whole[rows] for name, rows in parts.items()}
+                return
             kind = scales.get_quantization_format(module)
             block = scales.get_weight_block_size(module)
             weight = module.weight.detach().to(self.dtype)

@@ -84,6 +84,21 @@ def exported(model, kind, folder):
     return json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
 
 
+def exported_dequantized(model, kind, folder, dtype="fp32"):
+    """The exported model, as plain transformers loads it."""
+    import torch
+    from megatron.inference import export
+    from transformers import AutoModelForCausalLM
+
+    export.write_json(folder / "config.json", config_of(KINDS[kind], dtype, LENGTH))
+    export.export_dequantized(model, folder)
+    options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
+    loaded, info = AutoModelForCausalLM.from_pretrained(folder, **options)
+    missing = set(info["missing_keys"]) - {"lm_head.weight"}  # a tied head
+    assert not missing and not info["unexpected_keys"] and not info["mismatched_keys"]
+    return loaded.eval()
+
+
 CASES = [("llama", name) for name in FORMATS] + [("deepseek", name) for name in EXACT]
 
 
@@ -132,6 +147,101 @@ def test_each_exported_layer_is_the_quantised_one(quantised_as, tokens, tmp_path
             assert (expected - output).norm() / output.norm() < 1e-3, name_there
             compared += 1
     assert compared == 2 * 4 + 2 + 4
+
+
+@pytest.mark.parametrize(("kind", "name"), [*CASES, ("llama", "fp8_blockwise")])
+def test_plain_transformers_runs_the_dequantized_weights(
+    quantised_as, tokens, tmp_path, kind, name
+):
+    """Against the quantised model with activations as they are: only weights can be exported."""
+    import torch
+    from megatron.inference import ptq
+    from modelopt.torch.quantization.nn import TensorQuantizer
+
+    model = quantised_as(kind, name)
+    loaded = exported_dequantized(model, kind, tmp_path)
+    with torch.no_grad():
+        found = loaded(tokens[0][0]).logits
+    whole, rounds_activations = ptq.logits(model, tokens[0][0]), False
+    for path, module in model.named_modules():
+        if isinstance(module, TensorQuantizer) and path.endswith("input_quantizer"):
+            rounds_activations |= module.is_enabled
+            module.disable()  # it still scales, as SmoothQuant and AWQ need
+    ours = ptq.logits(model, tokens[0][0])
+    # Sums are taken in another order, and a column's scale moves from the input to the weight.
+    assert (found - ours).norm() / ours.norm() < 1e-4
+    assert torch.equal(ours, whole) != rounds_activations
+    assert rounds_activations == (name not in (*EXACT, "fp8_blockwise"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert not (tmp_path / "hf_quant_config.json").exists()
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "fp8_blockwise"])
+def test_dequantized_weights_are_those_of_the_quantised_model_to_the_bit(
+    quantised_as, tmp_path, name
+):
+    import torch
+    from megatron.inference import export
+    from safetensors.torch import load_file
+
+    model = quantised_as("llama", name)
+    exported_dequantized(model, "llama", tmp_path)
+    stored, compared = load_file(tmp_path / "model.safetensors"), 0
+    for number, layer in enumerate(model.decoder.layers):
+        prefix = f"model.layers.{number}."
+        qkv = layer.self_attention.linear_qkv
+        rows = export.qkv_rows(qkv.config, qkv.weight.shape[0])
+        fused = torch.empty_like(qkv.weight)
+        for part, own in rows.items():
+            fused[own] = stored[f"{prefix}self_attn.{part}_proj.weight"]
+        pairs = [(qkv, fused)]
+        pairs.append((layer.self_attention.linear_proj, stored[f"{prefix}self_attn.o_proj.weight"]))
+        both = [stored[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]
+        pairs.append((layer.mlp.linear_fc1, torch.cat(both)))
+        pairs.append((layer.mlp.linear_fc2, stored[f"{prefix}mlp.down_proj.weight"]))
+        for module, found in pairs:
+            expected = module.weight_quantizer(module.weight)
+            smooth = getattr(module.input_quantizer, "pre_quant_scale", None)
+            expected = expected if smooth is None else expected * smooth.flatten()
+            assert torch.equal(found, expected)
+            assert not torch.equal(found, module.weight)
+            compared += 1
+    assert compared == 8
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_dequantized_weights_are_what_the_packed_export_means(quantised_as, tmp_path, name):
+    """By the independent reader."""
+    import torch
+    from safetensors.torch import load_file
+
+    model, (packed, plain) = quantised_as("deepseek", name), (tmp_path / "a", tmp_path / "b")
+    packed.mkdir()
+    plain.mkdir()
+    exported(model, "deepseek", packed)
+    exported_dequantized(model, "deepseek", plain)
+    scaled, values = (load_file(folder / "model.safetensors") for folder in (packed, plain))
+    assert {key for key in scaled if "scale" not in key} == values.keys()
+    for key, value in values.items():
+        parts = layer_of(scaled, key.removesuffix(".weight"))
+        if "weight_scale" in parts:
+            expected = weight_of(parts) * parts.get("pre_quant_scale", 1)
+            # The packed integers come from a division by the scale, these values from a product
+            # with its inverse: a weight half way between two may fall to either side.
+            off = ~torch.isclose(value, expected, rtol=1e-5, atol=1e-7)
+            assert off.float().mean() < 1e-3
+        else:
+            assert torch.equal(value, scaled[key])
+
+
+def test_a_format_says_who_reads_it():
+    from megatron.inference import export, ptq
+
+    assert export.READERS.keys() < ptq.FORMATS.keys()
+    for name in ptq.FORMATS:
+        assert "--dequantized" in export.advice(name)
+        assert ("vLLM" in export.advice(name)) == (name in ("fp8", "fp8_pc_pt"))
 
 
 def test_the_configuration_says_what_was_done(quantised_as, tmp_path):

@@ -2,7 +2,8 @@
 
     python convert_logits.py TREE HF_FOLDER CHECKPOINT RESULT MEGATRON_FLAGS...
 
-RESULT gets {"difference", "largest"}, absolute, and "rows", the embedding's.
+RESULT gets {"difference", "largest"}, absolute, and "rows", the embedding's. With --save, what was
+loaded is saved as a training saves it: its arguments know the padded vocabulary alone.
 """
 
 import json
@@ -13,7 +14,7 @@ import torch
 
 
 def main(tree: str, hf: str, checkpoint: str, result: str, flags: list[str]) -> None:
-    """Compare on fixed random tokens, in fp32; with --save, save what was loaded, too."""
+    """Compare on fixed random tokens, in fp32."""
     sys.path.insert(0, str(Path(tree) / "tools"))
     import convert
     from transformers import AutoModelForCausalLM
@@ -27,15 +28,17 @@ def main(tree: str, hf: str, checkpoint: str, result: str, flags: list[str]) -> 
     with torch.no_grad():
         ours = model.eval()(tokens, torch.arange(64).expand(2, -1), None)
         theirs = reference.eval()(tokens).logits
+    rows = convert.unwrapped(model).embedding.word_embeddings.weight.shape[0]
     facts = {
         "difference": (ours[..., :size] - theirs).abs().max().item(),
         "largest": theirs.abs().max().item(),
-        "rows": convert.unwrapped(model).embedding.word_embeddings.weight.shape[0],
+        "rows": rows,
     }
     Path(result).write_text(json.dumps(facts))
     if args.save:
         from megatron.training.checkpointing import save_checkpoint
 
+        args.vocab_size, args.padded_vocab_size = None, rows
         save_checkpoint(1, [model], None, None, 0)
 
 

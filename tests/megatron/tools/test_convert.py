@@ -191,6 +191,21 @@ def differing(folder, other):
     ]
 
 
+def write_tokenizer(folder):
+    """A tokenizer of as many words as the models have tokens; the last but one is the end."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [f"w{i}" for i in range(VOCABULARY - 2)] + ["<end>", "<pad>"]
+    ids = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<pad>"}))
+    return folder
+
+
 def logits(tree, hf, checkpoint, *flags):
     """What convert_logits.py finds."""
     result = checkpoint.with_suffix(".json")
@@ -207,7 +222,7 @@ KINDS = ("llama32-1b", "llama31-8b", "deepseek2_lite")
 
 @pytest.fixture(scope="module")
 def converted(vendored, tmp_path_factory):
-    """{kind: (folder, checkpoint, folder again, logits)}; two at a time."""
+    """{kind: (folder, checkpoint, folder again by way of a training, logits)}; two at a time."""
     places = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
     for kind, place in places.items():
         random_model(kind).save_pretrained(place / "hf")
@@ -215,10 +230,13 @@ def converted(vendored, tmp_path_factory):
     def there_and_back(place):
         hf, checkpoint, back = place / "hf", place / "checkpoint", place / "back"
         made = convert.hf_to_megatron(vendored.root, hf, checkpoint)
-        convert.megatron_to_hf(vendored.root, checkpoint, back)
-        # As a training would load it: rows of padding behind the vocabulary.
+        # As a training would load and save it: rows of padding behind the tokenizer's.
         padded = [*made.flags, "--vocab-size", str(VOCABULARY), "--save", place / "padded"]
-        return hf, checkpoint, back, logits(vendored.root, hf, checkpoint, *map(str, padded))
+        padded += ["--tokenizer-type", "HuggingFaceTokenizer"]
+        padded += ["--tokenizer-model", write_tokenizer(place / "tokenizer")]
+        facts = logits(vendored.root, hf, checkpoint, *map(str, padded))
+        convert.megatron_to_hf(vendored.root, place / "padded", back)
+        return hf, checkpoint, back, facts
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(KINDS, pool.map(there_and_back, places.values()), strict=True))
@@ -234,15 +252,76 @@ def test_the_logits_are_those_of_transformers(converted, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_and_back_is_the_same_to_the_bit(converted, kind):
+    """Without the rows of padding that a training has."""
     hf, _, back, _ = converted[kind]
     assert differing(hf, back) == []
 
 
-def test_rows_of_padding_stay_behind(converted, vendored, tmp_path):
-    hf, checkpoint, _, _ = converted["llama31-8b"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_transformers_takes_what_a_training_made(converted, kind, monkeypatch):
+    """With the training's tokenizer, and its end of a document."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hf, _, published, _ = converted[kind]
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    ids = (VOCABULARY - 2, VOCABULARY - 1)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == ids
+    eager = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(published, **eager).eval()
+    assert (model.config.eos_token_id, model.generation_config.pad_token_id) == ids
+    assert model.config.bos_token_id is None
+    tokens = tokenizer("w3 w1 w4 w1 w5 w9 w2 w6", return_tensors="pt")
+    reference = AutoModelForCausalLM.from_pretrained(hf, **eager).eval()
+    with torch.no_grad():
+        # Megatron's, within what test_the_logits_are_those_of_transformers allows.
+        assert torch.equal(model(**tokens).logits, reference(tokens.input_ids).logits)
+    writer = pipeline("text-generation", model=str(published))
+    (answer,) = writer("w3 w1", max_new_tokens=4, do_sample=False)
+    assert answer["generated_text"].startswith("w3 w1")
+    assert writer.model.generation_config.eos_token_id == ids[0]
+
+
+def test_generation_ends_where_training_put_the_end(converted, tmp_path):
+    """The likeliest first token is made the end: nothing comes behind it."""
+    import shutil
+
+    from transformers import AutoModelForCausalLM
+
+    _, _, published, _ = converted["llama31-8b"]
+    made = shutil.copytree(published, tmp_path / "model")
+    prompt = {"input_ids": torch.tensor([[3, 1]]), "attention_mask": torch.ones(1, 2)}
+    options = {"max_new_tokens": 6, "do_sample": False}
+    whole = AutoModelForCausalLM.from_pretrained(made).generate(**prompt, **options)[0]
+    assert len(whole) == 8
+    rows, end, first = tensors(made), VOCABULARY - 2, int(whole[2])
+    head = rows["lm_head.weight"].clone()
+    head[[first, end]] = head[[end, first]]
+    write(made, **rows | {"lm_head.weight": head})
+    cut = AutoModelForCausalLM.from_pretrained(made).generate(**prompt, **options)[0]
+    assert cut.tolist() == [3, 1, end]
+
+
+def test_another_dtype_is_each_tensor_rounded(converted, vendored, tmp_path):
+    hf, checkpoint, *_ = converted["llama31-8b"]
     padded = checkpoint.with_name("padded")
-    convert.megatron_to_hf(vendored.root, padded, tmp_path / "back", vocab_size=VOCABULARY)
-    assert differing(hf, tmp_path / "back") == []
+    back = tmp_path / "back"
+    convert.megatron_to_hf(vendored.root, padded, back, vocab_size=VOCABULARY, dtype="bf16")
+    expected = {name: tensor.bfloat16() for name, tensor in tensors(hf).items()}
+    write(tmp_path, **expected)
+    assert differing(tmp_path, back) == []
+    assert json.loads((back / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_a_value_that_a_dtype_cannot_hold_is_named(program):
+    small, large = torch.tensor([1.0, -65504.0]), torch.tensor([1.0, 7e4])
+    assert torch.equal(program.cast("a", small, torch.float16), small.half())
+    with pytest.raises(program.ConvertError, match="a holds the value 70000"):
+        program.cast("a", large, torch.float16)
+    broken = torch.tensor([torch.inf, torch.nan])  # of a run that diverged: kept as it is
+    assert program.cast("a", broken, torch.float16).isnan().tolist() == [False, True]
+    whole = program.cast("a", large, torch.float32)
+    assert torch.equal(whole, large) and whole.data_ptr() != large.data_ptr()
 
 
 def test_bf16_stays_bf16_and_a_tensor_less_is_named(converted, vendored, tmp_path):

@@ -77,6 +77,12 @@ def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
             cell(flag, "7")
 
 
+def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
+    monkeypatch.setattr(cli.sys, "argv", ["train_config.py", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"{Project.here().version()}\n"
+
+
 def test_the_listing_names_everything():
     text = cli.listing()
     for name in ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "FA_linear_hifp8", "smoke"):

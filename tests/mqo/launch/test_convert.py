@@ -12,6 +12,7 @@ from mqo.errors import ConvertError, DiskFullError, RunError, SetupError
 from mqo.launch import convert
 from mqo.launch.hf_config import config_of, shape_of_config
 from mqo.matrix import tables
+from tokenizers import Tokenizer, models
 
 # Does as it is told by files beside the source; else what the real one does, with small files.
 PROGRAM = """
@@ -39,6 +40,7 @@ ARGS = {
     "group_query_attention": True,
     "num_query_groups": 2,
     "padded_vocab_size": 256,
+    "make_vocab_size_divisible_by": 128,
     "untie_embeddings_and_output_weights": False,
     "layernorm_epsilon": 1e-5,
     "rotary_base": 10000,
@@ -51,6 +53,8 @@ ARGS = {
     "max_position_embeddings": 128,
     "bf16": True,
 }
+WITH_TOKENIZER = ["README.md", "config.json", "generation_config.json"]
+WITH_TOKENIZER += ["tokenizer.json", "tokenizer_config.json", "weights"]
 
 
 @pytest.fixture
@@ -65,12 +69,10 @@ def tree(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hf(tmp_path):
-    """An HF folder with a tokenizer."""
-    folder = tmp_path / "hf"
-    folder.mkdir()
+    """An HF folder with a tokenizer of 250 tokens."""
+    folder = write_tokenizer(tmp_path / "hf", 250)
     config = config_of(tables.models()["llama32-1b"], "bf16", 8192) | {"eos_token_id": 7}
-    for name, content in (("config.json", config), ("tokenizer.json", {"a": 1})):
-        (folder / name).write_text(json.dumps(content))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_text("weights")
     return folder
 
@@ -82,6 +84,21 @@ def checkpoint(tmp_path):
     (folder / convert.TRACKER).write_text("release")
     (folder / "args.json").write_text(json.dumps(ARGS))
     return folder
+
+
+def write_tokenizer(folder, size):
+    """A tokenizer's folder with as many tokens; 0 ends a document, 1 is padding."""
+    folder.mkdir()
+    words = {"<end>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, size)}
+    Tokenizer(models.WordLevel(words, unk_token="w2")).save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<end>", "pad_token": {"content": "<pad>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def record(checkpoint, **args):
+    """More arguments in a checkpoint."""
+    (checkpoint / "args.json").write_text(json.dumps(ARGS | args))
 
 
 def names(folder):
@@ -103,15 +120,60 @@ def test_the_flags_are_those_of_the_config(tree, hf, tmp_path):
 
 
 def test_a_folder_gets_its_config_and_tokenizer(tree, hf, checkpoint, tmp_path):
-    convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=hf, vocab_size=250)
-    assert names(tmp_path / "target") == ["config.json", "tokenizer.json", "weights"]
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=hf)
+    assert names(tmp_path / "target") == WITH_TOKENIZER
     config = json.loads((tmp_path / "target/config.json").read_text())
     assert shape_of_config(config).vocab_size == 250
     assert (config["torch_dtype"], config["max_position_embeddings"]) == ("bfloat16", 128)
-    assert (config["eos_token_id"], config["bos_token_id"]) == (7, None)
-    flags = json.loads((tmp_path / "target/weights").read_text())
-    assert flags[0] == "to-hf"
-    assert flags[-1] == "--bf16"
+    ids = {"eos_token_id": 0, "pad_token_id": 1}  # the tokenizer's, and not config.json's
+    assert config | ids | {"bos_token_id": None} == config
+    assert json.loads((tmp_path / "target/generation_config.json").read_text()) == ids
+    command, *flags = json.loads((tmp_path / "target/weights").read_text())
+    assert (command, flags[-1]) == ("to-hf", "--bf16")
+    assert dict(pairwise(flags))["--vocab-size"] == "250"
+    assert made.notes == ()
+
+
+def test_the_tokenizer_of_the_training_is_the_default(tree, checkpoint, tmp_path):
+    own = write_tokenizer(tmp_path / "own", 200)
+    record(checkpoint, tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(own))
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
+    assert names(tmp_path / "target") == WITH_TOKENIZER
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    assert (config["vocab_size"], config["eos_token_id"]) == (200, 0)
+    assert made.notes == ()
+    (own / "tokenizer.json").unlink()
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "without")
+    assert names(tmp_path / "without") == ["README.md", "config.json", "weights"]
+    (note,) = made.notes
+    assert str(own) in note and "--tokenizer" in note
+
+
+def test_a_tokenizer_that_is_too_large_is_refused(tree, checkpoint, tmp_path):
+    big = write_tokenizer(tmp_path / "big", 257)
+    with pytest.raises(ConvertError, match="257 tokens, and the model 256 rows"):
+        convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=big)
+    assert not (tmp_path / "target").exists()
+    convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=big, vocab_size=256)
+    assert (tmp_path / "target/tokenizer.json").exists()
+
+
+def test_rows_that_are_more_than_padding_are_kept(tree, checkpoint, tmp_path):
+    small = write_tokenizer(tmp_path / "small", 100)  # whose padding would end at 128
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=small)
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    assert config["vocab_size"] == 256
+    assert "--vocab-size" in made.notes[0]
+    record(checkpoint, vocab_size=256)  # an imported model's: known, and not only padded
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "again", tokenizer=small)
+    assert made.notes == ()
+
+
+def test_the_dtype_of_the_files_may_be_another_than_the_checkpoints(tree, checkpoint, tmp_path):
+    convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", dtype="fp16")
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    assert config["torch_dtype"] == "float16"
+    assert json.loads((tmp_path / "target/weights").read_text())[-1] == "--bf16"  # as it is read
 
 
 def test_what_is_written_may_be_read_by_others_as_far_as_its_folder(tmp_path):
@@ -126,14 +188,17 @@ def test_a_run_is_its_checkpoints(tree, checkpoint, tmp_path):
     (tmp_path / "run").mkdir()
     checkpoint.rename(tmp_path / "run/checkpoints")
     convert.megatron_to_hf(tree, tmp_path / "run", tmp_path / "target")
-    assert names(tmp_path / "target") == ["config.json", "weights"]
+    assert names(tmp_path / "target") == ["README.md", "config.json", "weights"]
 
 
 def test_without_a_tokenizer_no_id_is_made_up(tree, checkpoint, tmp_path):
-    convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
+    made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
     config = json.loads((tmp_path / "target/config.json").read_text())
     assert (config["eos_token_id"], config["vocab_size"]) == (None, 256)
-    assert names(tmp_path / "target") == ["config.json", "weights"]
+    assert names(tmp_path / "target") == ["README.md", "config.json", "weights"]
+    (note,) = made.notes
+    assert "--tokenizer" in note
+    assert f"note: {note}" in made.lines()
 
 
 @pytest.mark.parametrize(
@@ -196,6 +261,8 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     (tmp_path / "tracker").rename(checkpoint / convert.TRACKER)
     with pytest.raises(ConvertError, match="no folder"):
         convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tmp_path / "absent")
+    with pytest.raises(ConvertError, match="holds no tokenizer"):
+        convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tree)
     (hf / "config.json").write_text("{")
     with pytest.raises(ConvertError, match="is no JSON"):
         convert.hf_to_megatron(tree, hf, target)
@@ -205,6 +272,16 @@ def test_without_modelopt_the_command_to_install_it_is_told(tree, hf, tmp_path, 
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=r"pip install .*modelopt"):
         convert.hf_to_megatron(tree, hf, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_dtype_that_there_is_not_is_refused(tree, checkpoint, tmp_path, monkeypatch, capsys):
+    words = ["convert", "megatron-to-hf", str(checkpoint), str(tmp_path / "target")]
+    monkeypatch.setattr(sys, "argv", ["mqo", *words, "--dtype", "fp8", "--tree", str(tree)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "bf16, fp16, fp32" in capsys.readouterr().err
     assert not (tmp_path / "target").exists()
 
 

@@ -54,6 +54,9 @@ def main(front_end: bool = False) -> None:
 def _main(argv: list[str], front_end: bool) -> None:
     own, extra = split_flags(argv)
     args = parser(front_end).parse_intermixed_args(own)
+    if args.version:
+        print(Project.here().version())
+        return
     if args.list:
         print(listing(front_end))
         return
@@ -95,6 +98,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
         kind = str if name == "dtype" else Path
         made.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
     add = made.add_argument
+    add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
     add("--model", metavar="NAME", help="a model; --list shows all names")
     add("--dataset", metavar="NAME", help="a dataset; with data of your own, a name alone")

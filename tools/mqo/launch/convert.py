@@ -18,32 +18,34 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import ConvertError, DiskFullError, RunError, SetupError, full_disk_of
+from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
 from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import Machine
-from mqo.matrix.tables import Shape
+from mqo.matrix.tables import Dtype, Shape
 from mqo.program import run_program
-from mqo.runs import checkpoints_of
+from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
-# What a tokenizer consists of, in its various forms, and what goes with it.
-TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja")
-TOKENIZER += ("added_tokens.json", "generation_config.json")
 _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and the flags by which Megatron's programs take it for the same model."""
+    """What was written, and the flags by which Megatron's programs take it for the same model.
+
+    `notes` say what the user should know, a sentence or two each.
+    """
 
     target: str
     flags: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """For the terminal."""
-        return [self.target, f"model flags: {shlex.join(self.flags)}"]
+        """Return what the terminal shows."""
+        notes = [f"note: {note}" for note in self.notes]
+        return [self.target, f"model flags: {shlex.join(self.flags)}", *notes]
 
 
 def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
@@ -64,31 +66,49 @@ def megatron_to_hf(
     target: Path,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
+    dtype: Dtype | None = None,
 ) -> Converted:
-    """Write a checkpoint's newest weights as a folder that transformers loads, in their dtype.
+    """Write a checkpoint's newest weights as a folder that transformers loads.
 
-    `source` is a run, or a folder of checkpoints. `tokenizer` is a folder whose tokenizer goes with
-    them. `vocab_size` is in rows of the embedding; without it, what the checkpoint says, which may
-    have rows of padding.
+    `source` is a run, or a folder of checkpoints. `tokenizer` is the folder of a tokenizer; by
+    default it is that of the training. `vocab_size` is in rows of the embedding; by default it is
+    the tokenizer's. `dtype` is that of the files; by default it is the checkpoint's.
+
+    Raises:
+        ConvertError: `source` holds no checkpoint that has a form in transformers; `tokenizer` does
+            not fit; a value is too large for `dtype`; `target` exists.
     """
-    source = checkpoints_of(source)
+    run, source = run_of(source), checkpoints_of(source)
     if not (source / TRACKER).is_file():
         found, help = lacking(source)
         raise ConvertError(
             found, expected=f"a run that saved, or a folder with {TRACKER}", help=help
         )
-    if tokenizer is not None and not tokenizer.is_dir():
-        raise ConvertError(f"There is no folder {tokenizer}", expected="a tokenizer's folder")
     args = describe(tree, source)
-    found = shape_of_args(args)
-    shape = found.model_copy(update={"vocab_size": vocab_size or found.vocab_size})
-    dtype, sequence = dtype_of_args(args), args["max_position_embeddings"]
-    flags = [*program_flags(shape, sequence), *DTYPES[dtype]]
+    found, sequence = shape_of_args(args), args["max_position_embeddings"]
+    chosen = hf_tokenizer.choose(tokenizer, args, run)
+    rows, note = vocab_size, ""
+    if rows is None:
+        rows, note = hf_tokenizer.rows(args, found.vocab_size, chosen.folder)
+    shape, own = found.model_copy(update={"vocab_size": rows}), dtype_of_args(args)
+    flags = [*program_flags(shape, sequence), *DTYPES[own]]
+    step = (source / TRACKER).read_text(encoding="utf-8").strip()
     with staged(target) as stage:
-        config = config_of(shape, dtype, sequence) | copy_tokenizer(tokenizer, stage)
-        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_configs(stage, config_of(shape, dtype or own, sequence), chosen.folder)
         _run(tree, ["to-hf", str(source), str(stage), *flags])
-    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
+        model_card.write(stage, target.name, model_card.Training(args, step, run))
+    notes = tuple(filter(None, (chosen.note, note)))
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes)
+
+
+def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
+    """Write config.json and generation_config.json into `stage`, and copy the tokenizer there."""
+    ids = hf_tokenizer.special_ids(tokenizer)
+    hf_tokenizer.write_json(stage / "config.json", config | ids)
+    if generation := hf_tokenizer.generation_config(tokenizer, ids):
+        hf_tokenizer.write_json(stage / hf_tokenizer.GENERATION, generation)
+    if tokenizer is not None:
+        hf_tokenizer.copy(tokenizer, stage)
 
 
 def program_flags(shape: Shape, sequence: int) -> list[str]:
@@ -99,13 +119,11 @@ def program_flags(shape: Shape, sequence: int) -> list[str]:
 
 def _read_config(source: Path) -> dict[str, Any]:
     try:
-        return json.loads((source / "config.json").read_text(encoding="utf-8"))
+        return hf_tokenizer.read_json(source / "config.json")
     except FileNotFoundError:
         raise ConvertError(
             f"There is no config.json in {source}", expected="a folder as transformers saves one"
         ) from None
-    except ValueError as error:
-        raise ConvertError(f"{source / 'config.json'} is no JSON: {error}") from None
 
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
@@ -114,18 +132,6 @@ def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
         facts = Path(folder) / "args.json"
         run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)
         return json.loads(facts.read_text(encoding="utf-8"))
-
-
-def copy_tokenizer(tokenizer: Path | None, stage: Path) -> dict[str, Any]:
-    """Copy a tokenizer's files; the ids of special tokens, from the config.json beside them."""
-    config: dict[str, Any] = {}
-    if tokenizer is not None:
-        for path in {path for glob in TOKENIZER for path in tokenizer.glob(glob)}:
-            shutil.copyfile(path, stage / path.name)
-        if (tokenizer / "config.json").exists():
-            config = _read_config(tokenizer)
-    # Without a value transformers would take the ids of a tokenizer of its own.
-    return {name: config.get(name) for name in SPECIAL}
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from mqo.launch.cell import Cell
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
 from mqo.launch.quantiser import quant_toml
+from mqo.project import Project
 from mqo.runs import RunFolder
 
 _JOIN = " \\\n  "
@@ -94,20 +94,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, object]:
         "platform": platform.platform(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "commit": _commit(),
+        "commit": Project.here().commit(),
         "variables": dict(env),
         "packages": packages(),
     }
-
-
-def _commit() -> str | None:
-    """This project's commit, with a + when files differ from it; None outside of git."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    except OSError:
-        return None
-    if head.returncode != 0:
-        return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -81,6 +81,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--inference-tensor-parallel", default=1, help=ranks, **number)
     add("--export-dir", help="new: the exported model", **place)
     add("--export-format", choices=EXPORTS, default="none", help=f"of --export-dir {DEFAULT}")
+    plain = "with hf: weights for plain transformers, rounded and not packed"
+    add("--dequantized", action="store_true", help=plain)
     return parser.parse_args(argv)
 
 
@@ -98,6 +100,11 @@ def check_targets(args: argparse.Namespace) -> None:
         raise MqoError(
             f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
             expected="both of them, or neither",
+        )
+    if args.dequantized and args.export_format != "hf":
+        raise MqoError(
+            f"--dequantized was given, and --export-format is {args.export_format}",
+            expected="--export-format hf beside it",
         )
     if args.save is None and args.export_dir is None:
         raise MqoError("Nothing is to be written", expected="--save, or --export-dir, or both")
@@ -217,9 +224,8 @@ def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path)
             ranks = args.inference_tensor_parallel
             export.export_tensorrt_llm(core, folder, ranks, config["rope_scaling"])
             return
-        config |= convert.copy_tokenizer(tokenizer, folder)
-        export.write_json(folder / "config.json", config)
-        export.export_hf(core, folder)
+        convert.write_configs(folder, config, tokenizer)
+        (export.export_dequantized if args.dequantized else export.export_hf)(core, folder)
 
 
 def own_text(source: Source, tokenizer: Path) -> Mapping[str, Any]:
@@ -251,7 +257,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     name = wanted or format_of(source)
     ptq.check_source(TREE / "megatron/core")
     ptq.format_of(name)
-    export.check(args.export_format, name, args.decoder, bool(source.shape.mla))
+    target = export.DEQUANTIZED if args.dequantized else args.export_format
+    export.check(target, name, args.decoder, bool(source.shape.mla))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     if wanted:
         batches = calibration(args, source, tokenizer)
@@ -269,6 +276,8 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
         write(args, source, model, tokenizer_folder)
     for target in filter(None, (args.save, args.export_dir)):
         print(f"written: {target}")
+    if args.export_format == "hf" and not args.dequantized:
+        print(f"note: {export.advice(name)}")
 
 
 def main(argv: list[str]) -> None:

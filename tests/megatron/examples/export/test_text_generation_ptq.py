@@ -86,6 +86,37 @@ def test_it_shows_generations_and_writes_both(quantised):
     assert {path.name for path in place.iterdir()} == {"hf", "texts.txt", "saved", "out"}
 
 
+def test_it_says_who_reads_the_export(quantised):
+    out, _ = quantised
+    note = next(line for line in out.splitlines() if line.startswith("note: "))
+    assert "vLLM" in note and "not run here" in note and "--dequantized" in note
+
+
+def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
+    """The saved model, exported by a second call: no scales, and no configuration of any."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = quantised[1]
+    code, out, err = run(
+        "--load", place / "saved", "--tokenizer-model", place / "hf", "--prompts", "One",
+        "--export-dir", tmp_path / "plain", "--export-format", "hf", "--dequantized",
+    )  # fmt: skip
+    assert code == 0, err[-4000:]
+    assert "note:" not in out
+    names = {"config.json", "generation_config.json", "model.safetensors"}
+    names |= {"tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == names
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "plain")) == model.config.vocab_size
+    name = "model.layers.0.self_attn.o_proj.weight"
+    packed, weight = load_file(place / "out/model.safetensors"), model.state_dict()[name]
+    value = packed[name].float() * packed[f"{name}_scale"]
+    torch.testing.assert_close(weight.float(), value, rtol=1e-5, atol=1e-7)
+    assert not hasattr(model.config, "quantization_config")
+
+
 def test_a_quantised_checkpoint_is_refused(quantised):
     place = quantised[1]
     code, _, err = run(
@@ -104,6 +135,7 @@ def test_a_quantised_checkpoint_is_refused(quantised):
         (["--save", "new", "--export-format", "hf"], "both of them, or neither"),
         ([], "Nothing is to be written"),
         (["--save", "hf"], "hf is there already"),
+        (["--save", "new", "--dequantized"], "--export-format hf beside it"),
         (["--save", "new", "--tokenizer-model", "."], "no tokenizer.json in ."),
     ],
 )

@@ -1,0 +1,198 @@
+"""The tokenizer that goes with a converted model: which one it is, its files, its special ids."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mqo.data.fit import vocabulary_size
+from mqo.errors import ConvertError
+from mqo.launch.inputs import Inputs
+from mqo.runs import RunFolder
+
+Id = int | list[int] | None
+
+# What defines a vocabulary. Each of these alone makes a folder a tokenizer's.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
+# Files of known names alone are copied: a folder may hold code (*.py), which must not travel along.
+FILES = (*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
+FILES += ("chat_template.jinja", "chat_template.json")
+# Names of code that transformers would fetch or run.
+CODE = "auto_map"
+SPECIAL = ("bos", "eos", "pad")
+TYPE = "HuggingFaceTokenizer"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The folder of a tokenizer, or None; `note` says why there is none."""
+
+    folder: Path | None
+    note: str = ""
+
+
+def choose(given: Path | None, args: Mapping[str, Any], run: RunFolder | None) -> Choice:
+    """Return the tokenizer in `given`, by default the one that a checkpoint was trained with.
+
+    `args` are the arguments of the checkpoint, `run` is the run that wrote it, where that is known.
+
+    Raises:
+        ConvertError: `given` holds no tokenizer.
+    """
+    if given is not None:
+        if not _is_tokenizer(given):
+            raise ConvertError(
+                f"There is no folder {given}"
+                if not given.is_dir()
+                else f"{given} holds no tokenizer",
+                expected=f"a tokenizer's folder, with {' or '.join(VOCABULARIES)}",
+            )
+        return Choice(given)
+    found = _recorded(args, run)
+    if found.folder is not None:
+        return found
+    without = "The folder has no tokenizer, which AutoTokenizer and pipeline need"
+    return replace(found, note=f"{found.note}. {without}: --tokenizer FOLDER adds one.")
+
+
+def _recorded(args: Mapping[str, Any], run: RunFolder | None) -> Choice:
+    place, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
+    if not place:
+        return Choice(None, "The checkpoint names no tokenizer")
+    if kind != TYPE:
+        return Choice(None, f"The model was trained with a {kind}, which transformers cannot load")
+    folder = Path(place)
+    folder = folder.parent if folder.is_file() else folder
+    if not _is_tokenizer(folder):
+        return Choice(None, f"The tokenizer of the training, {place}, is not there")
+    if changed := _changed(folder, run):
+        return Choice(None, f"The tokenizer of the training is not as it was: {'; '.join(changed)}")
+    return Choice(folder)
+
+
+def _is_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in VOCABULARIES)
+
+
+def _changed(folder: Path, run: RunFolder | None) -> list[str]:
+    """Say how the tokenizer's files differ from what the run recorded; nothing without a record."""
+    facts = read_json(run.environment) if run and run.environment.is_file() else {}
+    if not facts.get("inputs"):
+        return []
+    marks = Inputs.from_table(facts["inputs"]).files
+    own = {str((folder / name).absolute()) for name in FILES}
+    return Inputs({path: mark for path, mark in marks.items() if path in own}).changed()
+
+
+def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[int, str]:
+    """Return how many rows of the embedding are tokens, and a note where that is not certain.
+
+    `stored` is the number of rows in the checkpoint, or what its arguments say. A training pads
+    the tokenizer's vocabulary to a multiple; the padding is dropped here.
+
+    Raises:
+        ConvertError: the tokenizer has tokens that the model does not know.
+    """
+    size = vocabulary_size(tokenizer) if tokenizer else None
+    if size is None:
+        return stored, ""
+    if size > stored:
+        raise ConvertError(
+            f"The tokenizer at {tokenizer} has {size:,} tokens, and the model {stored:,} rows",
+            expected="the tokenizer that the model was trained with",
+            help=f"--tokenizer FOLDER names it; --vocab-size {stored} converts with this one",
+        )
+    if args.get("vocab_size"):  # the checkpoint says itself how many are tokens
+        return stored, ""
+    multiple = args.get("make_vocab_size_divisible_by") or 1
+    multiple *= args.get("tensor_model_parallel_size") or 1
+    if -(-size // multiple) * multiple != stored:
+        kept = "more than padding: all rows are kept. --vocab-size N cuts them."
+        return stored, f"The model has {stored:,} rows for {size:,} tokens, {kept}"
+    return size, ""
+
+
+def special_ids(tokenizer: Path | None) -> dict[str, Id]:
+    """Return {bos_token_id, eos_token_id, pad_token_id} of a tokenizer's folder.
+
+    They are the tokenizer's own, so that generation stops at the token that ends a document in the
+    training's data. A model's config.json beside it fills in what the tokenizer does not name.
+    Without a value, transformers would assume the ids of a tokenizer of its own.
+    """
+    own = _own_ids(tokenizer) if tokenizer else {}
+    beside = _optional(tokenizer, "config.json")
+    keys = [f"{name}_token_id" for name in SPECIAL]
+    return {key: _either(own.get(key), beside.get(key)) for key in keys}
+
+
+def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str, Any]:
+    """Return the content of generation_config.json; empty where nothing is known.
+
+    Settings beside the tokenizer, a published model's, are kept.
+    """
+    beside = _optional(tokenizer, GENERATION)
+    kept = {k: value for k, value in beside.items() if k not in (CODE, "_from_model_config")}
+    own = {name: _either(value, kept.get(name)) for name, value in ids.items()}
+    return kept | {name: value for name, value in own.items() if value is not None}
+
+
+def _either(own: Id, beside: Id) -> Id:
+    """Take the tokenizer's id; of several that a model stops at, it is one."""
+    several = isinstance(beside, list) and own in beside
+    return beside if own is None or several else own
+
+
+def _own_ids(folder: Path) -> dict[str, Id]:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return {}
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConvertError(f"{path} cannot be read: {error}", expected="a tokenizer") from None
+    named = _optional(folder, "special_tokens_map.json") | _optional(folder, CONFIG)
+    found: dict[str, Id] = {}
+    for name in SPECIAL:
+        token = named.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        found[f"{name}_token_id"] = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return found
+
+
+def copy(tokenizer: Path, stage: Path) -> None:
+    """Copy a tokenizer's files into `stage`; references to code are left out."""
+    for path in (tokenizer / name for name in FILES):
+        if path.is_file():
+            shutil.copyfile(path, stage / path.name)
+    config = _optional(tokenizer, CONFIG)
+    if CODE in config:
+        del config[CODE]
+        write_json(stage / CONFIG, config)
+
+
+def _optional(folder: Path | None, name: str) -> dict[str, Any]:
+    path = folder and folder / name
+    return read_json(path) if path and path.is_file() else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; ConvertError where it holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConvertError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConvertError(f"{path} holds no object", expected="names and values")
+    return found
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content`, indented."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

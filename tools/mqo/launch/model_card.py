@@ -1,0 +1,226 @@
+"""The README.md of a converted model: how it was trained, from what the run recorded.
+
+A fact that no file holds is left out. Paths are left out, too: the page is meant to be published.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mqo.errors import MqoError
+from mqo.launch.cell import Cell
+from mqo.launch.hf_tokenizer import read_json
+from mqo.overlay.tree import version_of
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
+
+TEMPLATE = "model_card.md.j2"
+UNQUANTIZED = ("none", "bf16")
+PACKAGE_INFO = "megatron/core/package_info.py"
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of a training: the run that wrote a checkpoint, and the checkpoint itself.
+
+    `args` are upstream's arguments in the checkpoint, `iteration` is the text in its tracker.
+    """
+
+    args: Mapping[str, Any]
+    iteration: str
+    run: RunFolder | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the page says. `rows` are the lines of its table, `options` is the run's quant.toml."""
+
+    title: str
+    architecture: str
+    weights: int
+    dtype: str
+    has_tokenizer: bool
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    options: str
+
+
+def write(folder: Path, title: str, training: Training) -> None:
+    """Write README.md into `folder`, which holds a converted model."""
+    import jinja2
+
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    options |= {"undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
+    text = template.render(card=describe(folder, title, training))
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def describe(folder: Path, title: str, training: Training) -> Card:
+    """Return what the page of the converted model in `folder` says."""
+    config = read_json(folder / "config.json")
+    cell = _cell(training.run)
+    types = _types(training, cell)
+    rows = [*_rows(training, cell, types), *_losses(training), *_versions(training.run)]
+    return Card(
+        title=title,
+        architecture=config["architectures"][0],
+        weights=count_weights(folder),
+        dtype=config["torch_dtype"],
+        has_tokenizer=(folder / "tokenizer_config.json").exists(),
+        rows=tuple(rows),
+        notes=tuple(_notes(training, cell, types)),
+        options=_options(training.run),
+    )
+
+
+def count_weights(folder: Path) -> int:
+    """Return the number of weights in a folder's safetensors."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+def _cell(run: RunFolder | None) -> Cell | None:
+    """Return what the run was resolved from; None of a run of another release."""
+    if run is None:
+        return None
+    try:
+        return Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def _types(training: Training, cell: Cell | None) -> Mapping[str, str] | None:
+    """Return {site: type or schedule}; None where it was not recorded."""
+    found = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
+    return found if isinstance(found, dict) else cell.types if cell else None
+
+
+def _quantized(types: Mapping[str, str] | None) -> dict[str, str]:
+    return {site: text for site, text in (types or {}).items() if text not in UNQUANTIZED}
+
+
+def _rows(training: Training, cell: Cell | None, types: Mapping[str, str] | None) -> Iterator[Row]:
+    args = training.args
+    if cell:
+        yield "model", f"{cell.model.name}, the architecture of {cell.model.published_as}"
+        yield "dataset", _dataset(cell)
+        unquantized = "" if _quantized(types) or cell.mode != "bf16" else " (unquantized)"
+        yield "mode", f"{cell.mode}{unquantized}, training configuration {cell.training.name}"
+    sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
+    yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
+    if types is not None:
+        sites = ", ".join(f"{site} {text}" for site, text in _quantized(types).items())
+        yield "quantized GEMMs", sites or "none"
+    yield "training dtype", _dtype(args)
+    if training.iteration.isdecimal():
+        yield "optimizer steps", f"{int(training.iteration):,}"
+    samples, length = args.get("consumed_train_samples"), args.get("seq_length")
+    if samples and isinstance(samples, int) and isinstance(length, int):
+        yield "tokens seen", f"{samples * length:,}, in sequences of {length:,}"
+
+
+def _dataset(cell: Cell) -> str:
+    """Say what was read: the published dataset's name alone would claim too much."""
+    if cell.data_prefix is None:
+        return f"mqo's small sample {cell.dataset.name} (not all of {cell.dataset.published_as})"
+    return f"the user's own data, under the name {cell.dataset.name}"
+
+
+def _dtype(args: Mapping[str, Any]) -> str:
+    return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
+
+
+def _losses(training: Training) -> Iterator[Row]:
+    """Yield the last losses up to the checkpoint's step, in nats per token."""
+    if training.run is None or not training.iteration.isdecimal():
+        return
+    metrics = training.run.read_metrics()
+    step = int(training.iteration)
+    for name, series in (
+        ("training loss", training_losses(metrics)),
+        ("validation loss", metrics.get(VALID_LOSS, [])),
+    ):
+        if found := _last(series, step):
+            kind = "" if name != "training loss" or TRAIN_LOSS in metrics else " (distillation)"
+            yield name + kind, f"{found[1]:.4f} nats per token at step {found[0]:,}"
+
+
+def _last(series: Series, step: int) -> tuple[int, float] | None:
+    before = [row for row in series if row[0] <= step]
+    return before[-1] if before else None
+
+
+def _versions(run: RunFolder | None) -> Iterator[Row]:
+    """Yield the versions that trained, and the one that converted."""
+    if run is not None:
+        facts = read_json(run.environment) if run.environment.is_file() else {}
+        packages = facts.get("packages") or {}
+        versions = [("megatron-core", _upstream(run))]
+        versions += [(name, packages.get(name)) for name in ("torch", "mqo")]
+        if known := ", ".join(f"{name} {version}" for name, version in versions if version):
+            yield "trained with", known
+        if commit := facts.get("commit"):
+            changed = " with uncommitted changes" if commit.endswith("+") else ""
+            yield "commit of mqo", f"{commit.rstrip('+')}{changed}"
+    yield "converted with", f"mqo {importlib.metadata.version('mqo')}"
+
+
+def _upstream(run: RunFolder) -> str | None:
+    file = run.source / PACKAGE_INFO
+    try:
+        return version_of({PACKAGE_INFO: file.read_bytes()}, str(run.root))
+    except (OSError, MqoError):
+        return None
+
+
+def _notes(training: Training, cell: Cell | None, types: Mapping[str, str] | None) -> Iterator[str]:
+    if _quantized(types):
+        yield (
+            "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
+            f"the format and multiplied in {_dtype(training.args)}. The weights here are not "
+            "quantized, and transformers multiplies them unquantized."
+        )
+    if cell and cell.teacher:
+        yield "The model learned from a teacher (knowledge distillation)."
+    if _started_from_weights(training):
+        yield "The training began with the weights of another checkpoint; its tokens do not count."
+    if training.iteration == "release":
+        yield "The checkpoint holds weights that were imported; no training is recorded in it."
+    if training.run is None:
+        yield (
+            "The run folder was not at hand when the model was converted, so the dataset, the "
+            "losses and the versions are not known here."
+        )
+
+
+def _started_from_weights(training: Training) -> bool:
+    if training.args.get("pretrained_checkpoint"):
+        return True
+    run = training.run
+    facts = read_json(run.environment) if run and run.environment.is_file() else {}
+    return (facts.get("inputs") or {}).get("iteration") == "release"
+
+
+def _options(run: RunFolder | None) -> str:
+    """Return quant.toml without its comments."""
+    if run is None or not run.quant_config.is_file():
+        return ""
+    lines = run.quant_config.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#")).strip()
