@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,3 +47,11 @@ class Project:
     def cache(self) -> Path:
         """Downloads, and the indices of datasets: safe to delete at any time."""
         return self.root / ".cache"
+
+    def compiled(self) -> dict[str, str]:
+        """The variable that says where torch keeps what it compiles, unless the user has set it.
+
+        torch's own default is in the temporary folder, which our programs have one each of.
+        """
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        return {name: os.environ.get(name, str(self.cache / "torchinductor"))}

@@ -28,6 +28,7 @@ from mqo.data.encode import Encoder, agreed
 from mqo.data.meter import Meter
 from mqo.data.pair import Pairs, State, id_type
 from mqo.errors import DataError
+from mqo.process import STOPS
 
 _SAVED_EVERY = 64  # chunks: seconds of work
 _AHEAD = 4  # chunks a worker that are read and not yet written
@@ -210,7 +211,8 @@ _job: Job  # a worker's, from its start on
 def _start(job: Job, parent: int) -> None:
     global _job
     _job = job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the work, and in order
+    for s in STOPS:  # the parent stops the work, and in order
+        signal.signal(s, signal.SIG_IGN)
     # A worker whose parent was killed would wait for work for ever. 1 is PR_SET_PDEATHSIG.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:

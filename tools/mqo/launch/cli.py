@@ -14,7 +14,6 @@ from typing import NoReturn
 from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
-from mqo.launch.process import stops_raise
 from mqo.launch.quantiser import Quantiser, choices
 from mqo.launch.ready import check_cell
 from mqo.launch.run import dry_run, run
@@ -42,8 +41,7 @@ def main(front_end: bool = False) -> None:
 
     `front_end` is the command line for attention alone.
     """
-    with stops_raise():  # before training, too: what prepares it has processes of its own
-        guarded(lambda: _main(sys.argv[1:], front_end))
+    guarded(lambda: _main(sys.argv[1:], front_end))
 
 
 def _main(argv: list[str], front_end: bool) -> None:

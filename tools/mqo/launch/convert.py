@@ -10,7 +10,6 @@ import importlib.util
 import json
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_
 from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
+from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.runs import checkpoints_of
 
@@ -109,8 +109,8 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """The arguments that a checkpoint was written with."""
-    with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
-        facts = Path(folder) / "args.json"
+    with temporary_folder("mqo-convert-") as folder:
+        facts = folder / "args.json"
         _run(tree, ["describe", str(checkpoint), str(facts)])
         return json.loads(facts.read_text(encoding="utf-8"))
 
@@ -133,8 +133,8 @@ def staged(target: Path) -> Iterator[Path]:
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        stage = Path(folder) / target.name
+    with temporary_folder(f".{target.name}-", target.parent) as folder:
+        stage = folder / target.name
         stage.mkdir()
         yield stage
         readable = stage.stat().st_mode & 0o666

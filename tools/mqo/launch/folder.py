@@ -10,11 +10,11 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from mqo import process
 from mqo.launch.cell import Cell
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
@@ -104,8 +104,8 @@ def _commit() -> str | None:
     """This project's commit, with a + when files differ from it; None outside of git."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+        head = process.run([*git, "rev-parse", "HEAD"], text=True)
+        dirty = process.run([*git, "status", "--porcelain"], text=True)
     except OSError:
         return None
     if head.returncode != 0:

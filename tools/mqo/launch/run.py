@@ -20,7 +20,6 @@ from mqo.launch.events import copy_events
 from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
-from mqo.launch.process import ended_with_us, leaves_on_signal
 from mqo.launch.ready import (
     RunData,
     check_cell,
@@ -30,6 +29,7 @@ from mqo.launch.ready import (
 )
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source
 from mqo.overlay.series import Series
+from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, checkpoints_of
 
@@ -118,11 +118,11 @@ def train(
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
-    started, epoch = time.monotonic(), time.time()
+    begun, epoch = time.monotonic(), time.time()
     _train(folder, command, env, cell, report)
     if not folder.metrics.exists():
         copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
-    result = _sum_up(folder, cell, data, types, time.monotonic() - started)
+    result = _sum_up(folder, cell, data, types, time.monotonic() - begun)
     folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
@@ -149,6 +149,7 @@ def build_command(
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **project.compiled(),
     }
     if not machine.has_cuda:
         env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
@@ -210,18 +211,16 @@ def _train(
     with (
         folder.log.open("w", encoding="utf-8") as log,
         leaves_on_signal() as leaving,
-        ended_with_us(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **env},
-                cwd=folder.root,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+        temporary_folder("mqo-run-") as scratch,  # torchrun leaves folders behind
+        started(
+            command,
+            env={**os.environ, **env, "TMPDIR": str(scratch)},
+            cwd=folder.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as process,
     ):
         leaving.watch(process)

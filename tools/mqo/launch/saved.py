@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from mqo.launch.quantiser import Quantiser, quant_toml
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
+from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.runs import RunFolder, checkpoints_of
 
@@ -199,8 +199,8 @@ def generate(
     words = sampling.words()
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
     name, types = _types(tree, place, mode)
-    with tempfile.TemporaryDirectory(prefix="mqo-generate-") as folder:
-        file = Path(folder) / "prompts.json"
+    with temporary_folder("mqo-generate-") as folder:
+        file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
         facts = _run(tree, place, types, GENERATE, [str(place.folder)], words)
@@ -236,8 +236,8 @@ def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     """
     if mode != AS_TRAINED:
         return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
-    with tempfile.TemporaryDirectory(prefix="mqo-eval-") as folder:
-        target = Path(folder) / "facts.json"
+    with temporary_folder("mqo-eval-") as folder:
+        target = folder / "facts.json"
         words = ["describe", str(place.folder), str(target)]
         run_program(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
         said = json.loads(target.read_text(encoding="utf-8"))["types"]
@@ -279,8 +279,7 @@ def _run(
 def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
     """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
     quantiser, exclude = _options(place.quant_config)
-    with tempfile.TemporaryDirectory(prefix="mqo-saved-") as name:
-        folder = Path(name)
+    with temporary_folder("mqo-saved-") as folder:
         snapshot(tree, folder / "source", types=types)
         bytecode.share(tree, folder / "source")
         # No weight changes: to quantise each one once gives the same bits.

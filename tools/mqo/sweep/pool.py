@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mqo.launch.process import STOPS, stops_raise
+from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
 from mqo.sweep.cells import Job
 from mqo.sweep.local import Executor, Handle, log_of
@@ -95,8 +95,9 @@ class Pool:
         self.tries[job.name] += 1
         attempts = self.entries[job.name].attempts + 1
         self._set(job, state="running", run=run.root.name, attempts=attempts, reason="")
-        handle = self.executor.start(run, slot)
-        self.running.append(_Running(job, handle, run, slot, Progress(job, run)))
+        with held():
+            handle = self.executor.start(run, slot)
+            self.running.append(_Running(job, handle, run, slot, Progress(job, run)))
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:
@@ -137,13 +138,12 @@ class Pool:
         """End what runs, which is queued again; nothing after a sweep that ended by itself."""
         if not self.running:
             return
-        for s in STOPS:  # whoever is impatient would leave processes behind
-            signal.signal(s, signal.SIG_IGN)
-        for one in self.running:
-            one.handle.ask_to_end()
-            self._set(one.job, state="queued", reason="the sweep was ended")
-        for one in self.running:
-            one.handle.end()
+        with held():
+            for one in self.running:
+                one.handle.ask_to_end()
+                self._set(one.job, state="queued", reason="the sweep was ended")
+            for one in self.running:
+                one.handle.end()
 
 
 def reason_of(run: RunFolder, code: int) -> str:

@@ -7,7 +7,6 @@ and backward pass in `forward`, the table in `table`, the command in `cli`.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
 from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
 from mqo.overlay.verify.source import compile_faults, restore_faults
+from mqo.process import temporary_folder
 
 EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
@@ -92,12 +92,12 @@ def verify_tree(
     upstream = tree.upstream()
     report(f"verifying {upstream.version}, from {upstream.origin}")
     members = {path: tree.pristine(path) for path in upstream.files}
-    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
+    with temporary_folder("mqo-verify-") as folder:
         for path, content in members.items():
-            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / path).write_bytes(content)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
         series = replace(series, ours=ours)
-        return _verify(Path(folder), members, upstream.version, pin, series, cache, report)
+        return _verify(folder, members, upstream.version, pin, series, cache, report)
 
 
 def _verify(
@@ -111,12 +111,12 @@ def _verify(
 ) -> Verified:
     """Try the series on what `source`, a wheel or a folder, holds below the pinned packages."""
     assert series.ours is not None
-    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
-        tree = Tree(Path(folder) / "tree")
+    with temporary_folder("mqo-verify-") as folder:
+        tree = Tree(folder / "tree")
         (tree.root / PROGRAM).parent.mkdir(parents=True)
         shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
         vendor(tree, pin, cache, source=source, report=report)
-        result = _try(tree, series, version, Path(folder))
+        result = _try(tree, series, version, folder)
         left = restore_faults(tree, pin.packages, members)
     return replace(result, faults=(*result.faults, *left))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from mqo.launch import process
+from mqo import process
 
 # A worker in a session of its own that ignores SIGTERM, as none should and some do. It holds a pipe
 # open: a byte says that it runs, the pipe's end that it is gone.
