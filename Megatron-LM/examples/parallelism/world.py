@@ -62,8 +62,6 @@ def run(demo: Callable[[], None], processes: int) -> None:
     if HAS_CUDA and torch.cuda.device_count() < processes:
         sys.exit(f"{processes} GPUs are needed. Without: CUDA_VISIBLE_DEVICES= {sys.argv[0]}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         arguments = (demo, processes, f"file://{folder}/store")
         # A fork has all its imports done; CUDA does not survive one.
@@ -71,6 +69,9 @@ def run(demo: Callable[[], None], processes: int) -> None:
         started = start_processes(
             _process, arguments, nprocs=processes, start_method=method, join=False
         )
+        # Not before: Python loses what is raised while it forks.
+        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(stop, lambda number, _: sys.exit(128 + number))
         try:
             while not started.join():
                 pass

@@ -28,7 +28,7 @@ from mqo.data.encode import Encoder, agreed
 from mqo.data.meter import Meter
 from mqo.data.pair import Pairs, State, id_type
 from mqo.errors import DataError
-from mqo.process import STOPS
+from mqo.process import STOPS, held
 
 _SAVED_EVERY = 64  # chunks: seconds of work
 _AHEAD = 4  # chunks a worker that are read and not yet written
@@ -198,7 +198,8 @@ def _encoded(job: Job, state: State, workers: int) -> Iterator[Iterator[Part]]:
 def _ordered(pool: ProcessPoolExecutor, chunks: Iterator[Chunk], ahead: int) -> Iterator[Part]:
     waiting: deque[Future[Part]] = deque()
     for chunk in chunks:
-        waiting.append(pool.submit(_work, chunk))
+        with held():  # it may fork, and Python loses what a signal raises meanwhile
+            waiting.append(pool.submit(_work, chunk))
         if len(waiting) >= ahead:
             yield waiting.popleft().result()
     while waiting:
