@@ -115,13 +115,12 @@ def rerun(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
+    from mqo.display import Display
     from mqo.launch.rerun import BitEqual
     from mqo.launch.rerun import rerun as replay
     from mqo.runs import RunFolder, latest
 
-    def say(text: str) -> None:
-        typer.echo(text, err=as_json)
-
+    say = Display.on(sys.stderr if as_json else sys.stdout)
     project = Project.here()
     original = RunFolder(run.resolve()) if run else latest(project.runs)
     found = replay(project, original, allow_versions=allow_versions, report=say)

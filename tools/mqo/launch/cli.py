@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from mqo.display import Display
 from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
@@ -55,9 +56,10 @@ def _main(argv: list[str], front_end: bool) -> None:
     if args.dry_run:
         print(describe(project, cell))
         return
-    result = run(project, cell, allow_edits=args.allow_edits, report=_say)
-    _say(f"result   : {result.line()}")
-    _say(f"folder   : {result.run}")
+    say = Display.on(sys.stdout)
+    result = run(project, cell, allow_edits=args.allow_edits, report=say)
+    say(f"result   : {result.line()}")
+    say(f"folder   : {result.run}")
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -311,7 +313,3 @@ def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:
             return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
     diff = source_diff(tree, cell.types).splitlines()
     return None, diff or [f"source: as {tree.root} has it, to the byte"]
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

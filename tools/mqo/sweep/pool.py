@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from mqo.launch.progress import Progress
 from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
 from mqo.sweep.cells import Job
 from mqo.sweep.local import Executor, Handle, log_of
-from mqo.sweep.progress import Progress
 from mqo.sweep.state import Entry, SweepFolder
 
 POLL_S = 0.2
@@ -97,7 +97,7 @@ class Pool:
         self._set(job, state="running", run=run.root.name, attempts=attempts, reason="")
         with held():
             handle = self.executor.start(run, slot)
-            self.running.append(_Running(job, handle, run, slot, Progress(job, run)))
+            self.running.append(_Running(job, handle, run, slot, Progress(job.cell, run.metrics)))
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:
@@ -116,7 +116,8 @@ class Pool:
         if done:
             self.entries[one.job.name] = done
             self.folder.write(self.entries)
-            self.view.say(f"done     {one.job.name}  {one.progress.line()}")
+            self.view.say(f"done     {one.job.name}")
+            self.view.say(one.progress.losses())
             return
         reason = reason_of(one.run, code)
         again = self.tries[one.job.name] < TRIES
