@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mqo.data.cli import data
+from mqo.display import stderr
 from mqo.launch import saved_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
@@ -165,7 +166,7 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
 
-    made = convert(_root(tree), source.resolve(), target.resolve())
+    made = convert(_root(tree), source.resolve(), target.resolve(), stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -186,7 +187,8 @@ def megatron_to_hf(
     from mqo.launch.convert import megatron_to_hf as convert
 
     place = tokenizer and tokenizer.resolve()
-    made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size)
+    paths = source.resolve(), target.resolve(), place
+    made = convert(_root(tree), *paths, vocab_size, stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Display:
             if since >= EVERY_S:
                 self._shown = self._now()
                 self._say(line)
-        elif since >= REDRAWN_S or not self._live.renderable:
+        elif since >= REDRAWN_S:
             from rich.text import Text
 
             self._shown = self._now()
@@ -86,6 +87,7 @@ class Display:
             return
         from rich.live import Live
 
+        self._shown = -inf
         # No thread redraws it: one would be in the way of forks.
         with Live("", console=self._console, auto_refresh=False, transient=True) as self._live:
             try:
@@ -119,6 +121,22 @@ class Rate:
     def seconds_left(self, total: float) -> float | None:
         """Until the count is `total`, at this speed; None where that is not known."""
         return (total - self._seen[-1][1]) / self.per_s if self.per_s else None
+
+
+class Count:
+    """Shows a count with its speed and the time left, behind `head`."""
+
+    def __init__(
+        self, display: Display, head: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._display, self._head, self._rate = display, head, Rate(now)
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """So many of all are done; called often."""
+        self._rate.add(done)
+        counts = f"{done:,}/{total:,} {what}"
+        speed, left = self._rate.per_s, self._rate.seconds_left(total)
+        self._display.show(facts(self._head, counts, per_s=speed, left=left))
 
 
 def duration(seconds: float) -> str:

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,20 @@ from mqo import process
 from mqo.errors import MqoError, RunError
 from mqo.project import Project
 
-FAILURE, OUTPUT, SCRATCH = "failure.json", "stderr.txt", "tmp"
+FAILURE, PROGRESS, OUTPUT, SCRATCH = "failure.json", "progress.json", "stderr.txt", "tmp"
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Advance:
+    """How far a program says it is: `what` are the units, or the stage that is under way."""
+
+    what: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Advance], None]
 
 
 @dataclass(frozen=True)
@@ -28,17 +42,14 @@ class Program:
     error: type[MqoError]
     help: str
 
-    def wait(self, limit_s: float | None = None) -> None:
-        """Wait until it has ended well.
+    def wait(self, limit_s: float | None = None, watch: Watch = lambda advance: None) -> None:
+        """Wait until it has ended well; `watch` is told now and then how far it is.
 
         Raises:
             MqoError: of type `error`, what the program wrote to the file that MQO_FAILURE names.
             RunError: any other failure, with its last words; or it took more than `limit_s`.
         """
-        try:
-            code = self.process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            raise RunError(f"{self.name} did not end within {limit_s} s") from None
+        code = self._exit_code(limit_s, watch)
         failure = self.folder / FAILURE
         if failure.exists():
             raise self.error(**json.loads(failure.read_text(encoding="utf-8")))
@@ -50,6 +61,16 @@ class Program:
                 help=self.help,
                 detail=said[-4000:],
             )
+
+    def _exit_code(self, limit_s: float | None, watch: Watch) -> int:
+        started = time.monotonic()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(POLL_S)
+            with suppress(OSError, ValueError):  # not yet written, or only half
+                watch(Advance(**json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))))
+            if limit_s is not None and time.monotonic() - started > limit_s:
+                raise RunError(f"{self.name} did not end within {limit_s} s")
 
 
 @contextmanager
@@ -70,7 +91,7 @@ def started(
     with process.temporary_folder("mqo-program-") as folder:
         (folder / SCRATCH).mkdir()
         own = {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(folder / FAILURE)}
-        own |= Project.here().compiled()
+        own |= {"MQO_PROGRESS": str(folder / PROGRESS), **Project.here().compiled()}
         own["TMPDIR"] = str(folder / SCRATCH)
         with (
             (folder / OUTPUT).open("wb") as output,
@@ -94,7 +115,8 @@ def run_program(
     error: type[MqoError] = RunError,
     help: str = "",
     limit_s: float | None = None,
+    watch: Watch = lambda advance: None,
 ) -> None:
     """Run a program to its end; `started` and `Program.wait` say how, and what they raise."""
     with started(program, words, variables=variables, error=error, help=help) as running:
-        running.wait(limit_s)
+        running.wait(limit_s, watch)

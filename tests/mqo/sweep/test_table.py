@@ -3,7 +3,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from mqo.display import duration
 from mqo.launch.progress import Progress
 from mqo.runs import RunFolder
 from mqo.sweep import cells, table
@@ -95,11 +94,3 @@ def test_a_terminal_gets_a_table_that_fits_its_height_the_failed_first(progress)
     assert "31 of 34 done, 1 running, 1 failed" in text
     assert text.index("b  ") < text.index("deepseek2_lite")
     assert "done29" not in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (547, "9:07"), (7500, "2:05:00"), (273_600, "3d 04h")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text

@@ -119,9 +119,9 @@ def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
     """Adds what is not yet in `pairs`; keeps what was written, whatever ends it."""
     state = saved = pairs.state
     sizes = [file.stat().st_size for file in job.files]
-    meter.start(sum(sizes), state.tokens, sum(sizes[: state.file]))
+    total, before = sum(sizes), sum(sizes[: state.file])
     try:
-        with _encoded(job, state, workers) as parts:
+        with meter.started(total, state.tokens, before), _encoded(job, state, workers) as parts:
             for part in parts:
                 _report(job, part, state.bad, meter)
                 state = _added(pairs, job, part, state)
@@ -133,8 +133,6 @@ def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
         if state != saved:
             pairs.save(state)
         raise
-    finally:
-        meter.stop()
     return state
 
 

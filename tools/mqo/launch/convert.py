@@ -10,7 +10,7 @@ import importlib.util
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,14 @@ from mqo.launch.inputs import TRACKER
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Shape
 from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import Advance, run_program
 from mqo.runs import checkpoints_of
 
 PROGRAM = "tools/convert.py"
 # What a tokenizer consists of, in its various forms, and what goes with it.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja")
 TOKENIZER += ("added_tokens.json", "generation_config.json")
+Report = Callable[[str], None]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -45,15 +46,20 @@ class Converted:
         return [self.target, f"model flags: {shlex.join(self.flags)}"]
 
 
-def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
+def hf_to_megatron(
+    tree: Path, source: Path, target: Path, report: Report = lambda line: None
+) -> Converted:
     """Write the weights in the folder `source` as a checkpoint, from which a training starts.
 
-    Their dtype stays; where they have several, the checkpoint has fp32.
+    Their dtype stays; where they have several, the checkpoint has fp32. `report` gets a line for
+    each stage.
     """
     config = _read_config(source)
     shape, sequence = shape_of_config(config), config["max_position_embeddings"]
     with staged(target) as stage:
-        _run(tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)])
+        _run(
+            tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
+        )
     return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
@@ -63,6 +69,7 @@ def megatron_to_hf(
     target: Path,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
+    report: Report = lambda line: None,
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads, in their dtype.
 
@@ -86,7 +93,7 @@ def megatron_to_hf(
     with staged(target) as stage:
         config = config_of(shape, dtype, sequence) | copy_tokenizer(tokenizer, stage)
         (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _run(tree, ["to-hf", str(source), str(stage), *flags])
+        _run(tree, ["to-hf", str(source), str(stage), *flags], report)
     return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
@@ -144,11 +151,18 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def _run(tree: Path, words: list[str]) -> None:
+def _run(tree: Path, words: list[str], report: Report = lambda line: None) -> None:
     """Run the program; ConvertError in its words where the files are to blame, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
         raise SetupError(
             "nvidia-modelopt is not installed, which knows the names of the weights",
             help="`.venv/bin/pip install -c constraints.txt -e '.[modelopt]'` brings it",
         )
-    run_program(tree / PROGRAM, words, error=ConvertError)
+    told: set[Advance] = set()
+
+    def watch(advance: Advance) -> None:
+        if advance not in told:
+            told.add(advance)
+            report(f"  {advance.done}/{advance.total}  {advance.what}")
+
+    run_program(tree / PROGRAM, words, error=ConvertError, watch=watch)

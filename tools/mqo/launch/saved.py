@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.data.index import check_prefix
+from mqo.display import Count, Display
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
@@ -27,7 +28,7 @@ from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import Advance, run_program
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
@@ -171,11 +172,14 @@ def evaluate(
         CheckpointError: a checkpoint or a text that does not do.
     """
     words, found = text.words(), []
-    for place in places:
-        for mode in modes:
+    pairs = [(place, mode) for place in places for mode in modes]
+    with Display.of(report).live() as display:
+        for n, (place, mode) in enumerate(pairs, 1):
             name, types = _types(tree, place, mode)
-            report(f"{place.name}: {name}")
-            facts = _run(tree, place, types, EVALUATE, ["run", str(place.folder)], words)
+            display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
+            count = Count(display, f"  {n} of {len(pairs)}  {name}")
+            before = ["run", str(place.folder)]
+            facts = _run(tree, place, types, EVALUATE, before, words, count)
             loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
             found.append(Loss(place.name, name, types, loss=loss, text=texts, **facts))
     return found
@@ -262,8 +266,14 @@ def _run(
     program: str,
     before: Sequence[str],
     options: Sequence[str],
+    count: Count | None = None,
 ) -> dict[str, Any]:
     """Run a program on a snapshot with these types; its facts."""
+
+    def watch(advance: Advance) -> None:
+        if count:
+            count.show(advance.what, advance.done, advance.total)
+
     machine = detect()
     with _source(tree, place, types) as folder:
         target = folder / "facts.json"
@@ -271,7 +281,8 @@ def _run(
         threads = os.environ.get("OMP_NUM_THREADS", "")
         variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
-        run_program(folder / "source" / program, words, variables=variables, error=CheckpointError)
+        path = folder / "source" / program
+        run_program(path, words, variables=variables, error=CheckpointError, watch=watch)
         return json.loads(target.read_text(encoding="utf-8"))
 
 

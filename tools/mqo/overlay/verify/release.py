@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mqo.display import Display
 from mqo.errors import DriftError, MqoError
 from mqo.overlay.apply import apply, restore
 from mqo.overlay.plan import drift
@@ -65,13 +66,21 @@ class Verified:
 
 
 def verify(
-    version: str, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
+    version: str,
+    pin: Pin,
+    series: Series,
+    ours: Path,
+    cache: Path,
+    *,
+    report: Report = print,
+    place: str = "",
 ) -> Verified:
     """Try `series` on release `version`, with the files and the program of the tree `ours`.
 
-    What is wrong with the release or with the series is in the result, never raised.
+    `place` says which of several releases it is, for the progress that `report` gets. What is wrong
+    with the release or with the series is in the result, never raised.
     """
-    report(f"verifying {version}")
+    report(f"verifying {version}{place}")
     try:
         wheel = wheel_of(pin, version, cache, report)
         members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
@@ -116,24 +125,28 @@ def _verify(
         (tree.root / PROGRAM).parent.mkdir(parents=True)
         shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
         vendor(tree, pin, cache, source=source, report=report)
-        result = _try(tree, series, version, folder)
+        result = _try(tree, series, version, folder, Display.of(report))
         left = restore_faults(tree, pin.packages, members)
     return replace(result, faults=(*result.faults, *left))
 
 
-def _try(tree: Tree, series: Series, version: str, folder: Path) -> Verified:
+def _try(tree: Tree, series: Series, version: str, folder: Path, display: Display) -> Verified:
     """All checks of the patched tree, which is restored in the end; snapshots go to `folder`."""
     faults = _claim_faults(tree, series, version)
     # The range is what this command finds out, so it must not stop it.
     anywhere = replace(series, supported="")
+    display.show(f"  {version}: applying the patches")
     try:
         apply(tree, anywhere)
     except DriftError:
         return Verified(version, _drifted(tree, series), faults=tuple(faults))
     entries = _applied(tree, series)
+    display.show(f"  {version}: compiling")
     broken = compile_faults(tree)
+    display.show(f"  {version}: forward and backward passes")
     forward = Forward("not tried") if broken else try_forward(tree, anywhere, folder)
     faults += [*broken, *forward.faults]
+    display.show(f"  {version}: restoring")
     try:
         restore(tree, anywhere)
     except MqoError as error:
