@@ -107,11 +107,12 @@ def test_the_speed_is_that_of_the_last_minute_and_not_of_the_start(clock):
     assert (rate.per_s, rate.seconds_left(100)) == (None, None)
     rate.add(0)
     assert rate.per_s is None
-    clock.seconds = 600  # nothing happened while a model was loaded
-    rate.add(0)
-    for clock.seconds in range(601, 701):
+    for clock.seconds in range(601, 701):  # it takes ten minutes before anything happens
         rate.add(10 * (clock.seconds - 600))
     assert rate.per_s == 10
+    clock.seconds += 5
+    rate.add(1000)
+    assert rate.per_s == 10  # not slower because the next one is still to come
     assert rate.seconds_left(2000) == 100
 
 

@@ -104,7 +104,9 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, count: float) -> None:
-        """The count is now so large."""
+        """The count is now so large; one that has not changed is no news."""
+        if self._seen and count == self._seen[-1][1]:
+            return
         now = self._now()
         self._seen.append((now, count))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RECENT_S:
