@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, TextIO
 
@@ -89,11 +89,15 @@ class Display:
 
         self._shown = -inf
         # No thread redraws it: one would be in the way of forks.
-        with Live("", console=self._console, auto_refresh=False, transient=True) as self._live:
-            try:
-                yield self
-            finally:
-                self._live = None
+        live = Live("", console=self._console, auto_refresh=False, transient=True)
+        live.start()
+        self._live = live
+        try:
+            yield self
+        finally:
+            self._live = None
+            with suppress(OSError):  # the terminal may be gone, and that be why the work ends
+                live.stop()
 
 
 class Rate:
