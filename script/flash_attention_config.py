@@ -9,6 +9,9 @@ import bootstrap
 
 bootstrap.reexec()
 
-from mqo.launch.cli import main  # noqa: E402
+from mqo import process  # noqa: E402
 
-main(front_end=True)
+with process.command():
+    from mqo.launch.cli import main
+
+    main(front_end=True)

@@ -14,13 +14,16 @@ import bootstrap
 if sys.version_info < (3, 11):  # noqa: UP036 - runs under any python3
     bootstrap.reexec()
 
-from mqo.overlay.quant_types.cli import main
+from mqo import process
 
-try:
-    code = main()
-except ModuleNotFoundError as error:
-    if error.name != "filelock":
+with process.command():
+    from mqo.overlay.quant_types.cli import main
+
+    try:
+        code = main()
+    except ModuleNotFoundError as error:
+        if error.name != "filelock":
+            raise
+        bootstrap.reexec()  # the lock is taken before anything is written or printed
         raise
-    bootstrap.reexec()  # the lock is taken before anything is written or printed
-    raise
-sys.exit(code)
+    sys.exit(code)

@@ -272,8 +272,7 @@ cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(fl
                cluster=where, checkpoint=Path(checkpoint))
 project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
 run.coverage.record = lambda *args: None
-with cli.stops_raise():
-    cli.guarded(lambda: run.run(project(Project.here().root), cell))
+cli.guarded(lambda: run.run(project(Project.here().root), cell))
 """
 
 

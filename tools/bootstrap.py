@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "mqo-stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MINIMUM, BELOW = (3, 11), (3, 14)
 
 
@@ -40,9 +42,15 @@ def reexec() -> None:
 
 
 def ensure() -> None:
-    """Make or complete .venv, unless it is ready; a second process waits for the first."""
+    """Make or complete .venv, unless it is ready; a second process waits for the first.
+
+    Ctrl-C, SIGTERM and SIGHUP end it with exit code 128 + the signal; the next call goes on.
+    """
     if _is_ready():
         return
+    for stop in STOPS:
+        if signal.getsignal(stop) is not signal.SIG_IGN:
+            signal.signal(stop, lambda number, _: sys.exit(128 + number))
     with _lock_file() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_ready():
@@ -129,11 +137,17 @@ def _install() -> None:
     command += ["--editable", f"{ROOT}[dev,report,modelopt]"]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = []
-    for line in pip.stdout:  # type: ignore[union-attr]
-        output.append(line)
-        if line.startswith("Collecting "):
-            _say(f"  {line.split()[1]}")
-    if pip.wait() != 0:
+    try:
+        for line in pip.stdout:  # type: ignore[union-attr]
+            output.append(line)
+            if line.startswith("Collecting "):
+                _say(f"  {line.split()[1]}")
+        pip.wait()
+    finally:
+        if pip.poll() is None:
+            pip.send_signal(signal.SIGINT)  # at which pip removes its temporary folders
+            pip.wait()
+    if pip.returncode != 0:
         errors = [line for line in output if "ERROR" in line] or output
         _fail(
             "install packages",

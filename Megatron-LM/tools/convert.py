@@ -43,6 +43,7 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
 SHARD = "5GB"
+STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,18 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
     found = stored(source)
+    stage("building the model", 1)
     args, model = build([*flags, *dtype_flags(found), "--save", str(target)])
     from megatron.training.checkpointing import save_checkpoint
     from modelopt.torch.export import import_mcore_gpt_from_hf
 
     core = unwrapped(model)
+    stage(f"comparing {len(found)} tensors", 2)
     check_tensors(hf_tensors(core, source), without_copies(found, core))
+    stage(f"reading {len(found)} tensors", 3)
     import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
     args.verify_integrity = True  # with hashes beside it
+    stage("writing the checkpoint", 4)
     save_checkpoint(0, [model], None, None, 0, release=True)
 
 
@@ -114,7 +119,8 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     Raises:
         ConvertError: ModelOpt quantizes the model; a value is too large for the dtype.
     """
-    _, model = load([*flags, "--load", str(source)])
+    stage("building the model", 1)
+    _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
     from huggingface_hub import save_torch_state_dict
     from megatron.run.modelopt import quantised_layers
 
@@ -127,8 +133,10 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
 
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     dtype = getattr(torch, config["torch_dtype"])
+    stage("renaming the tensors", 3)
     found = hf_tensors(unwrapped(model), target)
     tensors = {name: cast(name, part, dtype) for name, part in found.items()}
+    stage(f"writing {len(tensors)} tensors", 4)
     save_torch_state_dict(tensors, target, max_shard_size=SHARD)
 
 
@@ -146,9 +154,23 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-def load(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
-    """The model that `flags` describe, with the weights of the checkpoint that they name."""
+def stage(name: str, number: int) -> None:
+    """Say which of the STAGES of the work begins."""
+    enter_tree()
+    from megatron.run.progress import advance
+
+    advance(name, number, STAGES)
+
+
+def load(
+    flags: list[str], built: Callable[[], None] = lambda: None
+) -> tuple[Namespace, torch.nn.Module]:
+    """The model that `flags` describe, with the weights of the checkpoint that they name.
+
+    `built` is called when the model is there and the weights are not.
+    """
     args, model = build([*flags, "--finetune"])
+    built()
     from megatron.training.checkpointing import load_checkpoint
 
     load_checkpoint([model], None, None, strict=True)

@@ -15,8 +15,9 @@ import argparse
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,18 @@ VALIDATION = 1  # of upstream's three splits
 
 @dataclass(frozen=True)
 class Part:
-    """Documents of a text, each an array of token ids, under a name for people."""
+    """Documents of a text, each an array of token ids, under a name for people.
+
+    `size` is how many tokens they hold.
+    """
 
     name: str
     documents: Iterable[Any]
+    size: int = 0
+
+    def predicted(self, limit: int | None) -> int:
+        """How many tokens have one before them to be predicted from, at most `limit`."""
+        return min(self.size - 1, limit or self.size)
 
 
 def main(argv: list[str]) -> None:
@@ -71,6 +80,7 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """The mean loss in nats per token, and over what it was taken."""
     from megatron.inference import saved
     from megatron.run.modelopt import QUANTISED_AS
+    from megatron.run.progress import advance
 
     folder = saved.find_checkpoint(given.checkpoint)
     before = saved.read_args(folder)
@@ -78,7 +88,12 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     texts = parts(args, given)
     started = time.monotonic()
     limit = given.tokens and max(1, given.tokens // len(texts))
-    sums = [measured(model, args, part, limit) for part in texts]
+    total, done = sum(part.predicted(limit) for part in texts), 0
+    sums = []
+    for part in texts:
+        told = partial(lambda before, more: advance("tokens", before + more, total), done)
+        sums.append(measured(model, args, part, limit, told))
+        done += sums[-1][1]
     loss, tokens = (sum(column) for column in zip(*sums, strict=True))
     return {
         "loss": loss / tokens,
@@ -106,11 +121,12 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
             text = given.text.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SavedError(f"{given.text} cannot be read: {error}", "UTF-8 text") from error
-        return [Part(given.text.name, [tokenizer.tokenize(text)])]
+        ids = tokenizer.tokenize(text)
+        return [Part(given.text.name, [ids], len(ids))]
     if given.data:
-        return [Part(Path(prefix).name, documents(prefix, (0, 1))) for prefix in given.data]
+        return [part_of(prefix, (0, 1), Path(prefix).name) for prefix in given.data]
     prefixes, share = held_out(args)
-    return [Part(f"{Path(p).name}, validation split", documents(p, share)) for p in prefixes]
+    return [part_of(p, share, f"{Path(p).name}, validation split") for p in prefixes]
 
 
 def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
@@ -139,7 +155,7 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
     return blend[0], share
 
 
-def documents(prefix: str, share: tuple[float, float]) -> Iterator[Any]:
+def part_of(prefix: str, share: tuple[float, float], name: str) -> Part:
     """That share of the documents of an index, in their order; bounds as upstream rounds them.
 
     Raises:
@@ -155,11 +171,20 @@ def documents(prefix: str, share: tuple[float, float]) -> Iterator[Any]:
         )
     index = IndexedDataset(prefix)
     first, last = (round(bound * len(index)) for bound in share)
-    return (index[n] for n in range(first, last))
+    size = int(index.sequence_lengths[first:last].sum())
+    return Part(name, (index[n] for n in range(first, last)), size)
 
 
-def measured(model: Any, args: Namespace, part: Part, limit: int | None) -> tuple[float, int]:
+def measured(
+    model: Any,
+    args: Namespace,
+    part: Part,
+    limit: int | None,
+    told: Callable[[int], None] = lambda tokens: None,
+) -> tuple[float, int]:
     """The sum of the token losses of a text in nats, and how many tokens were predicted.
+
+    `told` gets that number after each batch.
 
     Raises:
         SavedError: the text is shorter than a window, or holds ids that the model has not.
@@ -174,6 +199,7 @@ def measured(model: Any, args: Namespace, part: Part, limit: int | None) -> tupl
             losses = token_losses(model, batch)
         total += losses.double().sum().item()
         tokens += losses.numel()
+        told(tokens)
     wanted = min(limit or args.seq_length, args.seq_length)
     if tokens < wanted:
         raise SavedError(

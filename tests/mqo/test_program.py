@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import DataError, RunError
-from mqo.program import run_program
+from mqo.program import Advance, run_program
 
 
 @pytest.fixture
@@ -51,3 +51,23 @@ def test_another_failure_is_told_by_its_last_words(program):
 def test_one_that_hangs_is_ended(program):
     with pytest.raises(RunError, match=r"did not end within 0\.01 s"):
         run_program(program("sys.stdin.read(), __import__('time').sleep(60)"), [], limit_s=0.01)
+
+
+def test_it_tells_how_far_it_is_and_a_half_written_file_does_not_count(program):
+    """It waits until the first state was seen, with a file that the watcher makes."""
+    text = """
+place, seen = Path(os.environ["MQO_PROGRESS"]), Path(os.environ["SEEN"])
+place.write_text('{"what": "tok')
+place.write_text(json.dumps({"what": "tokens", "done": 3, "total": 9}))
+while not seen.exists():
+    os.sched_yield()
+"""
+    path, told = program(text), []
+    seen = path.with_name("seen")
+
+    def watch(advance):
+        told.append(advance)
+        seen.touch()
+
+    run_program(path, [], variables={"SEEN": str(seen)}, watch=watch)
+    assert told[0] == Advance("tokens", 3, 9)

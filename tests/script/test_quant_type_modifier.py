@@ -33,9 +33,9 @@ def project(tmp_path):
     here, there = Project.here().root, tmp_path / "project"
     for folder in ("tools/mqo/overlay", "script"):
         shutil.copytree(here / folder, there / folder)
-    for file in ("tools/bootstrap.py", "tools/mqo/__init__.py", "tools/mqo/errors.py"):
-        shutil.copy(here / file, there / file)
-    for file in ("tools/mqo/project.py", "constraints.txt", "pyproject.toml"):
+    for name in ("__init__", "errors", "process", "project"):
+        shutil.copy(here / f"tools/mqo/{name}.py", there / f"tools/mqo/{name}.py")
+    for file in ("tools/bootstrap.py", "constraints.txt", "pyproject.toml"):
         shutil.copy(here / file, there / file)
     python = there / ".venv/bin/python"
     python.parent.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 import sys
 
+from mqo import process
 from mqo.data import allocator
 
 
@@ -10,9 +11,10 @@ def main() -> None:
     # Before anything is imported that a new start would have to import again.
     if sys.argv[1:3] == ["data", "prepare"]:
         allocator.preload()
-    from mqo import cli
+    with process.command():
+        from mqo import cli
 
-    cli.main()
+        cli.main()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from mqo.data.cli import data
+from mqo.display import stderr
 from mqo.launch import saved_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
@@ -131,13 +132,12 @@ def rerun(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a run from its kept source and compare the losses; exit 1 if a bit differs."""
+    from mqo.display import Display
     from mqo.launch.rerun import BitEqual
     from mqo.launch.rerun import rerun as replay
     from mqo.runs import RunFolder, latest
 
-    def say(text: str) -> None:
-        typer.echo(text, err=as_json)
-
+    say = Display.on(sys.stderr if as_json else sys.stdout)
     project = Project.here()
     original = RunFolder(run.resolve()) if run else latest(project.runs)
     found = replay(project, original, allow_versions=allow_versions, report=say)
@@ -182,7 +182,7 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
 
-    made = convert(_root(tree), source.resolve(), target.resolve())
+    made = convert(_root(tree), source.resolve(), target.resolve(), stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -209,7 +209,8 @@ def megatron_to_hf(
     tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
     place = tokenizer and tokenizer.resolve()
     kind = cast("tables.Dtype | None", dtype)
-    made = convert(_root(tree), source.resolve(), target.resolve(), place, vocab_size, kind)
+    paths = source.resolve(), target.resolve(), place
+    made = convert(_root(tree), *paths, vocab_size, kind, stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 

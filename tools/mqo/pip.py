@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+from mqo import process
 from mqo.errors import SetupError
 
 
@@ -19,7 +19,7 @@ def download(requirement: str, folder: Path, *, python: str | None = None) -> Pa
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder)]
     command += ["--python-version", python] if python else []
-    done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
+    done = process.run([*command, requirement], text=True)
     name, _, version = requirement.partition("==")
     stem = f"{name.replace('-', '_')}-{version}-"
     wheels = sorted(folder.glob(f"{stem}*.whl"), key=lambda p: p.stat().st_mtime)

@@ -6,11 +6,105 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from mqo import process
 from mqo.errors import MqoError, RunError
+from mqo.project import Project
+
+FAILURE, PROGRESS, OUTPUT, SCRATCH = "failure.json", "progress.json", "stderr.txt", "tmp"
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Advance:
+    """How far a program says it is: `what` are the units, or the stage that is under way."""
+
+    what: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Advance], None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that runs; `folder` is for its output, and is removed with the program."""
+
+    name: str
+    process: subprocess.Popen
+    folder: Path
+    error: type[MqoError]
+    help: str
+
+    def wait(self, limit_s: float | None = None, watch: Watch = lambda advance: None) -> None:
+        """Wait until it has ended well; `watch` is told now and then how far it is.
+
+        Raises:
+            MqoError: of type `error`, what the program wrote to the file that MQO_FAILURE names.
+            RunError: any other failure, with its last words; or it took more than `limit_s`.
+        """
+        code = self._exit_code(limit_s, watch)
+        failure = self.folder / FAILURE
+        if failure.exists():
+            raise self.error(**json.loads(failure.read_text(encoding="utf-8")))
+        if code != 0:
+            said = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            last = said.strip().splitlines() or ["it printed nothing"]
+            raise RunError(
+                f"{self.name} ended with exit code {code}: {last[-1]}",
+                help=self.help,
+                detail=said[-4000:],
+            )
+
+    def _exit_code(self, limit_s: float | None, watch: Watch) -> int:
+        started = time.monotonic()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(POLL_S)
+            with suppress(OSError, ValueError):  # not yet written, or only half
+                watch(Advance(**json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))))
+            if limit_s is not None and time.monotonic() - started > limit_s:
+                raise RunError(f"{self.name} did not end within {limit_s} s")
+
+
+@contextmanager
+def started(
+    program: Path,
+    words: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    error: type[MqoError] = RunError,
+    help: str = "",
+) -> Iterator[Program]:
+    """Start a program without this environment's Python path and without a run's variables.
+
+    Whatever ends the block ends the program, and removes what it left in the temporary folder.
+    """
+    # A run's options are none of this one's; everything that is read is on disk.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
+    with process.temporary_folder("mqo-program-") as folder:
+        (folder / SCRATCH).mkdir()
+        own = {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(folder / FAILURE)}
+        own |= {"MQO_PROGRESS": str(folder / PROGRESS), **Project.here().compiled()}
+        own["TMPDIR"] = str(folder / SCRATCH)
+        with (
+            (folder / OUTPUT).open("wb") as output,
+            process.started(
+                [sys.executable, "-I", "-W", "ignore", str(program), *words],
+                env=kept | own | dict(variables or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+            ) as running,
+        ):
+            name = f"{program.parent.name}/{program.name}"
+            yield Program(name, running, folder, error, help)
 
 
 def run_program(
@@ -21,39 +115,8 @@ def run_program(
     error: type[MqoError] = RunError,
     help: str = "",
     limit_s: float | None = None,
+    watch: Watch = lambda advance: None,
 ) -> None:
-    """Run it alone: with nothing of this environment's Python path, nor of a run's variables.
-
-    What it wrote to the file that MQO_FAILURE names, as JSON of an MqoError's parts, is raised as
-    `error`; any other failure as RunError, with `help` and its last words.
-    """
-    with tempfile.TemporaryDirectory(prefix="mqo-program-") as folder:
-        failure = Path(folder) / "failure.json"
-        # A run's options are none of this one's; everything that is read is on disk.
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
-        own = {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(failure)}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-W", "ignore", str(program), *words],
-                env=kept | own | dict(variables or {}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=limit_s,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(f"{_name(program)} did not end within {limit_s} s") from None
-        if failure.exists():
-            raise error(**json.loads(failure.read_text(encoding="utf-8")))
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise RunError(
-            f"{_name(program)} ended with exit code {done.returncode}: {last[-1]}",
-            help=help,
-            detail=done.stderr[-4000:],
-        )
-
-
-def _name(program: Path) -> str:
-    return f"{program.parent.name}/{program.name}"
+    """Run a program to its end; `started` and `Program.wait` say how, and what they raise."""
+    with started(program, words, variables=variables, error=error, help=help) as running:
+        running.wait(limit_s, watch)

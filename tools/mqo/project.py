@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from mqo import process
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,20 @@ class Project:
         base = os.environ.get(variable) or Path.home() / default
         return Path(base) / "mqo" / name.lstrip(".")
 
+    def compiled(self) -> dict[str, str]:
+        """The variable that says where torch keeps what it compiles, unless the user has set it.
+
+        torch's own default is in the temporary folder, which our programs have one each of.
+        """
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        return {name: os.environ.get(name, str(self.cache / "torchinductor"))}
+
     def commit(self) -> str | None:
         """Return the checkout's commit, with a + when files differ from it; None outside of git."""
         git = ["git", "-C", str(self.root)]
         try:
-            head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-            dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+            head = process.run([*git, "rev-parse", "HEAD"], text=True)
+            dirty = process.run([*git, "status", "--porcelain"], text=True)
         except OSError:
             return None
         if head.returncode != 0:

@@ -78,6 +78,15 @@ def training_losses(metrics: Mapping[str, Series]) -> Series:
     return metrics.get(TRAIN_LOSS) or metrics.get(KD_LOSS, [])
 
 
+def last_of_each_step(series: Series) -> Series:
+    """One value for each step, the last one that was recorded, in the order of the steps.
+
+    Upstream validates again when the training is done, on the batches that follow: the last step
+    has two validation losses where it is also a step of --eval-interval, and the final one counts.
+    """
+    return sorted(dict(series).items())
+
+
 def checkpoints_of(path: Path) -> Path:
     """The folder of checkpoints that `path` means: where that run saved, or `path` itself."""
     run = RunFolder(path.resolve())

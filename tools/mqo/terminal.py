@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mqo import process
 from mqo.errors import FULL, DiskFullError, MqoError
 
 SCHEMA = 1
@@ -21,10 +22,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 def guarded(command: Callable[[], Any]) -> None:
     """Run `command`; an MqoError becomes one paragraph on stderr and its exit code.
 
-    With --json among the arguments it is printed as one JSON object, too.
+    With --json among the arguments it is printed as one JSON object, too. Ctrl-C, SIGTERM and
+    SIGHUP end it cleanly, with the exit codes 130, 143 and 129.
     """
     try:
-        _run(command)
+        with process.command():
+            _run(command)
     except BrokenPipeError:
         # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -35,8 +38,6 @@ def guarded(command: Callable[[], Any]) -> None:
         if "--json" in sys.argv:
             print(json.dumps({"schema": SCHEMA, "error": error.as_table()}, indent=1))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _run(command: Callable[[], Any]) -> None:

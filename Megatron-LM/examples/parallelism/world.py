@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -65,10 +66,21 @@ def run(demo: Callable[[], None], processes: int) -> None:
         arguments = (demo, processes, f"file://{folder}/store")
         # A fork has all its imports done; CUDA does not survive one.
         method = "spawn" if HAS_CUDA else "fork"
+        started = start_processes(
+            _process, arguments, nprocs=processes, start_method=method, join=False
+        )
+        # Not before: Python loses what is raised while it forks.
+        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(stop, lambda number, _: sys.exit(128 + number))
         try:
-            start_processes(_process, arguments, nprocs=processes, start_method=method)
+            while not started.join():
+                pass
         except ProcessExitedException as error:
             sys.exit(error.exit_code)
+        finally:
+            for process in started.processes:
+                process.kill()  # those that have ended are none the worse for it
+                process.join()
 
 
 def _process(rank: int, demo: Callable[[], None], processes: int, meeting: str) -> None:

@@ -81,3 +81,13 @@ def test_what_is_held_out_is_the_validation_split(program):
         program.held_out(args)
     args.data_path, args.train_data_path, args.valid_data_path = None, ["a"], ["b"]
     assert program.held_out(args) == (["b"], (0.0, 1.0))
+
+
+def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
+    args = Namespace(padded_vocab_size=100, seq_length=4, micro_batch_size=2)
+    part, told = program.Part("a text", [range(30)], 30), []
+    assert (part.predicted(None), part.predicted(10)) == (29, 10)
+    program.measured(Namespace(mqo_watched=True), args, part, None, told.append)
+    assert told == [8, 16, 24, 28, 29]

@@ -54,7 +54,7 @@ def _clients(monkeypatch, archive):
         return mix.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(mix.shutil, "which", lambda name: name)
-    monkeypatch.setattr(mix.subprocess, "run", run)
+    monkeypatch.setattr(mix.process, "run", run)
     monkeypatch.setattr(mix, "_NPM_SHA256", hashlib.sha256(_archive()).hexdigest())
 
 
@@ -106,7 +106,7 @@ def test_another_archive_than_the_pinned_one_is_not_used(cache, said, monkeypatc
 def test_a_client_that_fails_is_quoted(cache, said, monkeypatch):
     monkeypatch.setattr(mix.shutil, "which", lambda name: name)
     failed = mix.subprocess.CompletedProcess([], 1, "", "warning\nno route to the registry\n")
-    monkeypatch.setattr(mix.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(mix.process, "run", lambda *_, **__: failed)
     mix.documents(cache, said.append)
     assert sum("exit code 1, no route to the registry" in line for line in said) == 4
 

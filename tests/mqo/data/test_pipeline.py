@@ -10,6 +10,7 @@ import pytest
 from mqo.data import corpus, encode, pair, pipeline
 from mqo.data.meter import Meter
 from mqo.data.pipeline import Job, State, index
+from mqo.display import Display
 from mqo.errors import DataError
 
 
@@ -272,6 +273,17 @@ def test_an_older_index_never_stands_beside_newer_data(make, meter, monkeypatch)
     assert index(job, 1, meter) != State()
 
 
+def test_a_log_has_a_line_a_minute_with_the_speed_of_the_last_one(said):
+    seconds = iter(range(0, 100_000, 30))
+    meter = Meter(Display(said.append, now=lambda: next(seconds)), now=lambda: next(seconds))
+    with meter.started(1000, 0, 0):
+        for done in range(0, 1000, 100):
+            meter.show(done, done // 10, done * 10_000)
+    assert 3 <= len(said) <= 10
+    assert all(line.endswith(" left") and len(line) <= 80 for line in said[1:])
+    assert " % " in said[-1] and " documents" in said[-1]
+
+
 def test_lines_tell_the_speed_and_the_time_that_is_left(make, said):
     index(make(), 1, Meter(said.append, interval=20))
-    assert sum("M tokens/s" in line and "s left" in line for line in said) >= 3
+    assert sum("M tokens" in line and line.endswith(" left") for line in said) >= 3

@@ -2,6 +2,7 @@ import ast
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 from mqo.launch.bytecode import share
@@ -96,3 +97,13 @@ def test_a_copy_on_another_disk_gets_copies(tree, monkeypatch):
 def test_a_tree_from_elsewhere_stays_as_it_is(tree):
     share(Tree(tree / "tree"), tree / "copy")
     assert not list(tree.rglob("__pycache__"))
+
+
+def test_upstreams_odd_syntax_is_no_news_for_the_user(tree):
+    """Python 3.12 warns of an invalid escape sequence as every Python here does of this."""
+    (tree / "tree/megatron/same.py").write_text("ALIKE = 1 is 1\n")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compile("1 is 1", "a file", "exec")
+        share(vendored(tree), tree / "copy")
+    assert [str(one.filename) for one in said] == ["a file"]

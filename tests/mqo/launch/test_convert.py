@@ -294,3 +294,25 @@ def test_the_command_prints_the_target_and_the_flags(tree, hf, tmp_path, monkeyp
     assert left.value.code in (0, None)
     assert out[0] == str(tmp_path / "target")
     assert out[1].startswith("model flags: --num-layers 16")
+
+
+def test_each_stage_of_the_program_has_a_line(tree, hf, tmp_path):
+    """The program waits with each stage until its line was printed."""
+    waits = """
+told = iter(("told 1", "told 2"))
+for number, what in ((1, "building the model"), (2, "reading 3 tensors")):
+    facts = json.dumps({"what": what, "done": number, "total": 2})
+    Path(os.environ["MQO_PROGRESS"]).write_text(facts)
+    seen = Path(source, next(told))
+    while not seen.exists():
+        os.sched_yield()
+"""
+    (tree / "tools/convert.py").write_text(PROGRAM + waits)
+    said = []
+
+    def report(line):
+        said.append(line)
+        (hf / f"told {len(said)}").touch()
+
+    convert.hf_to_megatron(tree, hf, tmp_path / "target", report)
+    assert said == ["  1/2  building the model", "  2/2  reading 3 tensors"]

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 from mqo.errors import DiskFullError, RunError
@@ -66,6 +68,15 @@ def test_progress_and_result_come_from_the_metrics(folder):
         "qk=mxfp8"
     )
     assert folder.log.read_text() == "some output\n" * 4
+
+
+def test_what_torchrun_leaves_in_the_temporary_folder_is_removed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    train(folder, "import tempfile; print(tempfile.mkdtemp(prefix='torchelastic_'))")
+    left = folder.log.read_text().strip()
+    assert left.startswith(str(tmp_path)) and not Path(left).exists()
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_of_a_student_the_loss_that_it_is_trained_on_counts(folder):

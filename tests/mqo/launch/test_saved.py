@@ -94,6 +94,14 @@ def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):
         assert saved.evaluate(tree, [place], [AS_TRAINED], Text())[0].mode == mode
 
 
+def test_it_is_said_which_checkpoint_and_mode_of_how_many_is_measured(tree, run):
+    said = []
+    saved.evaluate(tree, [Place.of(run)], ["bf16", "FA_mxfp8"], Text(), said.append)
+    assert said == ["one: bf16 (1 of 2)", "one: FA_mxfp8 (2 of 2)"]
+    saved.evaluate(tree, [Place.of(run)], ["bf16"], Text(), said.append)
+    assert said[2:] == ["one: bf16"]
+
+
 def test_what_the_program_says_of_a_checkpoint_is_told(tree, run):
     (run / "checkpoints/fail.json").write_text('{"found": "It is damaged", "expected": "none"}')
     with pytest.raises(CheckpointError, match=r"It is damaged\. Expected: none"):

@@ -1,5 +1,6 @@
 import ast
 import re
+import warnings
 
 import pytest
 from mqo.errors import DriftError
@@ -170,3 +171,11 @@ def test_statements_in_the_place_of_one_are_indented_as_it_was(source, expected)
         yield parsed.lines_over(old, ["one", "two"])
 
     assert swept(source, rule(two_lines)) == expected
+
+
+def test_an_invalid_escape_sequence_in_upstream_is_read_without_a_warning():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ast.parse(r"pattern = '\-'", "a file")
+        Source(rb"pattern = '\-'", re.compile(rb"pattern"))
+    assert [one.filename for one in said] == ["a file"]

@@ -4,8 +4,11 @@ import json
 
 import pytest
 from mqo.errors import RunError
+from mqo.report.colours import look
 from mqo.report.curve import plot
 from mqo.runs import RunFolder
+
+Axes = pytest.importorskip("matplotlib.axes").Axes
 
 
 @pytest.fixture
@@ -55,3 +58,46 @@ def test_a_run_without_a_loss_is_refused(run, tmp_path):
     with pytest.raises(RunError, match="recorded no loss"):
         plot([run], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize("name", ["loss.xyz", "loss"])
+def test_another_ending_is_refused_with_those_that_there_are(run, tmp_path, name):
+    with pytest.raises(RunError, match=r"\.png, \.svg or \.pdf"):
+        plot([run], tmp_path / "made" / name)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def drawn(run, tmp_path, monkeypatch):
+    """A function that plots and gives, for each curve, what matplotlib was told."""
+    curves = []
+
+    def note(self, x, y, **style):
+        curves.append((x, y, style))
+        return draw(self, x, y, **style)
+
+    draw = Axes.plot
+    monkeypatch.setattr(Axes, "plot", note)
+
+    def curves_of(*runs):
+        curves.clear()
+        plot(runs, tmp_path / "loss.png")
+        return list(curves)
+
+    return curves_of
+
+
+def test_the_last_step_has_one_point_that_of_the_final_validation(run, drawn):
+    with run.metrics.open("a") as lines:
+        lines.write(json.dumps({"iteration": 2, "name": "lm loss validation", "value": 7.7}) + "\n")
+    _, (steps, losses, _) = drawn(run)
+    assert (steps, losses) == ([2], [7.7])
+
+
+def test_colours_are_the_reports_and_equal_ones_have_points_of_other_shapes(run, drawn):
+    types = {"fprop": "mxfp8"}
+    styles = [style for *_, style in drawn(run, run)]
+    assert {style["color"] for style in styles} == {look(types).light}
+    assert styles[1]["marker"] != styles[3]["marker"]
+    run.quant_config.write_text('[asked]\nfprop = "none"\n')
+    assert {style["color"] for *_, style in drawn(run)} == {look({}).light}

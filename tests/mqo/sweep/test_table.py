@@ -3,9 +3,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from mqo.launch.progress import Progress
 from mqo.runs import RunFolder
 from mqo.sweep import cells, table
-from mqo.sweep.progress import Progress
 from mqo.sweep.state import Entry
 from rich.console import Console
 
@@ -26,7 +26,7 @@ def progress(tmp_path):
     text = [json.dumps({"iteration": 3, "name": name, "value": value}) for name, value in rows]
     run = RunFolder(tmp_path)
     run.metrics.write_text("\n".join(text) + '\n{"iteration": 4')
-    made = Progress(job, run)
+    made = Progress(job.cell, run.metrics)
     made.update()
     return made
 
@@ -40,12 +40,13 @@ def console(width=80, terminal=False):
 def test_progress_is_read_from_the_metrics(progress):
     assert (progress.step, progress.steps, progress.loss, progress.valid) == (3, 8, 8.0, 7.25)
     assert (progress.tokens_per_s, progress.seconds_left) == (512, 2.5)
-    assert progress.line() == "step 3/8  loss 8.0000  validation loss 7.2500"
+    assert progress.line() == "  step      3/8  loss 8.0000  512 tokens/s  0:02 left"
+    assert progress.losses() == "  step      3/8  loss 8.0000  validation loss 7.2500"
 
 
 def test_a_run_without_metrics_has_no_speed(tmp_path):
     (job,) = cells.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
-    made = Progress(job, RunFolder(tmp_path))
+    made = Progress(job.cell, RunFolder(tmp_path).metrics)
     made.update()
     assert (made.step, made.loss, made.tokens_per_s, made.seconds_left) == (0, None, None, None)
 
@@ -74,7 +75,8 @@ def test_a_log_gets_plain_lines(progress):
         view.show(ENTRIES, {LONGEST: progress})
     assert to.file.getvalue().splitlines() == [
         "started  [a]",
-        f"running  {LONGEST}  step 3/8  loss 8.0000  validation loss 7.2500  0:02 left",
+        f"running  {LONGEST}",
+        "  step      3/8  loss 8.0000  512 tokens/s  0:02 left",
         "1 of 4 done, 1 running, 1 failed",
     ]
 
@@ -92,11 +94,3 @@ def test_a_terminal_gets_a_table_that_fits_its_height_the_failed_first(progress)
     assert "31 of 34 done, 1 running, 1 failed" in text
     assert text.index("b  ") < text.index("deepseek2_lite")
     assert "done29" not in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (547, "9:07"), (7500, "2:05:00"), (273_600, "3d 04h")],
-)
-def test_durations(seconds, text):
-    assert table.duration(seconds) == text

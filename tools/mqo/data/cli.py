@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mqo.display import stderr
 from mqo.terminal import JsonOption, emit
 
 data = typer.Typer(help="Corpora of your own.", no_args_is_help=True)
@@ -33,8 +34,6 @@ def prepare(
     as_json: JsonOption = False,
 ) -> None:
     """Tokenise a corpus into the pair of files that training reads; repeated, it goes on."""
-    import sys
-
     from mqo.data.corpus import find
     from mqo.data.encode import ENGINES, load
     from mqo.data.meter import Meter
@@ -46,7 +45,7 @@ def prepare(
     keys = ("text",) if kind == "text" else (key,)
     files = tuple(find(input, kind))
     job = Job(files, kind, keys, load(tokenizer, engine), output, strict=strict)
-    state = index(job, workers, Meter(lambda line: print(line, file=sys.stderr)))
+    state = index(job, workers, Meter(stderr()))
     prefix = output.with_name(f"{output.name}_{keys[0]}_document")
     text = f"{state.documents:,} documents, {state.tokens:,} tokens: {prefix}"
     emit("data prepare", state, text, as_json, prefix=prefix)

@@ -1,87 +1,59 @@
-"""How far an indexing is: a bar on a terminal, a line now and then elsewhere."""
+"""How far an indexing is: documents and tokens, tokens a second, and the time that is left."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-_REDRAWN = 0.2  # seconds
+from mqo.display import Display, Rate, duration
 
 
 class Meter:
-    """Shows the bytes read of all there are, tokens a second, and the time that is left.
+    """Shows how much of a corpus was read; `report` gets the lines.
 
-    `report` gets the lines; `interval` is in documents, 0 for no line.
+    `interval` is in documents: a line for as many; None is a line a minute, 0 no line.
     """
 
-    def __init__(self, report: Callable[[str], None], interval: int = 10_000) -> None:
-        self._report, self._interval = report, interval
-        self._bar: Progress | None = None
-        self._next = self._total = self._begun = self._before = 0
-        self._start = self._drawn = 0.0
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        interval: int | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._display, self._interval = Display.of(report), interval
+        self._bytes, self._tokens = Rate(now), Rate(now)
+        self._total = self._next = 0
 
     def say(self, line: str) -> None:
-        """A line of text, above the bar where there is one."""
-        if self._bar:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            self._report(line)
+        """Print a line that stays."""
+        self._display(line)
 
-    def start(self, total: int, tokens: int, done: int) -> None:
-        """`total` bytes are to be read; `tokens` and `done` (bytes) are an earlier run's."""
-        self._total, self._before, self._begun = total, tokens, done
-        self._start = self._drawn = time.monotonic()
-        if sys.stderr.isatty():
-            self._bar = _bar(total)
-            self._bar.start()
+    @contextmanager
+    def started(self, total: int, tokens: int, done: int) -> Iterator[None]:
+        """Around the work: `total` bytes are to be read; `tokens` and `done` are an earlier run's."""
+        self._total, self._next = total, 0
+        self._bytes.add(done)
+        self._tokens.add(tokens)
+        with self._display.live():
+            yield
 
     def show(self, done: int, documents: int, tokens: int) -> None:
         """`done` bytes were read; documents and tokens of this run and those before."""
-        now = time.monotonic()
-        speed = (tokens - self._before) / max(now - self._start, 1e-9)
-        if self._bar:
-            if now - self._drawn >= _REDRAWN:
-                self._drawn = now
-                task = self._bar.task_ids[0]
-                self._bar.update(task, completed=done, speed=f"{speed / 1e6:.2f} M tokens/s")
-                self._bar.refresh()
+        self._bytes.add(done)
+        self._tokens.add(tokens)
+        line = self._line(done, documents, tokens)
+        if self._interval is None:
+            self._display.show(line)
         elif self._interval and documents >= self._next:
             if self._next:
-                left = _left(now - self._start, done - self._begun, self._total - done)
-                self._report(
-                    f"{documents:,} documents, {tokens:,} tokens, {speed / 1e6:.2f} M tokens/s, "
-                    f"{left:.0f} s left"
-                )
+                self._display(line)
             self._next = documents - documents % self._interval + self._interval
 
-    def stop(self) -> None:
-        """Takes the bar away."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-
-
-def _left(seconds: float, done: int, left: int) -> float:
-    return seconds * left / max(done, 1)
-
-
-def _bar(total: int) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), DownloadColumn(), TextColumn("{task.fields[speed]}"))
-    # Redrawn by `show`: a thread of its own would be in the way of the workers' forks.
-    made = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        auto_refresh=False,
-        transient=True,
-    )
-    made.add_task("", total=total, speed="")
-    return made
+    def _line(self, done: int, documents: int, tokens: int) -> str:
+        speed, left = self._tokens.per_s, self._bytes.seconds_left(self._total)
+        share = f"{100 * done / max(self._total, 1):.0f} %"
+        parts = [share, f"{documents:,} documents", f"{tokens / 1e6:,.1f} M tokens"]
+        parts += [] if speed is None else [f"{speed / 1e6:.2f} M/s"]
+        parts += [] if left is None else [f"{duration(left)} left"]
+        return "  " + "  ".join(parts)

@@ -13,11 +13,11 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqo import process
 from mqo.data import sample
 
 Report = Callable[[str], None]
@@ -109,14 +109,12 @@ def _fetched(command: list[str], target: Path, pattern: str) -> None:
     if not shutil.which(command[0]):
         raise UnavailableError("not installed")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+    with process.temporary_folder(".fetch-", target.parent) as folder:
         try:
-            done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE, check=False
-            )
+            done = process.run(command, cwd=folder, text=True, limit_s=_PATIENCE)
         except subprocess.TimeoutExpired:
             raise UnavailableError(f"no answer in {_PATIENCE} s") from None
-        files = sorted(Path(folder).glob(pattern))
+        files = sorted(folder.glob(pattern))
         if done.returncode or not files:
             words = (done.stderr.strip() or "no file").splitlines()[-1]
             raise UnavailableError(f"exit code {done.returncode}, {words}")
@@ -136,15 +134,15 @@ def _unpacked(cache: Path, report: Report, package: str, folder: Path) -> Path:
         command = ["apt-get", "download", "-o", "Acquire::Retries=0", package]
         _fetched(command, target, f"{package}_*.deb")
     command = ["dpkg-deb", "-x", str(target), str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
+    if process.run(command).returncode:
         target.unlink()
         raise UnavailableError(f"its {package} cannot be unpacked")
     return folder / "usr" / "share"
 
 
 def _dictionary(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        share = _unpacked(cache, report, "dict-foldoc", Path(folder))
+    with process.temporary_folder("mqo-data-") as folder:
+        share = _unpacked(cache, report, "dict-foldoc", folder)
         text = gzip.decompress((share / "dictd" / "foldoc.dict.dz").read_bytes()).decode()
     # A headword begins a line, and what is said about it is indented.
     for number, entry in enumerate(re.split(r"\n\n(?=\S)", text)):
@@ -153,8 +151,8 @@ def _dictionary(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _essays(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        share = _unpacked(cache, report, "anarchism", Path(folder))
+    with process.temporary_folder("mqo-data-") as folder:
+        share = _unpacked(cache, report, "anarchism", folder)
         for path in (share / "doc" / "anarchism" / "markdown").glob("*.md.gz"):
             yield path.stem, gzip.decompress(path.read_bytes()).decode()
 

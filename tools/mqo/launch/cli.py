@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from mqo.display import Display
 from mqo.errors import DataError, MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.plan import place
-from mqo.launch.process import stops_raise
 from mqo.launch.quantiser import Quantiser, choices
 from mqo.launch.ready import check_cell
 from mqo.launch.run import dry_run, run
@@ -47,8 +47,7 @@ def main(front_end: bool = False) -> None:
 
     `front_end` is the command line for attention alone.
     """
-    with stops_raise():  # before training, too: what prepares it has processes of its own
-        guarded(lambda: _main(sys.argv[1:], front_end))
+    guarded(lambda: _main(sys.argv[1:], front_end))
 
 
 def _main(argv: list[str], front_end: bool) -> None:
@@ -66,9 +65,10 @@ def _main(argv: list[str], front_end: bool) -> None:
     if args.dry_run:
         print(describe(project, cell, machine))
         return
-    result = run(project, cell, allow_edits=args.allow_edits, report=_say)
-    _say(f"result   : {result.line()}")
-    _say(f"folder   : {result.run}")
+    say = Display.on(sys.stdout)
+    result = run(project, cell, allow_edits=args.allow_edits, report=say)
+    say(f"result   : {result.line()}")
+    say(f"folder   : {result.run}")
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -368,7 +368,3 @@ def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:
             return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
     diff = source_diff(tree, cell.types).splitlines()
     return None, diff or [f"source: as {tree.root} has it, to the byte"]
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -10,8 +10,7 @@ import importlib.util
 import json
 import shlex
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,12 @@ from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_
 from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Dtype, Shape
-from mqo.program import run_program
+from mqo.process import temporary_folder
+from mqo.program import Advance, run_program
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
+Report = Callable[[str], None]
 _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 
 
@@ -48,15 +49,20 @@ class Converted:
         return [self.target, f"model flags: {shlex.join(self.flags)}", *notes]
 
 
-def hf_to_megatron(tree: Path, source: Path, target: Path) -> Converted:
+def hf_to_megatron(
+    tree: Path, source: Path, target: Path, report: Report = lambda line: None
+) -> Converted:
     """Write the weights in the folder `source` as a checkpoint, from which a training starts.
 
-    Their dtype stays; where they have several, the checkpoint has fp32.
+    Their dtype stays; where they have several, the checkpoint has fp32. `report` gets a line for
+    each stage.
     """
     config = _read_config(source)
     shape, sequence = shape_of_config(config), config["max_position_embeddings"]
     with staged(target) as stage:
-        _run(tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)])
+        _run(
+            tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
+        )
     return Converted(str(target), tuple(architecture_flags(shape, sequence)))
 
 
@@ -67,6 +73,7 @@ def megatron_to_hf(
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     dtype: Dtype | None = None,
+    report: Report = lambda line: None,
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads.
 
@@ -95,7 +102,7 @@ def megatron_to_hf(
     step = (source / TRACKER).read_text(encoding="utf-8").strip()
     with staged(target) as stage:
         write_configs(stage, config_of(shape, dtype or own, sequence), chosen.folder)
-        _run(tree, ["to-hf", str(source), str(stage), *flags])
+        _run(tree, ["to-hf", str(source), str(stage), *flags], report)
         model_card.write(stage, target.name, model_card.Training(args, step, run))
     notes = tuple(filter(None, (chosen.note, note)))
     return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes)
@@ -128,8 +135,8 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """The arguments that a checkpoint was written with: an iteration's folder, or the newest's."""
-    with tempfile.TemporaryDirectory(prefix="mqo-convert-") as folder:
-        facts = Path(folder) / "args.json"
+    with temporary_folder("mqo-convert-") as folder:
+        facts = folder / "args.json"
         run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)
         return json.loads(facts.read_text(encoding="utf-8"))
 
@@ -140,8 +147,8 @@ def staged(target: Path) -> Iterator[Path]:
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        stage = Path(folder) / target.name
+    with temporary_folder(f".{target.name}-", target.parent) as folder:
+        stage = folder / target.name
         stage.mkdir()
         try:
             with full_disk_of(target.parent):
@@ -157,11 +164,18 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def _run(tree: Path, words: list[str]) -> None:
+def _run(tree: Path, words: list[str], report: Report = lambda line: None) -> None:
     """Run the program; ConvertError in its words where the files are to blame, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
         raise SetupError(
             "nvidia-modelopt is not installed, which knows the names of the weights",
             help="`.venv/bin/pip install -c constraints.txt -e '.[modelopt]'` brings it",
         )
-    run_program(tree / PROGRAM, words, error=ConvertError)
+    told: set[Advance] = set()
+
+    def watch(advance: Advance) -> None:
+        if advance not in told:
+            told.add(advance)
+            report(f"  {advance.done}/{advance.total}  {advance.what}")
+
+    run_program(tree / PROGRAM, words, error=ConvertError, watch=watch)

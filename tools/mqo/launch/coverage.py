@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from mqo.launch.ready import RunData
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
+from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -42,8 +42,8 @@ def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverag
     That is the sample's for a smoke run, and the published one otherwise.
     """
     vocabulary = DEFAULT_VOCAB_SIZE if cell.training.is_smoke else cell.model.vocab_size
-    with tempfile.TemporaryDirectory(prefix="mqo-coverage-") as folder:
-        source = Path(folder) / "source"
+    with temporary_folder("mqo-coverage-") as folder:
+        source = folder / "source"
         snapshot(tree, source, types=cell.types, without=cell.without, series=series)
         bytecode.share(tree, source)
         for name in OURS:
@@ -126,8 +126,8 @@ def measure(
     except (OSError, ValueError, KeyError, TypeError, MqoError):
         pass  # not there, or cut short: a cache may be
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mqo-coverage-", dir=kept.parent) as folder:
-        target = Path(folder) / kept.name
+    with temporary_folder("mqo-coverage-", kept.parent) as folder:
+        target = folder / kept.name
         options = target.with_name("quant.toml")
         options.write_text(f"[layers]\nexclude = {json.dumps(exclude)}\n", encoding="utf-8")
         _run(source, target, flags, options)

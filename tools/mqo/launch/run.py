@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mqo.data.pair import document_count
+from mqo.display import Display
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.cell import Cell
@@ -22,7 +25,7 @@ from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import place
-from mqo.launch.process import ended_with_us, leaves_on_signal
+from mqo.launch.progress import Progress, loss_name
 from mqo.launch.ready import (
     RunData,
     check_cell,
@@ -33,8 +36,9 @@ from mqo.launch.ready import (
 )
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
+from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
-from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, MetricsTail, RunFolder, checkpoints_of
+from mqo.runs import VALID_LOSS, RunFolder, checkpoints_of
 
 Report = Callable[[str], None]
 
@@ -53,6 +57,7 @@ _ON_CPU = {
 class Result:
     """How a run ended. Losses in nats per token; `seconds` is the training process's whole life.
 
+    `valid_loss` is that of the final validation, which upstream does when the training is done.
     Of several nodes the last one alone knows the losses.
     """
 
@@ -127,14 +132,14 @@ def train(
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
-    started, epoch = time.monotonic(), time.time()
+    begun, epoch = time.monotonic(), time.time()
     with full_disk_of(folder.root):
         _train(folder, command, env, cell, report)
     if taken := folder.read_implementation():
         report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
     if not folder.metrics.exists():
         copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
-    result = _sum_up(folder, cell, data, types, time.monotonic() - started)
+    result = _sum_up(folder, cell, data, types, time.monotonic() - begun)
     folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
@@ -161,6 +166,7 @@ def build_command(
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **project.compiled(),
     }
     if not machine.has_cuda:
         env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
@@ -220,31 +226,32 @@ def _train(
     RunError when it fails, and when it was asked to save and leave: the exit code is then
     os.EX_TEMPFAIL, "try again".
     """
-    progress = _Progress(folder.metrics, cell, report)
+    progress, rest = Progress(cell, folder.metrics), ""
     with (
+        Display.of(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
         leaves_on_signal() as leaving,
-        ended_with_us(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **env},
-                cwd=folder.root,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+        temporary_folder("mqo-run-") as scratch,  # torchrun leaves folders behind
+        started(
+            command,
+            env={**os.environ, **env, "TMPDIR": str(scratch)},
+            cwd=folder.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         ) as process,
     ):
         leaving.watch(process)
-        for line in process.stdout:  # type: ignore[union-attr]
-            log.write(line)
+        for text in _output(process):
+            log.write(text)
             log.flush()
-            if line.startswith(_WARNING):
-                report(f"warning  : {line.removeprefix(_WARNING).strip()}")
-            progress.update()
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                if line.startswith(_WARNING):
+                    display(f"warning  : {line.removeprefix(_WARNING).strip()}")
+            for line in progress.update():
+                display(line)
+            display.show(progress.line())
         code = process.wait()
     if code != 0:
         raise RunError(
@@ -261,31 +268,23 @@ def _train(
         )
 
 
-class _Progress:
-    """Reports new rows of metrics.jsonl: every tenth of the way, and each validation."""
-
-    def __init__(self, path: Path, cell: Cell, report: Report) -> None:
-        self.tail, self.report = MetricsTail(path), report
-        self.steps, self.loss = length(cell).steps, _train_loss(cell)
-        self.next = 1
-
-    def update(self) -> None:
-        for row in self.tail.rows():
-            self._row(row)
-
-    def _row(self, row: dict) -> None:
-        at = f"{row['iteration']:>6}/{self.steps}"
-        if row["name"] == VALID_LOSS:
-            self.report(f"  step {at}  validation loss {float(row['value']):.4f}")
-        elif row["name"] == self.loss and row["iteration"] >= self.next:
-            self.report(f"  step {at}  loss {float(row['value']):.4f}")
-            self.next = row["iteration"] + max(1, self.steps // 10)
+def _output(process: subprocess.Popen) -> Iterator[str]:
+    """What it prints, as it comes; nothing, once a second, where it prints nothing."""
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    while True:
+        chunk = b""
+        if select.select([process.stdout], [], [], 1)[0]:
+            chunk = os.read(process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+            if not chunk:
+                break
+        yield decode(chunk)
+    yield decode(b"", final=True)
 
 
 def _sum_up(
     folder: RunFolder, cell: Cell, data: RunData, types: dict[str, str], seconds: float
 ) -> Result:
-    metrics, name = folder.read_metrics(), _train_loss(cell)
+    metrics, name = folder.read_metrics(), loss_name(cell)
     if name not in metrics:
         if cell.cluster.node_rank < cell.cluster.nnodes - 1:
             return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
@@ -297,11 +296,6 @@ def _sum_up(
     iteration, loss = metrics[name][-1]
     valid = metrics[VALID_LOSS][-1][1] if VALID_LOSS in metrics else None
     return Result(str(folder.root), iteration, loss, valid, data.vocab_size, seconds, types)
-
-
-def _train_loss(cell: Cell) -> str:
-    """The metric that is trained on: a student may learn from its teacher alone."""
-    return KD_LOSS if cell.teacher else TRAIN_LOSS
 
 
 def _types(types: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.data.index import check_prefix
+from mqo.display import Count, Display
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
@@ -27,7 +27,8 @@ from mqo.launch.quantiser import Quantiser, quant_toml
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
-from mqo.program import run_program
+from mqo.process import temporary_folder
+from mqo.program import Advance, run_program
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
@@ -171,11 +172,14 @@ def evaluate(
         CheckpointError: a checkpoint or a text that does not do.
     """
     words, found = text.words(), []
-    for place in places:
-        for mode in modes:
+    pairs = [(place, mode) for place in places for mode in modes]
+    with Display.of(report).live() as display:
+        for n, (place, mode) in enumerate(pairs, 1):
             name, types = _types(tree, place, mode)
-            report(f"{place.name}: {name}")
-            facts = _run(tree, place, types, EVALUATE, ["run", str(place.folder)], words)
+            display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
+            count = Count(display, f"  {n} of {len(pairs)}  {name}")
+            before = ["run", str(place.folder)]
+            facts = _run(tree, place, types, EVALUATE, before, words, count)
             loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
             found.append(Loss(place.name, name, types, loss=loss, text=texts, **facts))
     return found
@@ -199,8 +203,8 @@ def generate(
     words = sampling.words()
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
     name, types = _types(tree, place, mode)
-    with tempfile.TemporaryDirectory(prefix="mqo-generate-") as folder:
-        file = Path(folder) / "prompts.json"
+    with temporary_folder("mqo-generate-") as folder:
+        file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
         facts = _run(tree, place, types, GENERATE, [str(place.folder)], words)
@@ -236,8 +240,8 @@ def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     """
     if mode != AS_TRAINED:
         return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
-    with tempfile.TemporaryDirectory(prefix="mqo-eval-") as folder:
-        target = Path(folder) / "facts.json"
+    with temporary_folder("mqo-eval-") as folder:
+        target = folder / "facts.json"
         words = ["describe", str(place.folder), str(target)]
         run_program(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
         said = json.loads(target.read_text(encoding="utf-8"))["types"]
@@ -262,8 +266,14 @@ def _run(
     program: str,
     before: Sequence[str],
     options: Sequence[str],
+    count: Count | None = None,
 ) -> dict[str, Any]:
     """Run a program on a snapshot with these types; its facts."""
+
+    def watch(advance: Advance) -> None:
+        if count:
+            count.show(advance.what, advance.done, advance.total)
+
     machine = detect()
     with _source(tree, place, types) as folder:
         target = folder / "facts.json"
@@ -271,7 +281,8 @@ def _run(
         threads = os.environ.get("OMP_NUM_THREADS", "")
         variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
-        run_program(folder / "source" / program, words, variables=variables, error=CheckpointError)
+        path = folder / "source" / program
+        run_program(path, words, variables=variables, error=CheckpointError, watch=watch)
         return json.loads(target.read_text(encoding="utf-8"))
 
 
@@ -279,8 +290,7 @@ def _run(
 def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
     """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
     quantiser, exclude = _options(place.quant_config)
-    with tempfile.TemporaryDirectory(prefix="mqo-saved-") as name:
-        folder = Path(name)
+    with temporary_folder("mqo-saved-") as folder:
         snapshot(tree, folder / "source", types=types)
         bytecode.share(tree, folder / "source")
         # No weight changes: to quantise each one once gives the same bits.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mqo.display import stderr
 from mqo.overlay.cli import TreeOption
 from mqo.project import Project
 from mqo.terminal import JsonOption, emit
@@ -49,7 +50,7 @@ def evaluate(
     names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     chosen = Text(tuple(data or ()), text, tokenizer, tokens)
-    found = measure(_tree(tree), places, names, chosen, _say)
+    found = measure(_tree(tree), places, names, chosen, stderr())
     rows = [loss.as_table() for loss in found]
     emit("eval", None, "\n".join(lines(found)), as_json, losses=rows)
 
@@ -106,7 +107,3 @@ def _tree(path: Path | None) -> Tree:
     place = Tree((path or Project.here().tree).resolve())
     place.settle()
     return place
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from mqo import process
 from mqo.errors import OverlayError
 
 PACKAGES = ("megatron/core", "megatron/training")
@@ -73,7 +73,7 @@ def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     command = ["git", "-C", root, *arguments]
     env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, env=env)
+        done = process.run(command, input=stdin, env=env)
     except FileNotFoundError as error:
         raise OverlayError(
             f"{root} is a git work tree, and there is no program 'git'", expected="git in PATH"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -68,7 +69,9 @@ class Source:
     def __init__(self, content: bytes, needle: re.Pattern[bytes]) -> None:
         self.content = content
         content.decode()  # in any other encoding the columns would not be those of the bytes
-        self.tree = ast.parse(content)
+        # Python 3.12 warns of upstream's invalid escape sequences: not the user's concern.
+        with warnings.catch_warnings(action="ignore"):
+            self.tree = ast.parse(content)
         # ast counts columns in bytes of UTF-8, from behind a byte order mark.
         self._bom = len(b"\xef\xbb\xbf") if content.startswith(b"\xef\xbb\xbf") else 0
         self._starts = [0]

@@ -80,6 +80,9 @@ def perf(
 
 def _test(asked: Asked, folder: Path | None, *, scaling: bool) -> bool:
     """Measure, write the folder, and print the verdicts; whether one failed."""
+    import sys
+
+    from mqo.display import Display
     from mqo.launch.machine import detect
     from mqo.perf.sections import Measured, outcomes, sections
     from mqo.perf.train import plan, train
@@ -88,7 +91,7 @@ def _test(asked: Asked, folder: Path | None, *, scaling: bool) -> bool:
     project = Project.here()
     planned = plan(asked, detect(), scaling=scaling)
     place = _new(project, planned, folder)
-    runs = train(project, planned.runs, place / "runs", _say)
+    runs = train(project, planned.runs, place / "runs", Display.on(sys.stdout))
     _keep_trace(place)
     measured = Measured(planned, runs, place)
     made = sections(measured)
@@ -183,18 +186,21 @@ def _compare(one: Path, other: Path, *, repeats: int, allow_versions: bool) -> N
 
 def _replayed(one: Path, other: Path, repeats: int, *, allow_versions: bool) -> tuple[Timed, Timed]:
     """Both runs again, in turn: what slows the machine for a while then slows both."""
+    import sys
+
+    from mqo.display import Display
     from mqo.launch.rerun import rerun
     from mqo.perf.alike import RECORD, run_of, timed
     from mqo.project import Project
     from mqo.runs import RunFolder
 
-    project = Project.here()
+    project, say = Project.here(), Display.on(sys.stdout)
     done: tuple[list[Run], list[Run]] = ([], [])
     for n in range(1, repeats + 1):
         for side, runs in zip((one, other), done, strict=True):
-            _say(f"repeat {n}/{repeats}: {side}")
+            say(f"repeat {n}/{repeats}: {side}")
             run = side / "runs" / "mode" if (side / RECORD).is_file() else side
-            found = rerun(project, RunFolder(run), allow_versions=allow_versions, report=_say)
+            found = rerun(project, RunFolder(run), allow_versions=allow_versions, report=say)
             runs.append(run_of(Path(found.run)))
     return timed(*done[0]), timed(*done[1])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mqo.perf.alike import Timed, check_alike, timed
 from mqo.perf.ratio import median_step, ratio
 from mqo.perf.train import Plan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
+from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.report.collect import Run
 from mqo.scale.memory import BF16, FP32, OPTIMIZER
@@ -96,8 +96,8 @@ def _precision(run: Run) -> Mapping[str, Any]:
 
 def _program(program: Path, words: Path, variables: Mapping[str, str] | None = None) -> Any:
     """The JSON that a program of a tree writes about a file or a folder."""
-    with tempfile.TemporaryDirectory(prefix="mqo-perf-") as folder:
-        target = Path(folder) / "facts.json"
+    with temporary_folder("mqo-perf-") as folder:
+        target = folder / "facts.json"
         run_program(program, [str(words), str(target)], variables=variables)
         return json.loads(target.read_text(encoding="utf-8"))
 

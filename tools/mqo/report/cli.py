@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from mqo.process import temporary_folder
 
 if TYPE_CHECKING:
     from mqo.report.compare import Group
@@ -75,8 +76,8 @@ def replaced(target: Path) -> Iterator[Path]:
             expected="a new folder, or an older report, which is replaced",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as place:
-        new, old = Path(place) / "new", Path(place) / "old"
+    with temporary_folder(f".{target.name}-", target.parent) as place:
+        new, old = place / "new", place / "old"
         new.mkdir()
         yield new
         if target.exists():

@@ -19,7 +19,15 @@ from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
 from mqo.overlay.tree import version_of
 from mqo.report.curve import options
-from mqo.runs import STEP_TIME, TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
+from mqo.runs import (
+    STEP_TIME,
+    TRAIN_LOSS,
+    VALID_LOSS,
+    RunFolder,
+    Series,
+    last_of_each_step,
+    training_losses,
+)
 from mqo.sweep.state import SweepFolder
 
 T = TypeVar("T")
@@ -288,8 +296,8 @@ def _run(
         steps=result["iterations"],
         tokens_per_step=length(cell).tokens_per_step,
         vocabulary=result["vocab_size"],
-        train=_once(metrics[TRAIN_LOSS]),
-        valid=_once(metrics.get(VALID_LOSS, [])),
+        train=last_of_each_step(metrics[TRAIN_LOSS]),
+        valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
         step_times=tuple(seconds for _, seconds in metrics.get(STEP_TIME, [])),
         peak_memory=max(peaks) if peaks else None,
         share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
@@ -307,11 +315,6 @@ def _run(
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _once(series: Series) -> Series:
-    """A value a step, the last: at its end a run validates again, and one may have gone back."""
-    return sorted(dict(series).items())
 
 
 def _variant(folder: RunFolder, cell: Cell) -> str:

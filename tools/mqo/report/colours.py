@@ -30,6 +30,15 @@ _LOOKS = {
     (True, True, True): (3, "longdashdot"),
 }
 _OTHER = (0, "dashdot")
+# The dashes, and the shapes of points for curves that share a look, in matplotlib's words.
+DASHES = {
+    "solid": "-",
+    "dot": ":",
+    "dash": "--",
+    "dashdot": "-.",
+    "longdashdot": (0, (8, 2, 1, 2)),
+}
+MARKERS = ("o", "s", "D", "^", "X")
 
 
 @dataclass(frozen=True)

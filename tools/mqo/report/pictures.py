@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mqo.report.colours import look
+from mqo.report.colours import DASHES, look
 from mqo.report.compare import Group, difference
 from mqo.report.symbols import SYMBOLS, symbol
 from mqo.report.thin import DIFFERENCES, mean, thin, xy
 
-_DASHES = {
-    "solid": "-",
-    "dot": ":",
-    "dash": "--",
-    "dashdot": "-.",
-    "longdashdot": (0, (8, 2, 1, 2)),
-}
 FORMATS = ("png", "svg")
 
 
@@ -32,7 +25,7 @@ def draw(group: Group, target: Path) -> None:
     figure, panels = plt.subplots(3, sharex=True, figsize=(8, 9), layout="constrained")
     for row in group.rows:
         one, shape = look(row.types), symbol(group, row.variant)
-        style = {"color": one.light, "linestyle": _DASHES[one.dash], "linewidth": 1.2}
+        style = {"color": one.light, "linestyle": DASHES[one.dash], "linewidth": 1.2}
         style |= {"marker": shape.matplotlib, "markersize": 4}
         # Along a curve points stand where another variant has its colour and dash, and apart.
         sparse = style | ({"markevery": 0.08} if shape != SYMBOLS[0] else {"marker": ""})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.errors import DataError, RunError
+from mqo.process import temporary_folder
 from mqo.program import run_program
 
 PROGRAM = "tools/tensor_stats.py"
@@ -49,8 +49,8 @@ def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
 
 
 def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
-    with tempfile.TemporaryDirectory(prefix="mqo-stats-") as folder:
-        target = Path(folder) / "stats.json"
+    with temporary_folder("mqo-stats-") as folder:
+        target = folder / "stats.json"
         words = [str(file), str(target), *(f"--tensor={glob}" for glob in tensors)]
         try:
             run_program(program, words + ([] if axis is None else [f"--axis={axis}"]))

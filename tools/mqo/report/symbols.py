@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mqo.report.colours import look
+from mqo.report.colours import MARKERS, look
 from mqo.report.compare import Group
 
 
@@ -18,11 +18,11 @@ class Symbol:
 
 
 SYMBOLS = (
-    Symbol("circle", "o", "●"),
-    Symbol("square", "s", "■"),
-    Symbol("diamond", "D", "◆"),
-    Symbol("triangle-up", "^", "▲"),
-    Symbol("x", "X", "✖"),
+    Symbol("circle", MARKERS[0], "●"),
+    Symbol("square", MARKERS[1], "■"),
+    Symbol("diamond", MARKERS[2], "◆"),
+    Symbol("triangle-up", MARKERS[3], "▲"),
+    Symbol("x", MARKERS[4], "✖"),
 )
 
 

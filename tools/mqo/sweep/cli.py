@@ -128,7 +128,6 @@ def _run(
     """Prepare what all cells share, run them, and print the summary; the entries of the cells."""
     from rich.console import Console
 
-    from mqo.launch.process import stops_raise
     from mqo.sweep.pool import Pool
     from mqo.sweep.table import counts, shown, summary
 
@@ -136,8 +135,7 @@ def _run(
     console.print(f"sweep    : {place.root}", markup=False, soft_wrap=True)
     entries = place.entries(asked)  # before the preparation: a folder of another sweep is refused
     if any(entries[job.name].state != "done" for job in asked):
-        with stops_raise():
-            prepare(project, asked)
+        prepare(project, asked)
     with shown(console) as view:
         pool = Pool(place, asked, executor, view)
         if pool.skipped:

@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
+from mqo import process
 from mqo.launch.cell import Cell
-from mqo.launch.process import stops_raise
 from mqo.launch.run import run
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Train; exit codes are those of train_config.py."""
-    with stops_raise():
+    with process.command():
         _end_with(os.environ.pop(PARENT, ""))
         guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve())))
 

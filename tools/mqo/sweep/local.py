@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from mqo import process
 from mqo.errors import MqoError
-from mqo.launch import process
 from mqo.launch.machine import Machine
 from mqo.runs import RunFolder
 from mqo.sweep.job import PARENT

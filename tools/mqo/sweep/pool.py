@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mqo.launch.process import STOPS, stops_raise
+from mqo.launch.progress import Progress
+from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
 from mqo.sweep.cells import Job
 from mqo.sweep.local import Executor, Handle, log_of
-from mqo.sweep.progress import Progress
 from mqo.sweep.state import Entry, SweepFolder
 
 POLL_S = 0.2
@@ -95,8 +95,9 @@ class Pool:
         self.tries[job.name] += 1
         attempts = self.entries[job.name].attempts + 1
         self._set(job, state="running", run=run.root.name, attempts=attempts, reason="")
-        handle = self.executor.start(run, slot)
-        self.running.append(_Running(job, handle, run, slot, Progress(job, run)))
+        with held():
+            handle = self.executor.start(run, slot)
+            self.running.append(_Running(job, handle, run, slot, Progress(job.cell, run.metrics)))
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:
@@ -115,7 +116,8 @@ class Pool:
         if done:
             self.entries[one.job.name] = done
             self.folder.write(self.entries)
-            self.view.say(f"done     {one.job.name}  {one.progress.line()}")
+            self.view.say(f"done     {one.job.name}")
+            self.view.say(one.progress.losses())
             return
         reason = reason_of(one.run, code)
         again = self.tries[one.job.name] < TRIES
@@ -137,13 +139,12 @@ class Pool:
         """End what runs, which is queued again; nothing after a sweep that ended by itself."""
         if not self.running:
             return
-        for s in STOPS:  # whoever is impatient would leave processes behind
-            signal.signal(s, signal.SIG_IGN)
-        for one in self.running:
-            one.handle.ask_to_end()
-            self._set(one.job, state="queued", reason="the sweep was ended")
-        for one in self.running:
-            one.handle.end()
+        with held():
+            for one in self.running:
+                one.handle.ask_to_end()
+                self._set(one.job, state="queued", reason="the sweep was ended")
+            for one in self.running:
+                one.handle.end()
 
 
 def reason_of(run: RunFolder, code: int) -> str:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from mqo.display import EVERY_S, duration
+from mqo.launch.progress import Progress
 from mqo.sweep.pool import View
-from mqo.sweep.progress import Progress
 from mqo.sweep.state import Entry
 
-EVERY_S = 60
 COLUMNS = ("cell", "state", "step", "loss", "tok/s", "ETA")
 _STYLES = {"done": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 # What else a live table has: the title, the head, and the line of the cursor.
@@ -47,9 +47,8 @@ class Lines:
             return
         self.said = time.monotonic()
         for name, progress in running.items():
-            left = progress.seconds_left
-            eta = "" if left is None else f"  {duration(left)} left"
-            _print(self.console, f"running  {name}  {progress.line()}{eta}")
+            _print(self.console, f"running  {name}")
+            _print(self.console, progress.line())
         _print(self.console, counts(entries))
 
 
@@ -96,15 +95,6 @@ def counts(entries: Sequence[Entry]) -> str:
     number = {state: sum(entry.state == state for entry in entries) for state in _STYLES}
     rest = [f"{number[s]} {s}" for s in ("running", "failed") if number[s]]
     return ", ".join([f"{number['done']} of {len(entries)} done", *rest])
-
-
-def duration(seconds: float) -> str:
-    """'9:07', '2:05:00', '3d 04h'."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24}d {hours % 24:02}h"
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
 def _row(entry: Entry, progress: Progress | None) -> tuple[str, ...]:

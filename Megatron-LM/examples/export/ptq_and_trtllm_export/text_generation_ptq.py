@@ -284,7 +284,8 @@ def main(argv: list[str]) -> None:
     """Run; what the user can mend ends it with one paragraph and exit code 2."""
     args = parse_args(argv)
     # A job that is told to end clears what it began.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     os.environ |= {"HF_HUB_OFFLINE": "1"}
     # Upstream, torch and ModelOpt tell at length what is not installed.
     logging.disable(logging.WARNING)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mqo.display import stderr
 from mqo.errors import UnknownNameError
 from mqo.project import Project
 from mqo.terminal import JsonOption
@@ -42,16 +42,19 @@ def verify(
 
     project = Project.here()
     pin, series = Pin.load(project.upstream_pin), Series.of(project)
-    if tree:
-        if version or all:
-            raise typer.BadParameter("--tree excludes --version and --all")
-        place = Tree(tree.resolve())
-        results = [verify_tree(place, pin, series, project.tree, project.cache, report=_say)]
-    else:
-        results = [
-            try_release(name, pin, series, project.tree, project.cache, report=_say)
-            for name in _chosen(version or [], all, pin)
-        ]
+    if tree and (version or all):
+        raise typer.BadParameter("--tree excludes --version and --all")
+    names, ours = _chosen(version or [], all, pin), (project.tree, project.cache)
+    with stderr().live() as display:
+        if tree:
+            place = Tree(tree.resolve())
+            results = [verify_tree(place, pin, series, *ours, report=display)]
+        else:
+            results = []
+            for n, name in enumerate(names, 1):
+                at = f" ({n} of {len(names)})" if names[1:] else ""
+                found = try_release(name, pin, series, *ours, report=display, place=at)
+                results.append(found)
     if as_json:
         rows = [result.as_table() for result in results]
         print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
@@ -74,8 +77,3 @@ def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
         if name not in pin.releases:
             raise UnknownNameError("megatron-core release in UPSTREAM.toml", name, pin.releases)
     return pin.releases if every else list(dict.fromkeys(named or [pin.version]))
-
-
-def _say(text: str) -> None:
-    """Progress goes to stderr, since stdout may be JSON."""
-    print(text, file=sys.stderr, flush=True)

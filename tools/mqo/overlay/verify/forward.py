@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
-from mqo.program import run_program
+from mqo.program import Program, started
 
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
@@ -86,26 +86,35 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
         snapshot(tree, quantised, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
     except MqoError as error:
         return Forward("failed", faults=(str(error),))
-    first = _step(bare)
+    with _started(bare) as alone:
+        first = _result(alone, bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with ThreadPoolExecutor(2) as pool:
-        faults = judge(first, *pool.map(_step, (none, quantised)))
+    with _started(none) as one, _started(quantised) as other:
+        faults = judge(first, _result(one, none), _result(other, quantised))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
-def _step(root: Path) -> Step:
-    """Run the program in the tree at `root`: on the CPU, with nothing of this environment."""
-    target = root.with_suffix(".json")
+def _started(root: Path) -> AbstractContextManager[Program]:
+    """Start the program in the tree at `root`: on the CPU, with nothing of this environment."""
     # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
+    return started(root / PROGRAM, [str(_target(root))], variables=chosen)
+
+
+def _result(program: Program, root: Path) -> Step:
+    """Wait for the program and read what it reports."""
     try:
-        run_program(root / PROGRAM, [str(target)], variables=chosen, limit_s=TIME_LIMIT_S)
+        program.wait(TIME_LIMIT_S)
     except RunError as error:
         return Step(error=error.found)
-    if not target.exists():
+    if not _target(root).exists():
         return Step(error=f"{PROGRAM} ended with exit code 0, and reported nothing")
-    return Step.from_table(json.loads(target.read_text(encoding="utf-8")))
+    return Step.from_table(json.loads(_target(root).read_text(encoding="utf-8")))
+
+
+def _target(root: Path) -> Path:
+    return root.with_suffix(".json")
 
 
 def judge(bare: Step, none: Step, quantised: Step) -> list[str]:

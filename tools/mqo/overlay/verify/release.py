@@ -7,12 +7,12 @@ and backward pass in `forward`, the table in `table`, the command in `cli`.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mqo.display import Display
 from mqo.errors import DriftError, MqoError
 from mqo.overlay.apply import apply, restore
 from mqo.overlay.plan import drift
@@ -21,6 +21,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
 from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
 from mqo.overlay.verify.source import compile_faults, restore_faults
+from mqo.process import temporary_folder
 
 EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
@@ -65,13 +66,21 @@ class Verified:
 
 
 def verify(
-    version: str, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
+    version: str,
+    pin: Pin,
+    series: Series,
+    ours: Path,
+    cache: Path,
+    *,
+    report: Report = print,
+    place: str = "",
 ) -> Verified:
     """Try `series` on release `version`, with the files and the program of the tree `ours`.
 
-    What is wrong with the release or with the series is in the result, never raised.
+    `place` says which of several releases it is, for the progress that `report` gets. What is wrong
+    with the release or with the series is in the result, never raised.
     """
-    report(f"verifying {version}")
+    report(f"verifying {version}{place}")
     try:
         wheel = wheel_of(pin, version, cache, report)
         members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
@@ -92,12 +101,12 @@ def verify_tree(
     upstream = tree.upstream()
     report(f"verifying {upstream.version}, from {upstream.origin}")
     members = {path: tree.pristine(path) for path in upstream.files}
-    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
+    with temporary_folder("mqo-verify-") as folder:
         for path, content in members.items():
-            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / path).write_bytes(content)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
         series = replace(series, ours=ours)
-        return _verify(Path(folder), members, upstream.version, pin, series, cache, report)
+        return _verify(folder, members, upstream.version, pin, series, cache, report)
 
 
 def _verify(
@@ -111,29 +120,33 @@ def _verify(
 ) -> Verified:
     """Try the series on what `source`, a wheel or a folder, holds below the pinned packages."""
     assert series.ours is not None
-    with tempfile.TemporaryDirectory(prefix="mqo-verify-") as folder:
-        tree = Tree(Path(folder) / "tree")
+    with temporary_folder("mqo-verify-") as folder:
+        tree = Tree(folder / "tree")
         (tree.root / PROGRAM).parent.mkdir(parents=True)
         shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
         vendor(tree, pin, cache, source=source, report=report)
-        result = _try(tree, series, version, Path(folder))
+        result = _try(tree, series, version, folder, Display.of(report))
         left = restore_faults(tree, pin.packages, members)
     return replace(result, faults=(*result.faults, *left))
 
 
-def _try(tree: Tree, series: Series, version: str, folder: Path) -> Verified:
+def _try(tree: Tree, series: Series, version: str, folder: Path, display: Display) -> Verified:
     """All checks of the patched tree, which is restored in the end; snapshots go to `folder`."""
     faults = _claim_faults(tree, series, version)
     # The range is what this command finds out, so it must not stop it.
     anywhere = replace(series, supported="")
+    display.show(f"  {version}: applying the patches")
     try:
         apply(tree, anywhere)
     except DriftError:
         return Verified(version, _drifted(tree, series), faults=tuple(faults))
     entries = _applied(tree, series)
+    display.show(f"  {version}: compiling")
     broken = compile_faults(tree)
+    display.show(f"  {version}: forward and backward passes")
     forward = Forward("not tried") if broken else try_forward(tree, anywhere, folder)
     faults += [*broken, *forward.faults]
+    display.show(f"  {version}: restoring")
     try:
         restore(tree, anywhere)
     except MqoError as error:

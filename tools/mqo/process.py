@@ -1,0 +1,225 @@
+"""Starts processes that end with this one, and makes temporary folders that go with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Asks a run to save and leave, as batch systems do ahead of a time limit; it may take its time.
+SAVE = signal.SIGUSR1
+GRACE_S = 15
+# A stop that follows another one so soon is the same request: `timeout` sends two.
+SAME_REQUEST_S = 2
+
+
+@dataclass
+class _Stops:
+    """What became of stop signals: `held` counts the blocks that may not be interrupted."""
+
+    installed: bool = False
+    held: int = 0
+    pending: int | None = None
+    raised_at: float = -inf
+
+
+_stops = _Stops()
+
+
+@contextmanager
+def command() -> Iterator[None]:
+    """Around a whole command: a stop signal ends it cleanly, with exit code 128 + the signal."""
+    with stops_raise():
+        try:
+            yield
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def stops_raise() -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
+
+    SIGINT raises KeyboardInterrupt, the others SystemExit. A signal that is ignored, as `nohup`
+    has it, stays ignored. Does nothing inside another such block, or outside the main thread.
+    """
+    if _stops.installed or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    current = {s: signal.getsignal(s) for s in STOPS}
+    old = {s: handler for s, handler in current.items() if handler is not signal.SIG_IGN}
+    _stops.installed = True
+    for s in old:
+        signal.signal(s, _stop)
+    try:
+        yield
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+        _stops.installed, _stops.pending, _stops.raised_at = False, None, -inf
+
+
+def _stop(signum: int, frame: object) -> None:
+    if _stops.held:
+        _stops.pending = signum
+        return
+    now = time.monotonic()
+    if now - _stops.raised_at > SAME_REQUEST_S:
+        _stops.raised_at = now
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Inside, a stop signal waits for the end of the block: what it does is done completely."""
+    _stops.held += 1
+    try:
+        yield
+    finally:
+        _stops.held -= 1
+        if not _stops.held and _stops.pending is not None:
+            signum, _stops.pending = _stops.pending, None
+            _stop(signum, None)
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder, in `parent` or the system's place; whatever ends the block removes it."""
+    folder: Path | None = None
+    with stops_raise():
+        try:
+            with held():
+                folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            yield folder
+        finally:
+            if folder is not None:
+                with held():
+                    shutil.rmtree(folder)
+
+
+@contextmanager
+def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen]:
+    """A process in a session of its own; whatever ends the block ends it and all that it started.
+
+    `options` are those of subprocess.Popen.
+    """
+    process: subprocess.Popen | None = None
+    with stops_raise():
+        try:
+            with held():
+                process = subprocess.Popen(command, start_new_session=True, **options)
+            yield process
+        finally:
+            if process is not None and process.poll() is None:
+                with held():
+                    end(process)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    input: bytes | None = None,
+    limit_s: float | None = None,
+    env: Mapping[str, str] = os.environ,
+    **options: Any,
+) -> subprocess.CompletedProcess:
+    """Run a command to its end and return its exit code and output, as subprocess.run does.
+
+    What it leaves in the temporary folder is removed. `options` are those of subprocess.Popen.
+
+    Raises:
+        OSError: there is no such program.
+        subprocess.TimeoutExpired: it ran longer than `limit_s` seconds; it was ended.
+    """
+    stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+    pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        temporary_folder("mqo-command-") as scratch,
+        started(command, env={**env, "TMPDIR": str(scratch)}, **pipes, **options) as process,
+    ):
+        out, errors = process.communicate(input, timeout=limit_s)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+class Leaving:
+    """What SAVE does to a training process: `was_asked` says whether it came."""
+
+    def __init__(self) -> None:
+        self.was_asked = False
+
+    def watch(self, process: subprocess.Popen) -> None:
+        """From now on, pass SAVE on to the workers of `process`, which is torchrun.
+
+        They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
+        gets nothing: it would kill them after half a minute.
+        """
+
+        import psutil  # not at the top: see `_below`
+
+        def ask(signum: int, frame: object) -> None:
+            self.was_asked = True
+            with suppress(psutil.NoSuchProcess):
+                for worker in psutil.Process(process.pid).children():
+                    worker.terminate()
+
+        signal.signal(SAVE, ask)
+
+
+@contextmanager
+def leaves_on_signal() -> Iterator[Leaving]:
+    """Around the start and the life of a training process.
+
+    SAVE is ignored by what is started inside, for some batch systems send it to every process.
+    """
+    old = signal.signal(SAVE, signal.SIG_IGN)
+    try:
+        yield Leaving()
+    finally:
+        signal.signal(SAVE, old)
+
+
+def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
+    """End the process, its group, and what has left the group; ask first, for `grace` seconds.
+
+    torchrun gives each worker a session of its own, which no signal to the group reaches.
+    """
+    below = _below(process)
+    for s in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, s)
+            process.wait(timeout=grace)
+            break
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    if below:
+        from psutil import NoSuchProcess
+
+        for worker in below:
+            with suppress(NoSuchProcess):
+                worker.kill()
+
+
+def _below(process: subprocess.Popen) -> list[Any]:
+    """Every descendant of the process."""
+    try:
+        import psutil
+    except ImportError:  # quant_type_modifier.py may run on the standard library alone
+        return []
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
