@@ -18,6 +18,8 @@ from .unpickle import METADATA, foreign_name
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
+# Holds the name of the first iteration that is saved to a folder, until the tracker is there.
+FIRST_SAVE = "first_save_under_way.txt"
 _MANIFEST_BYTES = 64 << 20  # a line of 100 bytes for each of several 100,000 files
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
@@ -177,11 +179,16 @@ def before_save(args: Namespace, iteration: int) -> None:
     if rank() == 0 and args.save:
         _saved = Path(args.save)
         clear_unfinished(_saved, iteration)
+        if not _has_tracker(_saved):
+            _saved.mkdir(parents=True, exist_ok=True)
+            (_saved / FIRST_SAVE).write_text(_begun.name, encoding="utf-8")
 
 
 def keep_last(count: int) -> None:
     """Once what was saved last is complete: remove all but the `count` newest; 0 keeps all."""
     global _saved, _begun
+    if _saved is not None and _has_tracker(_saved):
+        (_saved / FIRST_SAVE).unlink(missing_ok=True)
     if _saved is not None and count:
         remove_old(_saved, count)
     _saved = _begun = None
@@ -332,8 +339,12 @@ def _name_newest(folder: Path, iteration: int) -> None:
 def _is_complete(checkpoint: Path) -> bool:
     """Whether an iteration's folder holds what a save writes last, unlike one that was killed.
 
-    That is metadata, or the hashes; in the format of one file a rank, nothing tells.
+    That is the hashes, or metadata where no first save is under way: it comes before the hashes,
+    which take long. In the format of one file a rank, nothing tells.
     """
+    begun = checkpoint.parent / FIRST_SAVE
+    if not (checkpoint / MANIFEST).exists() and begun.is_file():
+        return begun.read_bytes() != checkpoint.name.encode()
     marks = (METADATA, MANIFEST, "metadata.json")
     return any((checkpoint / mark).exists() for mark in marks) or any(checkpoint.glob("mp_rank_*"))
 

@@ -212,6 +212,35 @@ def test_what_a_kill_left_of_the_first_save_is_no_checkpoint(untracked):
     assert left(made) == []
 
 
+def test_a_first_save_that_was_killed_while_it_was_hashed_is_no_checkpoint(untracked):
+    before_save(Namespace(save=str(untracked())), 2)
+    made = untracked(2)  # its metadata is there; its hashes are not yet
+    args = arguments(made)
+    before_load(args)
+    assert args.ckpt_step is None
+    before_save(Namespace(save=str(made)), 2)
+    assert left(made) == []
+
+
+def test_what_marks_the_first_save_goes_when_it_is_done(untracked):
+    made = untracked()
+    before_save(Namespace(save=str(made)), 2)
+    keep_last(0)
+    assert (made / checkpoints.FIRST_SAVE).exists()  # the tracker is not there: it goes on
+    before_save(Namespace(save=str(made)), 2)
+    (made / checkpoints.TRACKER).write_text("2")
+    keep_last(0)
+    assert not (made / checkpoints.FIRST_SAVE).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"iter_0000004", b"\xff"])
+def test_a_mark_of_another_iteration_hides_none(untracked, content):
+    made = untracked(2)
+    (made / checkpoints.FIRST_SAVE).write_bytes(content)
+    with pytest.raises(CheckpointError, match="holds checkpoints"):
+        before_load(arguments(made, verify_integrity=False))
+
+
 def test_a_tracker_that_cannot_be_written_is_named(untracked, monkeypatch):
     made = untracked(2)
     monkeypatch.setattr(checkpoints, "fault", damaged())
@@ -230,6 +259,7 @@ def test_a_complete_one_is_moved_aside_before_its_iteration_is_saved_again(untra
     made = untracked(2, 4)
     for times in (1, 2):
         before_save(Namespace(save=str(made)), 4)
+        (made / checkpoints.FIRST_SAVE).unlink()  # a mark would say that it is unfinished
         assert left(made) == [2]
         assert len(list(made.glob("old*_iter_0000004"))) == times
         untracked(4)
