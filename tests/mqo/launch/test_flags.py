@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.data.pair import HEADER, MAGIC, document_count
+from mqo.data.pair import HEADER, MAGIC
+from mqo.data.pair_check import document_count
 from mqo.launch import cli
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.flags import Length, RunPaths, length, megatron_flags

@@ -51,16 +51,6 @@ def id_type(vocab_size: int) -> type[np.number]:
     return np.uint16 if vocab_size < _TWO_BYTES_BELOW else np.int32
 
 
-def document_count(prefix: Path) -> int | None:
-    """Return how many documents PREFIX.idx holds; None where it is no index."""
-    try:
-        with Path(f"{prefix}.idx").open("rb") as index:
-            magic, version, _, _, bounds = HEADER.unpack(index.read(HEADER.size))
-    except (OSError, struct.error):
-        return None
-    return bounds - 1 if (magic, version) == MAGIC else None
-
-
 class Pairs:
     """The pairs of some JSON keys, PREFIX_KEY_document.bin and .idx; one process at a time.
 

@@ -51,6 +51,14 @@ def read_header(path: Path) -> Header:
     return header
 
 
+def document_count(prefix: Path) -> int | None:
+    """Return how many documents PREFIX.idx holds; None where it is no index."""
+    try:
+        return read_header(Path(f"{prefix}.idx")).documents - 1
+    except (OSError, DataError):
+        return None
+
+
 def check_pair(prefix: Path) -> None:
     """Check that every sequence lies in PREFIX.bin, and every document's bound in PREFIX.idx.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mqo.data.pair import document_count
+from mqo.data.pair_check import document_count
 from mqo.display import Display
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
