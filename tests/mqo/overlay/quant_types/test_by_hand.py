@@ -242,3 +242,15 @@ def test_two_functions_with_literals_are_refused(root):
     made = root(FIRST | {LAYERS: text})
     with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ \(Own\) may hold the sites as well"):
         modifier.modify(made, {"fprop": "mxfp4"})
+
+
+def test_literals_in_a_frozen_layer_alone_are_refused(root):
+    text = FIRST[LAYERS].replace("#!", "").replace("custom_quant_type =", "other =")
+    body = "return grad_output.matmul(ctx.weight)"
+    typed = (
+        f"{literal('none')}        return typed_matmul(grad_output, ctx.weight, custom_quant_type)"
+    )
+    text = text.replace(body, typed)
+    made = root(FIRST | {LAYERS: text.replace("if custom_quant_type", "if other")})
+    due = modifier.check(made).due
+    assert any("may hold the sites as well as" in reason for reason in due)

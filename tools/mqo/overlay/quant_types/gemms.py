@@ -3,7 +3,7 @@
 A *GEMM* is an `@`, a call whose name says so (matmul, bmm, gemm, einsum, linear, mm, whatever
 prefix), or a call that takes a quant type and two operands and returns one value; and its result
 flows on: into what the function returns, a gradient, or the operands of such a GEMM. A call whose
-result is dropped, to log tensors say, is none. Its operands tell its site: see `Sites`.
+result is dropped, to log tensors say, is none. Its operands tell its site.
 
 A GEMM *reads* a literal that reaches it as an argument, through a call that its operands passed
 through, or through a condition that chose one of these. No statement is executed, so what *may*
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mqo.overlay.literals import VARIABLE, Literal, Source
@@ -24,31 +24,17 @@ _GEMM = re.compile(r"matmul|bmm|addmm|gemm|einsum|linear|(^|_)mm(_|$)")
 _NO_DATA = {"shape", "size", "dtype", "device", "main_grad"}
 _CONDITIONS = "<conditions>"  # in a state: what chose the branch that a statement stands in
 
-
-@dataclass(frozen=True)
-class Sites:
-    """The sites of a function: the first pair of which a GEMM has an operand is the GEMM's.
-
-    Where there is one site, all GEMMs are its.
-    """
-
-    names: tuple[str, ...]
-    operands: tuple[tuple[str, frozenset[str]], ...]
-
-    def of(self, operands: frozenset[str]) -> str:
-        """Return the site of a GEMM of such operands; empty where none is known."""
-        if len(self.names) == 1:
-            return self.names[0]
-        return next((site for site, of in self.operands if operands & of), "")
-
-
+# The sites of a function, in the order of its GEMMs, each with the operands that tell it. A GEMM
+# with operands of several is nobody's; where there is one site, all GEMMs are its.
+Sites = Mapping[str, frozenset[str]]
 _INPUT = frozenset({"total_input", "input"})
-FORWARD = Sites(("fprop",), (("fprop", _INPUT | {"weight"}),))
-_DGRAD, _NEITHER = ("dgrad", frozenset({"weight"})), ("", frozenset({"grad_output"}))
-BACKWARD = Sites(("dgrad", "wgrad"), (("wgrad", _INPUT), _DGRAD, _NEITHER))
-_PV = ("pv", frozenset({"value", "attention_probs", PRODUCT}))
-ATTEND = Sites(("qk", "pv"), (_PV, ("qk", frozenset({"query", "key", "matmul_input_buffer"}))))
-SITES = FORWARD.names + BACKWARD.names + ATTEND.names
+FORWARD: Sites = {"fprop": _INPUT | {"weight"}}
+BACKWARD: Sites = {"dgrad": frozenset({"weight"}), "wgrad": _INPUT}
+ATTEND: Sites = {
+    "qk": frozenset({"query", "key", "matmul_input_buffer"}),
+    "pv": frozenset({"value", "attention_probs", PRODUCT}),
+}
+SITES = (*FORWARD, *BACKWARD, *ATTEND)
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class Gemm:
 
 def find_gemms(function: ast.FunctionDef, sites: Sites, source: Source) -> list[Gemm]:
     """Return the bindings and GEMMs of `function` that have a site, in source order."""
-    flow = _Flow(sites, _union(of for _, of in sites.operands), source, _odd(function))
+    flow = _Flow(sites, _union(sites.values()) | {"grad_output"}, source, _odd(function))
     flow.used |= flow.function(function, {VARIABLE: flow.odd})
     waiting = [*flow.used & flow.found.keys()]
     while waiting:
@@ -220,21 +206,9 @@ class _Flow:
         return state | {_CONDITIONS: state.get(_CONDITIONS, _NOTHING) | chosen}
 
     def assign(self, target: ast.expr, value: ast.expr, state: _State) -> None:
-        """Bind what `value` is computed from, to each name of a tuple its own where that is known.
-
-        A call that is given as many operands as it returns returns them in their places.
-        """
+        """Bind what `value` is computed from."""
         if isinstance(target, ast.Tuple | ast.List):
             self.unpacked.add(value)
-            whole = self.value(value, state)
-            parts = [self.value(part, state) for part in _parts(value)]
-            if isinstance(value, ast.Call):
-                types = frozenset(_types(whole))
-                parts = [part | types for part in parts if _is_operand(part)]
-            if len(parts) == len(target.elts) and value not in self.found:
-                for element, origins in zip(target.elts, parts, strict=True):
-                    self.bind(element, origins, state)
-                return
         self.bind(target, self.value(value, state), state)
 
     def bind(self, target: ast.expr, origins: _Origins, state: _State) -> None:
@@ -319,7 +293,9 @@ class _Flow:
         conditions = state.get(_CONDITIONS, _NOTHING)
         direct = _types(conditions) | (state.get(VARIABLE, _NOTHING) if within else _NOTHING)
         own = direct.union(*(_types(part) - self.read_by(part) for part in parts))
-        site = self.sites.of(_names(origins) | ({PRODUCT} if _nodes(origins) else set()))
+        names = _names(origins) | ({PRODUCT} if _nodes(origins) else set())
+        told = [site for site, of in self.sites.items() if names & of or len(self.sites) == 1]
+        site = told[0] if len(told) == 1 else ""
         new = Gemm(node.lineno, site, own or _types(origins), False, origins, conditions)
         old = self.found.get(node, new)
         self.found[node] = replace(
@@ -369,14 +345,12 @@ def _is_operand(origins: _Origins) -> bool:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """The object of a method and the arguments; the factors; the elements."""
+    """The object of a method and the arguments, or the factors."""
     match node:
         case ast.Call():
             owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
             return [*owner, *node.args, *(keyword.value for keyword in node.keywords)]
-        case ast.BinOp():
-            return [node.left, node.right]
-    return getattr(node, "elts", [])
+    return [node.left, node.right]
 
 
 def _outputs(node: ast.expr) -> list[ast.expr]:

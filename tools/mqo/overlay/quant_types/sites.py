@@ -66,7 +66,6 @@ class _Holder:
 
     path: str
     node: ast.ClassDef
-    methods: dict[str, ast.FunctionDef]
     gemms: tuple[Gemm, ...]
 
     @property
@@ -92,21 +91,23 @@ def scan(path: str, content: bytes | None) -> FileScan:
             expected="Python in UTF-8, or with a coding line that names the file's encoding",
             help="Mend the file, or give the folder of another tree to --tree",
         ) from error
-    complete = [h for h in holders if {g.site for g in h.gemms} >= set(_sites(path))] or holders
-    chosen = [h for h in complete if any(gemm.reads for gemm in h.gemms)] or complete
+    complete = [h for h in holders if {g.site for g in h.gemms} >= set(_sites(path))]
+    readers = [h for h in holders if any(gemm.reads for gemm in h.gemms)]
+    chosen = [h for h in readers if h in complete] or readers + complete or holders
     if not chosen:
         return _without_sites(path, 1, f"{path} has no {_CLASSES[path]}", source)
     if len(chosen) > 1:
-        why = f"{chosen[1].at} may hold the sites as well as line {chosen[0].node.lineno}"
-        return _without_sites(path, chosen[1].node.lineno, why, source)
+        first, second, *_ = sorted(chosen, key=lambda holder: holder.node.lineno)
+        why = f"{second.at} may hold the sites as well as line {first.node.lineno}"
+        return _without_sites(path, second.node.lineno, why, source)
     found = _with_shares([_place(chosen[0], site) for site in _sites(path)])
     unused = [h for h in complete if h is not chosen[0]]
-    notes = tuple(f"{h.at} computes the same and reads no literal" for h in unused)
+    notes = tuple(f"{h.at} computes the same sites and reads no literal" for h in unused)
     return _with_strays(path, found, source, notes)
 
 
 def _sites(path: str) -> list[str]:
-    return [site for sites in METHODS[path].values() for site in sites.names]
+    return [site for sites in METHODS[path].values() for site in sites]
 
 
 def _without_sites(path: str, line: int, why: str, source: Source | None = None) -> FileScan:
@@ -131,10 +132,9 @@ def _with_strays(
 
 
 def _holder(path: str, node: ast.ClassDef, source: Source) -> _Holder:
-    methods = {name: _method(node, name, source.tree) for name in METHODS[path]}
-    methods = {name: method for name, method in methods.items() if method}
-    found = (find_gemms(method, METHODS[path][n], source) for n, method in methods.items())
-    return _Holder(path, node, methods, tuple(gemm for gemms in found for gemm in gemms))
+    methods = ((_method(node, name, source.tree), sites) for name, sites in METHODS[path].items())
+    found = (find_gemms(method, sites, source) for method, sites in methods if method)
+    return _Holder(path, node, tuple(gemm for gemms in found for gemm in gemms))
 
 
 def _method(node: ast.ClassDef, name: str, tree: ast.Module) -> ast.FunctionDef | None:
