@@ -162,6 +162,7 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
     [
         ("", "nothing is asked for"),
         ("--check --restore", "these do not go together"),
+        ("--check --shared", "--shared goes with a type"),
         ("--check --qk-quant none", "these do not go together"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),

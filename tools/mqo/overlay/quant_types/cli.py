@@ -81,6 +81,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     asked = [options.check, options.restore, bool(options.types)]
     if sum(asked) != 1:
         parser.error("nothing is asked for" if not any(asked) else "these do not go together")
+    if options.shared and not options.types:
+        parser.error("--shared goes with a type")
     return options
 
 

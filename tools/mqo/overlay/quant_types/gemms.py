@@ -126,12 +126,12 @@ class _Flow:
             self.passed += [state] if state is not None else []
         return state
 
-    def anywhere(self, body: Sequence[ast.stmt], state: _State) -> _State:
-        """Return what may hold where `body` is left, at any statement of it."""
+    def anywhere(self, body: Sequence[ast.stmt], state: _State) -> tuple[_State | None, _State]:
+        """Return the state behind `body`, and what may hold where it is left at any statement."""
         start = len(self.passed)
-        self.block(body, state)
+        end = self.block(body, state)
         before = {_CONDITIONS: state.get(_CONDITIONS, _NOTHING)}
-        return _join(state, *self.passed[start:]) | before
+        return end, _join(state, *self.passed[start:]) | before
 
     def statement(self, node: ast.stmt, state: _State) -> _State | None:
         """Return the state behind a statement; `state` may be changed."""
@@ -172,13 +172,13 @@ class _Flow:
                 if not isinstance(node, ast.While):
                     self.bind(node.target, self.value(node.iter, state), state)
                 for _ in range(2):
-                    state = self.anywhere(node.body, state)
+                    _, state = self.anywhere(node.body, state)
                 return self.block(node.orelse, state)
             case ast.Try() | ast.TryStar():
-                cut_off = self.anywhere(node.body, state)
-                through = self.block(node.orelse, self.block(node.body, state))
+                end, cut_off = self.anywhere(node.body, state)
                 ends = [self.block(handler.body, cut_off) for handler in node.handlers]
-                return self.block(node.finalbody, _join(through, *ends))
+                after = _join(self.block(node.orelse, end), *ends)
+                return self.block(node.finalbody, after)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
                     if item.optional_vars:
