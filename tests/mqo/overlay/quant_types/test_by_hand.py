@@ -225,6 +225,15 @@ def test_a_layer_may_apply_by_another_name(root):
     assert next(s[0] for s in shown(root(FIRST | {LAYERS: text})).values()) == "hifp8"
 
 
+def test_a_file_without_layers_has_what_its_linear_functions_apply(root):
+    text = FIRST[LAYERS].partition("\nclass ColumnParallelLinear")[0]
+    text = text.partition("\nclass RowParallelLinear")[0] + text.partition("x, self.weight)\n")[2]
+    made = root(FIRST | {LAYERS: text.replace("run_own", "own_linear_with_types")})
+    assert shown(made)["fprop"] == ("hifp8", lines({LAYERS: text}, LAYERS)[0])
+    report = modifier.check(root(FIRST | {LAYERS: text.partition("\ndef run_own")[0]}))
+    assert [state.type for state in report.sites[:3]] == ["hifp8", "hifp8", "none"]
+
+
 def test_a_function_that_no_layer_applies_holds_no_site(root):
     text = FIRST[LAYERS].replace("return Own.apply", "return elsewhere.apply")
     report = modifier.check(root(FIRST | {LAYERS: text}))

@@ -168,12 +168,13 @@ def _definitions(node: ast.AST) -> Iterator[ast.stmt]:
 def _applied(tree: ast.Module) -> set[str]:
     """Return the names X of the `X.apply` that the parallel linear layers reach in this file.
 
-    In a file without such layers, the functions `linear_with_...` are in their place.
+    In a file without such layers, the functions `...linear_with_...` are in their place, and in one
+    without these all classes count.
     """
     named = [(name, node) for node in _definitions(tree) for name in _names(node)]
     layers = {name for name, _ in named if name in _LAYERS}
-    waiting = list(layers or {name for name, _ in named if name.startswith("linear_with_")})
-    reached, applied = set(waiting), set()
+    waiting = list(layers or {name for name, _ in named if "linear_with_" in name})
+    reached, applied = set(waiting), set() if waiting else {name for name, _ in named}
     while waiting:
         name = waiting.pop()
         for part in (part for n, node in named if n == name for part in ast.walk(node)):
