@@ -14,6 +14,15 @@ class LinearWithGradAccumulationAndAsyncCommunication:
     def forward(ctx, total_input, weight):
         custom_quant_type = "hifp8"
         return typed_matmul(total_input, weight, custom_quant_type)
+
+class ColumnParallelLinear:
+    def forward(self, x):
+        return LinearWithGradAccumulationAndAsyncCommunication.apply(x, self.weight)
+"""
+PLAIN = """
+class DotProductAttention:
+    def forward(self, query, key, value):
+        return torch.bmm(torch.bmm(query, key), value)
 """
 HEAVY = ("torch", "libcst", "typer", "pydantic", "packaging", "filelock")
 
@@ -23,7 +32,7 @@ def root(tmp_path):
     for path in (LAYERS, ATTENTION):
         (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / LAYERS).write_text(SOURCE)
-    (tmp_path / ATTENTION).write_text("x = 1\n")
+    (tmp_path / ATTENTION).write_text(PLAIN)
     return tmp_path
 
 
@@ -31,7 +40,7 @@ def root(tmp_path):
 def project(tmp_path):
     """A checkout whose .venv is a program that starts this very Python, with what it has."""
     here, there = Project.here().root, tmp_path / "project"
-    for folder in ("tools/mqo/overlay", "script"):
+    for folder in ("tools/mqo/overlay", "script", "Megatron-LM/megatron/quant"):
         shutil.copytree(here / folder, there / folder)
     for name in ("__init__", "errors", "process", "project"):
         shutil.copy(here / f"tools/mqo/{name}.py", there / f"tools/mqo/{name}.py")
@@ -95,4 +104,6 @@ def test_a_python_with_the_lock_does_it_itself(root, project):
 def test_an_error_ends_with_2(root):
     done = run("--qk-quant", "mxfp8", root=root)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"quant_type_modifier: {ATTENTION}:1 has no DotProductAttention")
+    assert done.stderr.startswith(
+        f"quant_type_modifier: {ATTENTION}:4 (DotProductAttention) has no"
+    )

@@ -1,26 +1,110 @@
-"""What the literals of a patched module say: for code that stands before the site it asks about."""
+"""Parse the quant type literals of a source file.
+
+`custom_quant_type = 'mxfp8'` is a literal, wherever it stands: with either quote, annotated, in
+brackets, behind other code on its line, in a file of any encoding and line ending. A value that is
+computed, concatenated or escaped is none.
+
+This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+"""
 
 import ast
-from itertools import pairwise
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
+
+VARIABLE = "custom_quant_type"
+_TOKEN = re.compile(rb"[rRuU]?(?P<quote>'''|\"\"\"|'|\")(?P<value>[^'\"\\\r\n]*)(?P=quote)")
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A literal: its value, its 1-based line, and where in the file's bytes the value is.
+
+    `site` is the GEMM site that the statement behind it names, as in `f('qk', ...)`, or empty.
+    """
+
+    value: str
+    line: int
+    start: int
+    end: int
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file: its bytes, its syntax tree, and its literals by their statements, in source order."""
+
+    content: bytes
+    tree: ast.Module
+    literals: dict[ast.stmt, Literal]
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Source":
+        """Parse a file.
+
+        Raises:
+            SyntaxError, ValueError: it is not Python.
+        """
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                tree = ast.parse(content)
+            except (RecursionError, MemoryError) as error:
+                raise SyntaxError("nested too deeply") from error
+        lines = content.splitlines(keepends=True) if VARIABLE.encode() in content else []
+        starts = list(accumulate(map(len, lines), initial=0))
+        pairs = (pair for block in _blocks(tree) for pair in pairwise([*block, None]))
+        found = {s: _literal(content, starts, s, behind) for s, behind in pairs} if lines else {}
+        plain = {statement: literal for statement, literal in found.items() if literal}
+        return cls(content, tree, dict(sorted(plain.items(), key=lambda item: item[1].start)))
+
+
+def splice(content: bytes, values: Mapping[Literal, str]) -> bytes:
+    """Return `content` with the values of these literals, and no other byte, replaced."""
+    for literal in sorted(values, key=lambda literal: literal.start, reverse=True):
+        content = content[: literal.start] + values[literal].encode() + content[literal.end :]
+    return content
 
 
 def site_types(path: str) -> dict[str, str]:
-    """{site: quant type} as the source file at `path` says, for sites with a plain literal.
-
-    A site is a `custom_quant_type = '...'` and, behind it, the binding that names the site.
+    """Return {site: quant type} as the source file at `path` says, for sites with a literal.
 
     Raises:
-        OSError, SyntaxError: there is no such file, or it is not Python.
+        OSError, SyntaxError, ValueError: there is no such file, or it is not Python.
     """
-    found = {}
-    for node in ast.walk(ast.parse(Path(path).read_bytes())):
-        block = getattr(node, "body", None)
-        for literal, binding in pairwise(block if isinstance(block, list) else ()):
-            match literal, binding:
-                case (
-                    ast.Assign([ast.Name("custom_quant_type")], ast.Constant(str(quant_type))),
-                    ast.Assign(value=ast.Call(args=[ast.Constant(str(site)), *_])),
-                ):
-                    found[site] = quant_type
-    return found
+    literals = Source.parse(Path(path).read_bytes()).literals.values()
+    return {literal.site: literal.value for literal in literals if literal.site}
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield every list of statements in `node`, handlers and cases of a `match` among them."""
+    for name in _BLOCKS:
+        block = getattr(node, name, [])
+        yield block
+        for child in block:
+            yield from _blocks(child)
+
+
+def _literal(
+    content: bytes, starts: list[int], statement: ast.AST, behind: ast.AST | None
+) -> Literal | None:
+    """Return the literal that `statement` is, with the site that the one behind it names."""
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(said)) as value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(said)) as value)
+        ) if name == VARIABLE:
+            token = _TOKEN.match(content, starts[value.lineno - 1] + value.col_offset)
+            if token and token["value"] == said.encode("utf-8", "surrogatepass"):
+                return Literal(said, value.lineno, *token.span("value"), _site(behind))
+    return None
+
+
+def _site(binding: ast.AST | None) -> str:
+    match binding:
+        case ast.Assign(value=ast.Call(args=[ast.Constant(value=str(site)), *_])):
+            return site
+    return ""

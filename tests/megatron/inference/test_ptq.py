@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mqo.overlay.quant_types.gemms import ATTENTION, LAYERS
+from mqo.overlay.quant_types.sites import ATTENTION, LAYERS
 
 from .conftest import VOCABULARY
 

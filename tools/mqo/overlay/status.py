@@ -7,7 +7,6 @@ from typing import Literal
 
 from mqo.overlay import literals
 from mqo.overlay.goal import applied_entries
-from mqo.overlay.literals import TypeLiteral
 from mqo.overlay.records import AppliedEntry, Manifest
 from mqo.overlay.series import Series, added_files
 from mqo.overlay.tree import Tree
@@ -34,7 +33,7 @@ class Status:
     origin: str
     entries: tuple[EntryStatus, ...]
     edited: tuple[str, ...]
-    types: tuple[tuple[str, TypeLiteral], ...]
+    types: tuple[tuple[str, literals.Literal], ...]
 
     @property
     def clean(self) -> bool:

@@ -30,6 +30,15 @@ attention_probs = self.softmax(scores)
 custom_quant_type = 'bf16'
 return typed_bmm(attention_probs, value, custom_quant_type)
 """
+# What makes the class above the one that computes: a layer applies it.
+LAYER = f"""
+def multiply(*operands):
+    return {LINEAR}.apply(*operands)
+
+class RowParallelLinear(Module):
+    def forward(self, x):
+        return multiply(x, self.weight)
+"""
 
 
 def method(name, arguments, body):
@@ -45,6 +54,7 @@ def layers(forward=FORWARD, backward=BACKWARD):
         method("forward", "ctx, total_input, weight", forward),
         "\n",
         method("backward", "ctx, grad_output, total_input, weight", backward),
+        LAYER,
     ]
     return "".join(parts)
 

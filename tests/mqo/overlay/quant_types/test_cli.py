@@ -30,34 +30,82 @@ def test_check_is_a_table_of_sites(call, root):
     assert (code, err) == (0, "")
     assert out == (
         f"{root}\n"
-        "site   type   where\n"
-        f"fprop  hifp8  {LAYERS}:5\n"
-        f"dgrad  mxfp8  {LAYERS}:11\n"
-        f"wgrad  none   {LAYERS}:15\n"
-        f"qk     mxfp4  {ATTENTION}:3\n"
-        f"pv     none   {ATTENTION}:6\n"
-        "              unquantised: 'bf16'\n"
+        "site   type         where\n"
+        f"fprop  hifp8        {LAYERS}:5\n"
+        f"dgrad  mxfp8        {LAYERS}:11\n"
+        f"wgrad  none         {LAYERS}:15\n"
+        f"qk     mxfp4        {ATTENTION}:3\n"
+        f"pv     none (bf16)  {ATTENTION}:6\n"
     )
 
 
 def test_check_after_a_modification_shows_what_was_before(call):
     call("--linear-quant mxfp4")
-    assert f"fprop  mxfp4  {LAYERS}:5  was hifp8\n" in call("--check")[1]
+    assert f"fprop  mxfp4        {LAYERS}:5  was hifp8\n" in call("--check")[1]
 
 
 def test_check_with_something_due_ends_with_1(call, root):
-    write(root, {LAYERS: layers("custom_quant_type = f()\nmm(x, custom_quant_type)\n")})
+    write(root, {LAYERS: layers("custom_quant_type = f()\nreturn mm(x, custom_quant_type)\n")})
     code, out, _ = call("--check")
     assert code == 1
-    assert f"fprop  ?      {LAYERS}:5  set by no plain literal\n" in out
-    assert f"due: {LAYERS}:5 sets custom_quant_type for fprop,\n" in out
+    assert f"fprop  ?            {LAYERS}:5\n              set by no string" in out
+    assert f"due: {LAYERS}:5 sets custom_quant_type for fprop" in out
 
 
 def test_check_shows_an_absent_site(call, root):
     write(root, {LAYERS: layers(backward="pass\n")})
     code, out, _ = call("--check")
     assert code == 0
-    assert f"dgrad  -      {LAYERS}:10  absent\n" in out
+    assert f"dgrad  -            {LAYERS}:3  absent\n" in out
+
+
+def test_check_of_a_tree_without_its_attention_ends_with_1(call, root):
+    (root / ATTENTION).unlink()
+    code, out, _ = call("--check")
+    assert code == 1
+    assert f"due: {ATTENTION} does not exist\n" in out
+
+
+def test_a_literal_of_two_sites_takes_an_option_of_its_own(call, root):
+    body = "custom_quant_type = 'mxfp8'\ns = mm(query, key, custom_quant_type)\n"
+    write(root, {ATTENTION: attention(body + "return mm(s, value, custom_quant_type)\n")})
+    code, out, _ = call("--check")
+    assert code == 0
+    assert f"qk     mxfp8  {ATTENTION}:3\n              shared with pv\n" in out
+    assert json.loads(call("--check --json")[1])["sites"][-1]["shares"] == ["qk"]
+    assert call("--pv-quant none")[0] == 2
+    code, out, _ = call("--pv-quant none --shared")
+    assert (code, out.splitlines()[:2]) == (
+        0,
+        [f"qk     mxfp8 -> none  {ATTENTION}:3", f"pv     mxfp8 -> none  {ATTENTION}:3"],
+    )
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda file: file.write_text("class\n"),
+        lambda file: file.write_bytes(b"x = '\xe9'\n"),
+        lambda file: (file.unlink(), file.mkdir()),
+        lambda file: (file.unlink(), file.symlink_to(file)),
+    ],
+    ids=["no Python", "not UTF-8", "a folder", "a link to itself"],
+)
+def test_check_of_an_unreadable_file_ends_with_2_and_one_paragraph(call, root, break_it):
+    break_it(root / ATTENTION)
+    code, out, err = call("--check")
+    assert (code, out) == (2, "")
+    assert err.startswith("quant_type_modifier: ")
+    assert "dot_product_attention.py" in err
+    assert err.count("\n") == 1
+
+
+def test_check_reads_links_and_read_only_files(call, root, tmp_path):
+    (root / LAYERS).chmod(0o444)
+    (root / ATTENTION).rename(tmp_path / "elsewhere.py")
+    (root / ATTENTION).symlink_to(tmp_path / "elsewhere.py")
+    code, _, err = call("--check")
+    assert (code, err) == (0, "")
 
 
 def test_the_documented_combination_sets_three_sites(call, root):
@@ -114,6 +162,7 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
     [
         ("", "nothing is asked for"),
         ("--check --restore", "these do not go together"),
+        ("--check --shared", "--shared goes with a type"),
         ("--check --qk-quant none", "these do not go together"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),
@@ -130,10 +179,10 @@ def test_a_wrong_command_line_ends_with_2_and_one_paragraph(call, line, said):
 
 
 def test_a_refused_site_ends_with_2_and_its_file_and_line(call, root):
-    write(root, {ATTENTION: attention("return mm(query, key)\n")})
+    write(root, {ATTENTION: attention("s = mm(query, key)\nreturn mm(s, value)\n")})
     code, out, err = call("--qk-quant mxfp8")
     assert (code, out) == (2, "")
-    assert err.startswith(f"quant_type_modifier: {ATTENTION}:3 (DotProductAttention.forward) uses")
+    assert err.startswith(f"quant_type_modifier: {ATTENTION}:3 (DotProductAttention) has no")
 
 
 def test_a_tree_that_is_none_ends_with_2(call, tmp_path):
@@ -159,7 +208,8 @@ def test_check_as_json(call, root):
         "path": ATTENTION,
         "line": 6,
         "editable": True,
-        "note": "unquantised: 'bf16'",
+        "shares": [],
+        "note": "",
         "refusal": "",
     }
 

@@ -1,19 +1,20 @@
 import textwrap
 
 import pytest
-from mqo.overlay.quant_types.gemms import METHODS, events
-from mqo.overlay.quant_types.plain import Source
-from mqo.overlay.quant_types.reach import steps
-
-FORWARD, BACKWARD, ATTENTION = METHODS
+from mqo.overlay.literals import Source
+from mqo.overlay.quant_types.gemms import ATTEND, BACKWARD, FORWARD, find_gemms
 
 
-def found(method, body):
-    """(kind, site) of what happens in a method of this body."""
+def found(sites, body):
+    """[(site, lines of what it reads)] of the GEMMs of a function; its body starts on line 1."""
     text = "def f():\n" + textwrap.indent(textwrap.dedent(body).lstrip("\n"), "    ")
-    source = Source.parse("x.py", text.encode())
+    source = Source.parse(text.encode())
     (function,) = source.tree.body
-    return [(event.kind, event.site) for event in events(method, steps(function, source))]
+    gemms = find_gemms(function, sites, source)
+    return [(gemm.site, sorted(d.line - 1 for d in gemm.reads)) for gemm in gemms]
+
+
+# -- what is a GEMM ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,26 @@ def found(method, body):
         "F.linear(query, key)",
         "te_general_gemm(query, key)",
         "fp4_mm(query, key)",
-        "product(query, key, custom_quant_type)[1:]",
-        "product(query, key, quant_type=custom_quant_type)",
     ],
 )
-def test_what_is_a_gemm(call):
-    assert ("gemm", "qk") in found(ATTENTION, f"x = {call}")
+def test_a_gemm_by_its_name(call):
+    assert found(ATTEND, f"x = {call}\nreturn x") == [("qk", [])]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "product(query, key, custom_quant_type)",
+        "product(query, key, quant_type=custom_quant_type)[1:]",
+        "product(query, key, FORMATS[custom_quant_type]).to(dtype)",
+        "PRODUCTS[custom_quant_type](query, key)",
+        "product_of(custom_quant_type)(query, key)",
+        "query.product(key, custom_quant_type)",
+    ],
+)
+def test_a_call_that_takes_a_type_and_two_operands_is_a_gemm(call):
+    body = f"custom_quant_type = 'mxfp8'\nx = {call}\nreturn x"
+    assert found(ATTEND, body) == [("qk", [1])]
 
 
 @pytest.mark.parametrize(
@@ -48,59 +63,218 @@ def test_what_is_a_gemm(call):
         "summary(query, key)",
     ],
 )
-def test_what_is_none_or_nobodys(call):
-    assert all(kind == "use" for kind, _ in found(ATTENTION, f"x = {call}"))
+def test_what_is_no_gemm_or_nobodys(call):
+    assert found(ATTEND, f"custom_quant_type = 'mxfp8'\nreturn {call}") == []
+
+
+# -- its result flows on -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("method", "code", "site"),
+    "statement",
     [
-        (FORWARD, "torch.matmul(a, b)", "fprop"),
-        (BACKWARD, "torch.matmul(grad_output, weight)", "dgrad"),
-        (BACKWARD, "grad_output.t().matmul(total_input)", "wgrad"),
-        (BACKWARD, "fused.wgrad_gemm(input, grad_output, weight.main_grad)", "wgrad"),
-        (BACKWARD, "g = cast(grad_output)\nmm(g, weight)", "dgrad"),
-        (BACKWARD, "x = cast(total_input)\ng: T = cast(grad_output)\nmm(g, x)", "wgrad"),
-        (ATTENTION, "torch.bmm(attention_probs, v)", "pv"),
-        (ATTENTION, "p = softmax(s)\np *= 2\ntorch.bmm(p, value)", "pv"),
-        (ATTENTION, "(q, k) = cast(query, key)\nmm(q, k)", "qk"),
-        (ATTENTION, "b = empty(value.size(0))\ntorch.baddbmm(b, query, key)", "qk"),
+        "dump_mm(query, key, custom_quant_type)",
+        "dump(query, key, quant_type=custom_quant_type, stage='before')",
+        "_ = dump(query, key, custom_quant_type)",
+        "handle = dump(query, key, custom_quant_type); handle.wait()",
+        "log.info(dump(query, key, custom_quant_type))",
+        "if dump(query, key, custom_quant_type): pass",
+        "log['scores'] = dump(query, key, custom_quant_type)",
+        "self.dumped = dump(query, key, custom_quant_type)",
     ],
 )
-def test_a_gemm_is_known_by_what_its_operands_are_computed_from(method, code, site):
-    assert found(method, code)[-1] == ("gemm", site)
+def test_a_call_whose_result_is_dropped_is_none(statement):
+    body = f"custom_quant_type = 'mxfp8'\n{statement}\nreturn torch.bmm(query, key)"
+    assert found(ATTEND, body) == [("qk", [])]
 
 
-def test_a_use_belongs_to_the_gemm_behind_it():
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "return {}.view(size)",
+        "x = {}\ny = softmax(x + 1)\nreturn None, y",
+        "x = {} if fast else slow()\nreturn x",
+        "out = []\nout.append({})\nreturn out",
+        "out[0] = {}\nreturn out",
+        "out.copy_({})\nreturn out",
+        "self.scores = {}\nreturn self.scores",
+        "for head in heads:\n  x = {}\nreturn x",
+        "if (x := {}) is not None: return x",
+        "def inner():\n  return {}\nreturn checkpoint(inner)",
+        "weight.main_grad.add_({})",
+        "weight.grad = {}",
+        "weight.main_grad += {}",
+    ],
+)
+def test_a_result_that_is_returned_or_goes_into_a_gradient_flows_on(statements):
+    assert found(ATTEND, statements.format("torch.bmm(query, key)")) == [("qk", [])]
+
+
+def test_a_result_that_goes_into_another_gemm_flows_on_when_that_ones_does():
+    body = "s = mm(query, key)\nc = mm(softmax(s), value)\n"
+    assert found(ATTEND, body) == []
+    assert found(ATTEND, body + "return c") == [("qk", []), ("pv", [])]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fused.wgrad_gemm_accum(input, grad_output, weight.main_grad)",
+        "torch.matmul(grad_output.t(), input, out=weight.main_grad)",
+    ],
+)
+def test_a_gemm_that_writes_a_gradient_returns_nothing(call):
+    assert found(BACKWARD, call) == [("wgrad", [])]
+
+
+def test_a_gemm_may_write_what_is_returned():
+    assert found(ATTEND, "torch.bmm(query, key, out=x)\nreturn x") == [("qk", [])]
+
+
+# -- whose it is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sites", "code", "site"),
+    [
+        (FORWARD, "return torch.matmul(a, b)", "fprop"),
+        (BACKWARD, "return torch.matmul(grad_output, weight)", "dgrad"),
+        (BACKWARD, "return grad_output.t().matmul(total_input)", "wgrad"),
+        (BACKWARD, "return mm(grad_output, ctx.weight)", "dgrad"),
+        (BACKWARD, "g = cast(grad_output)\nreturn mm(g, weight)", "dgrad"),
+        (BACKWARD, "x = cast(total_input)\ng: T = cast(grad_output)\nreturn mm(g, x)", "wgrad"),
+        (ATTEND, "return torch.bmm(attention_probs, v)", "pv"),
+        (ATTEND, "p = softmax(s)\np *= 2\nreturn torch.bmm(p, value)", "pv"),
+        (ATTEND, "(q, k) = cast(query, key)\nreturn mm(q, k)", "qk"),
+        (ATTEND, "q, k = [cast(x) for x in (query, key)]\nreturn mm(q, k)", "qk"),
+        (ATTEND, "b = empty(value.size(0))\nreturn torch.baddbmm(b, query, key)", "qk"),
+        (ATTEND, "s = mm(query, key)\nreturn mm(softmax(s), v)", "pv"),
+    ],
+)
+def test_a_gemm_is_known_by_what_its_operands_are_computed_from(sites, code, site):
+    assert found(sites, code)[-1][0] == site
+
+
+def test_a_gradient_is_an_operand():
+    body = "custom_quant_type = 'a'\nreturn product(grad_output, weight, custom_quant_type)"
+    assert found(BACKWARD, body) == [("dgrad", [1])]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "return mm(grad_output, something)",
+        "g, x = cast(grad_output, input)\nreturn mm(g, weight)",
+    ],
+)
+def test_a_gemm_of_unknown_operands_or_of_several_sites_has_none(code):
+    assert found(BACKWARD, code) == []
+
+
+def test_operands_that_keep_their_names_keep_their_places():
+    code = "grad_output, input = cast(grad_output, input)\nreturn mm(grad_output, weight)"
+    assert found(BACKWARD, code) == [("dgrad", [])]
+
+
+def test_a_binding_names_its_site():
     body = """
-        q = cast(query, custom_quant_type)
-        s = torch.matmul(q, key)
-        if custom_quant_type == 'a':
-            r = torch.bmm(attention_probs, value)
-        elif custom_quant_type == 'b':
-            r = b_bmm(attention_probs, value)
-        print(custom_quant_type)
+        custom_quant_type = 'mxfp8'
+        b = bind('pv', custom_quant_type, query, key)
+        log('pv', query)
+        return mm(b(query), key)
     """
-    use, gemm = ("use", "pv"), ("gemm", "pv")
-    assert found(ATTENTION, body) == [
-        ("use", "qk"),
-        ("gemm", "qk"),
-        *(use, gemm, use, gemm),
-        ("use", ""),
-    ]
+    assert found(ATTEND, body) == [("pv", [1]), ("qk", [1])]
 
 
-def test_uses_behind_the_last_known_gemm_belong_to_the_next_site():
-    body = "mm(query, key)\nunknown(custom_quant_type)\n"
-    assert found(ATTENTION, body)[-1] == ("use", "pv")
+# -- what it reads -----------------------------------------------------------------------------
 
 
-def test_without_any_gemm_a_use_belongs_to_a_methods_only_site():
-    assert found(FORWARD, "unknown(custom_quant_type)") == [("use", "fprop")]
-    assert found(BACKWARD, "unknown(custom_quant_type)") == [("use", "")]
+def test_branches_on_the_variable_choose_the_gemm():
+    body = """
+        custom_quant_type = 'mxfp8'
+        if custom_quant_type == 'a':
+            s = a_mm(query, key)
+        elif custom_quant_type == 'b':
+            s = b_mm(query, key)
+        else:
+            s = torch.bmm(query, key)
+        return torch.bmm(softmax(s), value)
+    """
+    assert found(ATTEND, body) == [("qk", [1]), ("qk", [1]), ("qk", [1]), ("pv", [])]
 
 
-def test_a_binding_names_its_site_and_is_no_other_use():
-    body = "b = bind('pv', custom_quant_type, query, key)\nmm(b(query), key)\n"
-    assert found(ATTENTION, body) == [("binding", "pv"), ("gemm", "qk")]
-    assert found(ATTENTION, "log('pv', query)") == []
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "if custom_quant_type == 'a':\n    cast = a_cast\nelse:\n    cast = same",
+        "cast = a_cast if custom_quant_type == 'a' else same",
+        "cast = CASTS[custom_quant_type]",
+        "match custom_quant_type:\n    case 'a':\n        cast = a_cast\n    case _:\n"
+        "        cast = same",
+        "def cast(x):\n    return a_cast(x, custom_quant_type)",
+        "cast = lambda x: a_cast(x, custom_quant_type)",
+        "wanted = custom_quant_type != 'none'\nif wanted:\n    query = a_cast(query)\ncast = same",
+    ],
+)
+def test_what_a_type_chose_carries_it(choice):
+    body = f"custom_quant_type = 'a'\n{choice}\nreturn torch.bmm(cast(query), cast(key))"
+    assert found(ATTEND, body) == [("qk", [1])]
+
+
+def test_a_branch_that_returns_chooses_what_follows():
+    body = """
+        custom_quant_type = 'a'
+        if custom_quant_type == 'a':
+            return a_mm(query, key)
+        return torch.bmm(query, key)
+    """
+    assert found(ATTEND, body) == [("qk", [1]), ("qk", [1])]
+
+
+def test_a_branch_that_raises_chooses_nothing():
+    body = """
+        custom_quant_type = 'a'
+        if custom_quant_type not in KNOWN:
+            raise Unknown(custom_quant_type)
+        return torch.bmm(query, key)
+    """
+    assert found(ATTEND, body) == [("qk", [])]
+
+
+def test_a_type_that_chose_a_product_is_no_type_of_the_next_gemm():
+    body = """
+        custom_quant_type = 'a'
+        if custom_quant_type == 'a':
+            s = a_mm(query, key).to(dtype)
+        else:
+            s = torch.bmm(query, key)
+        return torch.bmm(softmax(s), value)
+    """
+    assert found(ATTEND, body)[-1] == ("pv", [])
+
+
+def test_a_second_branch_on_the_same_type_that_rounds_an_operand_reads_it():
+    body = """
+        custom_quant_type = 'a'
+        s = a_mm(query, key, custom_quant_type)
+        p = softmax(s)
+        if custom_quant_type == 'a':
+            p = a_cast(p)
+        return torch.bmm(p, value)
+    """
+    assert found(ATTEND, body) == [("qk", [1]), ("pv", [1])]
+
+
+def test_a_product_that_is_scaled_by_its_own_type_is_not_the_next_gemms_when_that_has_one():
+    body = """
+        custom_quant_type = 'a'
+        s = descale(a_mm(query, key, custom_quant_type), custom_quant_type)
+        custom_quant_type = 'b'
+        return a_mm(softmax(s), value, custom_quant_type)
+    """
+    assert found(ATTEND, body) == [("qk", [1]), ("pv", [3])]
+
+
+def test_a_literal_that_nothing_reads_is_nobodys():
+    body = "custom_quant_type = 'a'\nreturn torch.bmm(query, key)"
+    assert found(ATTEND, body) == [("qk", [])]

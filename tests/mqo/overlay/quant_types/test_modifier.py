@@ -138,28 +138,50 @@ def test_branches_with_a_literal_each_are_all_set(tmp_path):
     assert was(root)["fprop"] == "mxfp8 none"
 
 
-def test_a_literal_that_two_sites_use_is_set_for_both_and_told(tmp_path):
-    body = """
-    custom_quant_type = 'none'
-    s = mm(query, key, custom_quant_type)
-    return mm(attention_probs, value, custom_quant_type)
-    """
-    root = write(tmp_path, {LAYERS: layers(), ATTENTION: attention(body)})
-    outcome = modifier.modify(root, {"qk": "mxfp8"})
-    assert outcome.warnings == (f"{ATTENTION}: pv uses the literal of qk, and changes, too",)
-    assert (types(root)["qk"], types(root)["pv"]) == ("mxfp8", "mxfp8")
-    assert [edit.site for edit in modifier.restore(root).edits] == ["qk"]
+SHARED = """
+custom_quant_type = 'none'
+s = mm(query, key, custom_quant_type)
+return mm(softmax(s), value, custom_quant_type)
+"""
+
+
+@pytest.fixture
+def sharing(tmp_path):
+    return write(tmp_path, {LAYERS: layers(), ATTENTION: attention(SHARED)})
+
+
+@pytest.mark.parametrize(
+    "asked", [{"qk": "mxfp8"}, {"pv": "mxfp8"}, {"qk": "mxfp8", "pv": "mxfp8"}]
+)
+def test_a_literal_of_two_sites_is_set_only_where_that_is_asked_for(sharing, asked):
+    before = everything(sharing)
+    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:4 is the literal of .*--shared"):
+        modifier.modify(sharing, asked)
+    assert everything(sharing) == before
+    outcome = modifier.modify(sharing, asked, shared=True)
+    assert [(e.site, e.line, e.after) for e in outcome.edits] == [
+        ("qk", 4, "mxfp8"),
+        ("pv", 4, "mxfp8"),
+    ]
+    assert (types(sharing)["qk"], types(sharing)["pv"]) == ("mxfp8", "mxfp8")
+    assert [edit.site for edit in modifier.restore(sharing).edits] == ["qk", "pv"]
+    assert everything(sharing) == before
+
+
+def test_a_literal_of_two_sites_cannot_have_two_types(sharing):
+    with pytest.raises(OverlayError, match="one type for them"):
+        modifier.modify(sharing, {"qk": "mxfp8", "pv": "none"}, shared=True)
+    assert types(sharing)["qk"] == "none"
 
 
 def test_a_refused_site_stops_the_whole_modification(tmp_path):
     body = (
-        "custom_quant_type = 'none'\ncustom_quant_type = f()\nmm(query, key, custom_quant_type)\n"
+        "custom_quant_type = 'none'\ncustom_quant_type = f()\n"
+        "return mm(query, key, custom_quant_type)\n"
     )
     root = write(tmp_path, {LAYERS: layers(), ATTENTION: attention(body)})
     before = everything(root)
-    with pytest.raises(
-        OverlayError, match=rf"^{ATTENTION}:4 overwrites the literal of qk at line 3"
-    ):
+    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:4 sets custom_quant_type for qk"):
         modifier.modify(root, {"fprop": "mxfp8", "qk": "mxfp8"})
     assert everything(root) == before
     assert not (root / ".mqo").exists()
@@ -316,7 +338,10 @@ def test_a_file_that_was_deleted_since_is_refused(root):
     (root / ATTENTION).unlink()
     with pytest.raises(EditedError, match=rf"{ATTENTION} was deleted since"):
         modifier.restore(root)
-    assert len(modifier.check(root).due) == 1
+    assert modifier.check(root).due == (
+        f"{ATTENTION} changed by other means since its types were set",
+        f"{ATTENTION} does not exist",
+    )
 
 
 def test_bytes_that_came_back_by_other_means_are_no_edit(root):
@@ -446,24 +471,39 @@ def test_check_shows_types_values_and_what_was_before(root):
 
 
 def test_check_needs_one_literal_and_calls_no_absent_site_due(tmp_path):
-    root = write(tmp_path, {LAYERS: layers(backward="pass\n")})
+    plain = "return torch.bmm(torch.bmm(query, key), value)\n"
+    root = write(tmp_path, {LAYERS: layers(backward="pass\n"), ATTENTION: attention(plain)})
     assert modifier.check(root).due == ()
     write(tmp_path, {LAYERS: layers("pass\n", "pass\n")})
     assert modifier.check(root).due == ("no literal at any site",)
 
 
+@pytest.mark.parametrize("path", [LAYERS, ATTENTION])
+def test_check_calls_a_missing_file_due(root, path):
+    (root / path).unlink()
+    assert modifier.check(root).due == (f"{path} does not exist",)
+
+
 def test_check_calls_a_literal_that_is_not_in_force_due(tmp_path):
-    forward = "custom_quant_type = 'a'\ncustom_quant_type = f()\nmm(x, custom_quant_type)\n"
+    forward = "custom_quant_type = 'a'\ncustom_quant_type = f()\nreturn mm(x, custom_quant_type)\n"
     root = write(tmp_path, {LAYERS: layers(forward=forward), ATTENTION: attention()})
     assert modifier.check(root).due == (
-        f"{LAYERS}:6 overwrites the literal of fprop at line 5 before its GEMM",
+        f"{LAYERS}:6 sets custom_quant_type for fprop by no string literal",
     )
     assert types(root)["fprop"] is None
 
 
 def test_check_notes_literals_of_no_site(tmp_path):
     root = write(tmp_path, {LAYERS: "custom_quant_type = 'a'\n" + layers(), ATTENTION: attention()})
-    assert modifier.check(root).notes == (f"{LAYERS}:1 is a literal of no known site",)
+    assert modifier.check(root).notes == (f"{LAYERS}:1 is a literal that no GEMM of a site reads",)
+
+
+def test_check_calls_a_literal_of_no_site_beside_a_site_without_one_due(tmp_path):
+    backward = "custom_quant_type = 'a'\nlog(weight, custom_quant_type)\nreturn mm(g, weight)\n"
+    root = write(tmp_path, {LAYERS: layers(backward=backward), ATTENTION: attention()})
+    assert modifier.check(root).due == (
+        f"{LAYERS}:11 is a literal that no GEMM of a site reads, and dgrad and wgrad have none",
+    )
 
 
 # -- in a git work tree ------------------------------------------------------------------------
@@ -521,7 +561,7 @@ def test_our_unpatched_tree_says_how_to_patch_it(vendored, tmp_path):
     assert modifier.check(root).due == (
         "no literal at any site; `mqo apply` patches the tree, which gives it the sites",
     )
-    with pytest.raises(OverlayError, match=r"uses no literal for the GEMM of fprop.*`mqo apply`"):
+    with pytest.raises(OverlayError, match=r"has no literal for the GEMM of fprop.*`mqo apply`"):
         modifier.modify(root, {"fprop": "mxfp8"})
 
 
@@ -530,6 +570,7 @@ def test_our_unpatched_tree_says_how_to_patch_it(vendored, tmp_path):
 PLAIN = layers(
     "return torch.matmul(total_input, weight)\n", "return torch.matmul(grad_output, weight)\n"
 )
+PLAIN_ATTENTION = attention("return torch.bmm(torch.bmm(query, key), value)\n")
 SERIES = """
 schema = 1
 
@@ -555,7 +596,9 @@ FILES = (FileEdits("{LAYERS}", (FPROP, DGRAD)),)
 @pytest.fixture
 def kept(tmp_path):
     """A tree that `mqo` vendored and patched."""
-    tree = materialise(tmp_path / "kept", {LAYERS: PLAIN.encode(), ATTENTION: b"x = 1\n"})
+    tree = materialise(
+        tmp_path / "kept", {LAYERS: PLAIN.encode(), ATTENTION: PLAIN_ATTENTION.encode()}
+    )
     write(tmp_path / "patches", {"series.toml": SERIES, "quant_sites.py": PATCH})
     kept = Mini(tree, tmp_path / "patches")
     apply(tree, kept.series)

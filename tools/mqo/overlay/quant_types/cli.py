@@ -15,6 +15,7 @@ from mqo.errors import MqoError
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
+from mqo.overlay.quant_types.sites import ABSENT
 from mqo.project import Project
 
 WIDTH = 80
@@ -66,6 +67,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="show the sites and their types")
     for site, name in OPTIONS.items():
         parser.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
+    parser.add_argument(
+        "--shared", action="store_true", help="set a literal that several sites read for all"
+    )
     parser.add_argument("--restore", action="store_true", help="undo all modifications")
     parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
@@ -77,6 +81,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     asked = [options.check, options.restore, bool(options.types)]
     if sum(asked) != 1:
         parser.error("nothing is asked for" if not any(asked) else "these do not go together")
+    if options.shared and not options.types:
+        parser.error("--shared goes with a type")
     return options
 
 
@@ -90,7 +96,9 @@ def _run(options: argparse.Namespace) -> int:
         command, outcome = "restore", modifier.restore(root, dry_run=options.dry_run)
     else:
         command = "modify"
-        outcome = modifier.modify(root, options.types, dry_run=options.dry_run)
+        outcome = modifier.modify(
+            root, options.types, shared=options.shared, dry_run=options.dry_run
+        )
     if options.json:
         print(json.dumps(_outcome_json(command, outcome, dry_run=options.dry_run), indent=1))
         return 0
@@ -107,19 +115,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _table(report: Report) -> str:
-    lines = [str(report.root), f"{'site':5}  {'type':5}  where"]
+    width = max(5, *(len(_shown(state)) for state in report.sites))
+    lines = [str(report.root), f"{'site':5}  {'type':{width}}  where"]
     for state in report.sites:
-        lines += _row(state)
+        lines += _row(state, width)
     for kind, texts in (("due", report.due), ("note", report.notes)):
         lines += [line for text in texts for line in _wrap(f"{kind}: {text}", 6)]
     return "\n".join(lines)
 
 
-def _row(state: SiteState) -> list[str]:
+def _shown(state: SiteState) -> str:
+    """The type; what the source says in brackets, where that is another word for none."""
+    unknown = f" ({', '.join(state.unknown)})" if state.unknown else ""
+    return (state.type or ("-" if state.place.note == ABSENT else "?")) + unknown
+
+
+def _row(state: SiteState, width: int) -> list[str]:
     """One line where the notes fit, else the notes below."""
     place = state.place
-    shown = state.type or ("-" if place.note == "absent" else "?")
-    row = f"{place.site:5}  {shown:5}  {place.path}:{place.line}"
+    row = f"{place.site:5}  {_shown(state):{width}}  {place.path}:{place.line}"
     note = _note(state)
     if not note:
         return [row]
@@ -132,7 +146,7 @@ def _row(state: SiteState) -> list[str]:
 
 def _note(state: SiteState) -> str:
     notes = [state.place.note] if state.place.note else []
-    notes += [f"unquantised: {value!r}" for value in state.unknown]
+    notes += [f"shared with {' and '.join(state.place.shares)}"] * bool(state.place.shares)
     notes += [f"was {state.was}"] if state.was is not None else []
     return ", ".join(notes)
 
@@ -181,6 +195,7 @@ def _site_json(state: SiteState) -> dict:
         "path": place.path,
         "line": place.line,
         "editable": not place.refusal,
+        "shares": list(place.shares),
         "note": _note(state),
         "refusal": place.refusal,
     }

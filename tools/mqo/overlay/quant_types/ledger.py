@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mqo.errors import EditedError, OverlayError
 from mqo.overlay import literals, records
-from mqo.overlay.quant_types import foreign
+from mqo.overlay.quant_types.sites import scan
 from mqo.overlay.records import Modified
 from mqo.overlay.tree import Tree, sha256
 
@@ -42,7 +42,7 @@ def original(tree: Tree, path: str, content: bytes | None, row: Modified | None)
 
 def values(path: str, content: bytes) -> dict[str, str]:
     """{site: value} of a file's literals; several values joined."""
-    places = foreign.scan(path, content).places
+    places = scan(path, content).places
     return {place.site: " ".join(place.values) for place in places if place.literals}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from mqo.errors import EditedError, OverlayError, UnknownNameError
 from mqo.overlay import literals, transaction
-from mqo.overlay.quant_types import foreign, gemms, ledger
-from mqo.overlay.quant_types.foreign import Place
-from mqo.overlay.quant_types.plain import Literal, splice
+from mqo.overlay.literals import Literal, splice
+from mqo.overlay.quant_types import ledger
+from mqo.overlay.quant_types.sites import METHODS, Place, scan
 from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
@@ -120,31 +120,38 @@ def check(root: Path) -> Report:
         interrupted = transaction.is_interrupted(root)
         rows = tree.modified()
         for path, content in _contents(tree, may_lack=interrupted).items():
-            scan = foreign.scan(path, content)
+            found = scan(path, content)
             try:
                 before = ledger.original(tree, path, content, rows[path]) if path in rows else b""
             except EditedError:
                 due.append(f"{path} changed by other means since its types were set")
                 before = b""
-            states += _states(scan.places, ledger.values(path, before))
-            notes += [f"{path}:{line} is a literal of no known site" for line in scan.strays]
+            states += _states(found.places, ledger.values(path, before))
+            due += found.due
+            notes += found.notes
         if interrupted or transaction.is_interrupted(root):
             due = [CUT_OFF]  # the rest is not to be judged half-way
         else:
             due += _faults(tree, states)
-    return Report(root, tuple(states), tuple(due), tuple(notes))
+    return Report(root, tuple(states), tuple(dict.fromkeys(due)), tuple(notes))
 
 
-def modify(root: Path, types: Mapping[str, str], *, dry_run: bool = False) -> Outcome:
+def modify(
+    root: Path, types: Mapping[str, str], *, shared: bool = False, dry_run: bool = False
+) -> Outcome:
     """Set the literals of the named sites, in all files or in none.
 
-    Raises OverlayError for a site that has no literals of its own in force, EditedError for a file
-    that was changed by other means since an earlier modification, UnknownNameError for a type.
+    With `shared`, a literal that other sites read, too, is set for all of them.
+
+    Raises:
+        OverlayError: a site has no literals in force, or shares one that may not be set.
+        EditedError: a file was changed by other means since an earlier modification.
+        UnknownNameError: there is no such type.
     """
     for value in types.values():
         if value not in literals.TYPES:
             raise UnknownNameError("quant type", value, literals.TYPES)
-    return _run(root, lambda tree: _plan_modification(tree, types), dry_run=dry_run)
+    return _run(root, lambda tree: _plan_modification(tree, types, shared), dry_run=dry_run)
 
 
 def restore(root: Path, *, dry_run: bool = False) -> Outcome:
@@ -202,24 +209,24 @@ def _typed_errors() -> Iterator[None]:
 # -- planning -------------------------------------------------------------------------------------
 
 
-def _plan_modification(tree: Tree, types: Mapping[str, str]) -> _Plan:
+def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> _Plan:
     plan = _Plan(tree.modified())
     after: list[Place] = []
     for path, content in _contents(tree).items():
-        places = foreign.scan(path, content).places
-        wanted = [place for place in places if place.site in types]
-        for place in wanted:
-            _refuse(tree, place)
-        edits = {literal: types[place.site] for place in wanted for literal in place.literals}
+        places = scan(path, content).places
+        new: dict[Literal, str] = {}
+        for place in (place for place in places if place.site in types):
+            _refuse(tree, place, types, shared)
+            new |= dict.fromkeys(place.literals, types[place.site])
         if content is not None:
-            _plan_file(tree, plan, path, content, splice(content, edits))
-            plan.edits += [
-                Edit(place.site, path, literal.line, literal.value, types[place.site])
-                for place in wanted
-                for literal in place.literals
-                if literal.value != types[place.site]
-            ]
-        after += foreign.scan(path, plan.files[path].after).places if path in plan.files else places
+            _plan_file(tree, plan, path, content, splice(content, new))
+        plan.edits += [
+            Edit(place.site, path, literal.line, literal.value, new[literal])
+            for place in places
+            for literal in place.literals
+            if new.get(literal, literal.value) != literal.value
+        ]
+        after += scan(path, plan.files[path].after).places if path in plan.files else places
     plan.warnings += _warnings(after, types)
     return plan
 
@@ -251,30 +258,40 @@ def _plan_restoration(tree: Tree) -> _Plan:
 
 
 def _site_literals(path: str, content: bytes) -> Iterator[tuple[str, Literal]]:
-    """Each literal once, with the site that it is the own one of."""
-    for place in foreign.scan(path, content).places:
-        if not place.shares:
-            yield from ((place.site, literal) for literal in place.literals)
+    for place in scan(path, content).places:
+        yield from ((place.site, literal) for literal in place.literals)
 
 
-def _refuse(tree: Tree, place: Place) -> None:
+def _refuse(tree: Tree, place: Place, types: Mapping[str, str], shared: bool) -> None:
+    """Raise OverlayError for a site that cannot be set, or not alone."""
     if place.refusal:
         raise OverlayError(
             place.refusal,
             expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {place.site}, in "
-            "force there, and no other site's",
+            "force there",
             help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
+        )
+    both = f"{place.site} and {' and '.join(place.shares)}"
+    if place.shares and not shared:
+        raise OverlayError(
+            f"{place.path}:{place.line} is the literal of {both}: it cannot be set for one alone",
+            expected=f"a literal of its own for {place.site}",
+            help="`--shared` sets it for all of them",
+        )
+    if {types[site] for site in place.shares if site in types} - {types[place.site]}:
+        raise OverlayError(
+            f"{place.path}:{place.line} is the literal of {both}", expected="one type for them"
         )
 
 
 def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
     """The files that hold sites; OverlayError where there is none of them, unless that may be."""
-    contents = {path: tree.read(path) for path in gemms.PATHS}
+    contents = {path: tree.read(path) for path in METHODS}
     if may_lack or any(content is not None for content in contents.values()):
         return contents
     raise OverlayError(
         f"{tree.root} holds no Megatron source",
-        expected=" and ".join(gemms.PATHS) + " below it",
+        expected=" and ".join(METHODS) + " below it",
         help="Run `mqo vendor` and `mqo apply` for the project's tree, or give --tree the folder "
         "that holds megatron/",
     )
@@ -293,7 +310,7 @@ def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
     """What is wrong with the source as it stands."""
     for state in states:
         place = state.place
-        if place.refusal and not place.values and place.note != "absent":
+        if place.due:
             yield place.refusal
         if place.bound and state.unknown:
             said = ", ".join(state.unknown)
@@ -311,9 +328,6 @@ def _warnings(places: Sequence[Place], types: Mapping[str, str]) -> Iterator[str
         said = ", ".join(f"{site} {states[site].type}" for site in odd)
         options = " ".join(f"--{site}-quant {forward}" for site in odd)
         yield f"linear layers differ: fprop {forward}, {said}; {options} makes them equal"
-    for place in places:
-        if place.shares in types:
-            yield f"{place.path}: {place.site} uses the literal of {place.shares}, and changes, too"
 
 
 def _patch_hint(tree: Tree) -> str:

@@ -1,15 +1,16 @@
+import re
 import textwrap
 
 import pytest
 from mqo.errors import OverlayError
-from mqo.overlay.quant_types import foreign
+from mqo.overlay.quant_types import sites
 
-from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers
+from .lookalike import ATTENTION, LAYER, LAYERS, LINEAR, attention, layers
 
 
 def places(path, text):
     content = text if isinstance(text, bytes) else text.encode()
-    return {place.site: place for place in foreign.scan(path, content).places}
+    return {place.site: place for place in sites.scan(path, content).places}
 
 
 def forward(body):
@@ -58,19 +59,23 @@ def test_a_latin_1_file_is_read_in_its_encoding():
 
 
 def test_a_backward_before_the_forward_changes_nothing():
-    text = layers()
+    text = layers().removesuffix(LAYER)
     head, rest = text.split("    def forward")
     forward, backward = rest.split("    def backward")
-    turned = head + "    def backward" + backward + "\n    def forward" + forward
+    turned = head + "    def backward" + backward + "\n    def forward" + forward + LAYER
     values = {site: place.values for site, place in places(LAYERS, turned).items()}
     assert values == {"fprop": ("hifp8",), "dgrad": ("mxfp8",), "wgrad": ("none",)}
 
 
 def test_a_frozen_layer_and_a_module_level_literal_are_strays():
     text = layers() + "\ncustom_quant_type = 'a'\nclass Frozen:\n  custom_quant_type = 'b'\n"
-    scan = foreign.scan(LAYERS, text.encode())
+    scan = sites.scan(LAYERS, text.encode())
     assert [p.line for p in scan.places] == [5, 11, 15]
-    assert scan.strays == (21, 23)
+    line = text[: text.index("= 'a'")].count("\n") + 1
+    assert scan.notes == tuple(
+        f"{LAYERS}:{n} is a literal that no GEMM of a site reads" for n in (line, line + 2)
+    )
+    assert scan.due == ()
 
 
 # -- which literal is the site's ---------------------------------------------------------------
@@ -105,6 +110,7 @@ def test_branches_may_have_a_literal_each():
         else:
             custom_quant_type = 'none'
             y = typed_matmul(total_input, weight, custom_quant_type)
+        return y
     """
     place = forward(body)
     assert said({"fprop": place}) == {"fprop": [(6, "mxfp8"), (9, "none")]}
@@ -156,7 +162,7 @@ def test_both_types_may_be_taken_before_both_gemms():
     assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(5, "none")]}
 
 
-def test_an_operand_that_is_rounded_for_two_gemms_takes_its_own_type_to_neither():
+def test_a_literal_that_rounds_an_operand_of_two_gemms_is_shared():
     body = """
         custom_quant_type = 'mxfp8'
         grad_output = cast(grad_output, custom_quant_type)
@@ -164,12 +170,17 @@ def test_an_operand_that_is_rounded_for_two_gemms_takes_its_own_type_to_neither(
         custom_quant_type = 'none'
         if custom_quant_type == 'none':
             dw = mm(grad_output.t(), total_input)
+        return dx, dw
     """
     found = places(LAYERS, layers(backward=textwrap.dedent(body).lstrip("\n")))
     assert said(found) == {
         "fprop": [(5, "hifp8")],
         "dgrad": [(11, "mxfp8")],
-        "wgrad": [(14, "none")],
+        "wgrad": [(11, "mxfp8"), (14, "none")],
+    }
+    assert {s: p.shares for s, p in found.items() if p.shares} == {
+        "dgrad": ("wgrad",),
+        "wgrad": ("dgrad",),
     }
 
 
@@ -201,10 +212,13 @@ def test_uses_in_a_chain_of_branches_belong_to_the_gemm_behind_them():
     assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(6, "hifp8")]}
 
 
-def test_a_literal_that_nothing_reads_is_shown_as_such():
-    place = forward("custom_quant_type = 'mxfp8'\nreturn torch.matmul(total_input, weight)\n")
-    assert place.values == ("mxfp8",)
-    assert place.note == "nothing reads it before its GEMM"
+def test_a_literal_that_nothing_reads_is_due_beside_its_absent_site():
+    text = layers("custom_quant_type = 'mxfp8'\nreturn torch.matmul(total_input, weight)\n")
+    scan = sites.scan(LAYERS, text.encode())
+    assert (scan.places[0].literals, scan.places[0].note) == ((), "absent")
+    assert scan.due == (
+        f"{LAYERS}:5 is a literal that no GEMM of a site reads, and fprop has none",
+    )
 
 
 def test_the_binding_of_our_patches_decides_whatever_stands_around_it():
@@ -214,7 +228,7 @@ def test_the_binding_of_our_patches_decides_whatever_stands_around_it():
         custom_quant_type = 'none'
         b = bind('pv', custom_quant_type, self)
         s = torch.bmm(a(query), a(key))
-        return torch.bmm(b(attention_probs), b(value))
+        return torch.bmm(b(softmax(s)), b(value))
     """
     found = attend(body)
     assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(5, "none")]}
@@ -232,8 +246,6 @@ def test_the_binding_of_our_patches_decides_whatever_stands_around_it():
         "custom_quant_type = custom_quant_type.lower()",
         "custom_quant_type = 'mx' + 'fp8'",
         "custom_quant_type = None",
-        "if x: custom_quant_type = args.type",
-        "for custom_quant_type in types: pass",
         "with x as custom_quant_type: pass",
         "custom_quant_type += ''",
     ],
@@ -241,22 +253,27 @@ def test_the_binding_of_our_patches_decides_whatever_stands_around_it():
 def test_a_literal_that_is_overwritten_before_its_gemm_is_refused(line):
     body = f"custom_quant_type = 'mxfp8'\n{line}\nreturn mm(total_input, custom_quant_type)\n"
     place = forward(body)
-    assert place.refusal == (
-        f"{LAYERS}:6 overwrites the literal of fprop at line 5 before its GEMM"
+    assert place.refusal == f"{LAYERS}:6 sets custom_quant_type for fprop by no string literal"
+    assert (place.literals, place.line, place.due) == ((), 6, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if x: custom_quant_type = args.type",
+        "try:\n    custom_quant_type = args.type\nexcept ImportError:\n    pass",
+        "if x: del custom_quant_type",
+    ],
+)
+def test_a_literal_that_may_be_overwritten_is_shown_and_refused(line):
+    body = f"custom_quant_type = 'mxfp8'\n{line}\nreturn mm(total_input, custom_quant_type)\n"
+    place = forward(body)
+    assert re.fullmatch(
+        rf"{LAYERS}:[67] sets custom_quant_type for fprop by no string literal, "
+        "over the literal at line 5",
+        place.refusal,
     )
-    assert (place.literals, place.line, place.note) == ((), 5, "overwritten by line 6")
-
-
-def test_a_branch_that_may_overwrite_is_enough():
-    body = """
-        custom_quant_type = 'mxfp8'
-        if hurry:
-            custom_quant_type = fastest()
-        if custom_quant_type == 'mxfp8':
-            return mx_matmul(total_input, weight)
-        return torch.matmul(total_input, weight)
-    """
-    assert forward(body).refusal.startswith(f"{LAYERS}:7 overwrites the literal of fprop at line 5")
+    assert (place.values, place.line, place.due) == (("mxfp8",), 5, True)
 
 
 def test_the_overwritten_literal_of_one_site_leaves_the_other_alone():
@@ -265,67 +282,66 @@ def test_the_overwritten_literal_of_one_site_leaves_the_other_alone():
         s = typed_bmm(query, key, custom_quant_type)
         custom_quant_type = 'none'
         custom_quant_type = self.type
-        return typed_bmm(attention_probs, value, custom_quant_type)
+        return typed_bmm(softmax(s), value, custom_quant_type)
     """
     found = attend(body)
     assert said(found) == {"qk": [(3, "mxfp8")], "pv": []}
-    assert found["pv"].refusal == (
-        f"{ATTENTION}:6 overwrites the literal of pv at line 5 before its GEMM"
-    )
+    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 sets custom_quant_type for pv")
 
 
 def test_a_site_with_no_literal_at_all_but_a_computed_type_is_refused():
     place = forward("custom_quant_type = ctx.type\nreturn mm(total_input, custom_quant_type)\n")
-    assert place.refusal == (
-        f"{LAYERS}:5 sets custom_quant_type for fprop, and not by a plain string literal"
-    )
+    assert place.refusal == f"{LAYERS}:5 sets custom_quant_type for fprop by no string literal"
 
 
 def test_an_absent_site_is_refused_with_the_line_of_its_gemm():
     found = places(LAYERS, layers(backward="return mm(grad_output, weight)\n"))
-    scope = f"({LINEAR}.backward)"
-    assert found["dgrad"].refusal == f"{LAYERS}:11 {scope} uses no literal for the GEMM of dgrad"
-    assert found["wgrad"].refusal == (f"{LAYERS}:10 {scope} has no GEMM that is known as wgrad's")
+    at = f"({LINEAR})"
+    assert found["dgrad"].refusal == f"{LAYERS}:11 {at} has no literal for the GEMM of dgrad"
+    assert found["wgrad"].refusal == f"{LAYERS}:3 {at} has no known GEMM of wgrad"
+    assert not any(place.due for place in found.values())
     assert found["fprop"].values == ("hifp8",)
 
 
-def test_a_site_that_uses_anothers_literal_is_refused_and_the_other_is_not():
+def test_a_literal_of_two_sites_is_shown_for_both():
     body = """
         custom_quant_type = 'mxfp8'
         s = typed_bmm(query, key, custom_quant_type)
-        return typed_bmm(attention_probs, value, custom_quant_type)
+        return typed_bmm(softmax(s), value, custom_quant_type)
     """
     found = attend(body)
-    assert not found["qk"].refusal
-    assert found["pv"].shares == "qk"
-    assert found["pv"].refusal == (
-        f"{ATTENTION}:5 uses the literal of qk at line 3 for pv, which has none of its own"
-    )
+    assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(3, "mxfp8")]}
+    assert (found["qk"].shares, found["pv"].shares) == (("pv",), ("qk",))
+    assert not any(place.refusal or place.due for place in found.values())
 
 
-def test_a_literal_of_the_sites_own_in_one_branch_only_is_refused_likewise():
+def test_a_literal_of_its_own_in_one_branch_only_is_shared_in_the_other():
     body = """
         custom_quant_type = 'mxfp8'
         s = typed_bmm(query, key, custom_quant_type)
         if x:
             custom_quant_type = 'none'
-        return typed_bmm(attention_probs, value, custom_quant_type)
+        return typed_bmm(softmax(s), value, custom_quant_type)
     """
-    assert attend(body)["pv"].shares == "qk"
+    found = attend(body)
+    assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(3, "mxfp8"), (6, "none")]}
+    assert found["pv"].shares == ("qk",)
 
 
-def test_a_missing_file_class_or_method_is_an_absent_site():
-    assert foreign.scan(LAYERS, None).places[0].refusal == f"{LAYERS} does not exist"
-    assert places(LAYERS, "x = 1\n")["fprop"].refusal == f"{LAYERS}:1 has no {LINEAR}.forward"
-    assert {p.note for p in places(ATTENTION, "x = 1\n").values()} == {"absent"}
+def test_a_missing_file_or_class_is_due():
+    scan = sites.scan(ATTENTION, None)
+    assert {place.refusal for place in scan.places} == {f"{ATTENTION} does not exist"}
+    assert all(place.due and place.note == "absent" for place in scan.places)
+    found = places(LAYERS, "x = 1\n")
+    assert all(p.due and p.refusal.startswith(f"{LAYERS} has no auto") for p in found.values())
+    assert all(place.due for place in places(ATTENTION, "x = 1\n").values())
 
 
-def test_a_method_that_is_defined_twice_is_refused_at_the_second():
-    text = attention("pass\n") + "if x:\n    class DotProductAttention:\n        "
-    text += "def forward(self):\n            pass\n"
-    assert places(ATTENTION, text)["qk"].refusal == (
-        f"{ATTENTION}:6 has another DotProductAttention.forward"
-    )
+def test_two_classes_that_may_hold_the_sites_are_refused_at_the_second():
+    text = attention() + attention().replace("DotProductAttention", "Other")
+    place = places(ATTENTION, text)["qk"]
+    assert place.refusal == f"{ATTENTION}:8 (Other) may hold the sites as well as line 1"
+    assert place.due
 
 
 def test_a_class_under_a_condition_is_found():
@@ -333,9 +349,20 @@ def test_a_class_under_a_condition_is_found():
     assert [place.line for place in places(LAYERS, text).values()] == [8, 14, 18]
 
 
-def test_what_is_no_python_is_an_error():
-    with pytest.raises(OverlayError, match=rf"^{LAYERS}:3 cannot be read as Python"):
-        foreign.scan(LAYERS, b"x = 1\n\nclass\n")
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"x = 1\n\nclass\n", 3),
+        (b"x = 1\ny = '\xe9'\n", "[0-9]+"),
+        (b"x = \0", "[0-9]+"),
+        (b"x = " + b"-" * 9000 + b"1", 1),
+        (attention(f"return {'1 + ' * 3000} 1\n").encode(), "[0-9]+"),
+    ],
+    ids=["broken", "not UTF-8", "a null byte", "nested too deeply", "a long sum"],
+)
+def test_what_is_no_python_is_an_error(content, line):
+    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:{line} cannot be read as Python"):
+        sites.scan(ATTENTION, content)
 
 
 # -- our tree ----------------------------------------------------------------------------------
@@ -345,7 +372,7 @@ def test_every_site_of_the_patched_tree_is_bound_to_a_literal_of_its_own(vendore
     found = {
         place.site: place
         for path in (LAYERS, ATTENTION)
-        for place in foreign.scan(path, vendored.read(path)).places
+        for place in sites.scan(path, vendored.read(path)).places
     }
     assert list(found) == ["fprop", "dgrad", "wgrad", "qk", "pv"]
     assert all(place.bound and not place.refusal for place in found.values())
@@ -354,5 +381,5 @@ def test_every_site_of_the_patched_tree_is_bound_to_a_literal_of_its_own(vendore
 
 def test_upstreams_gemms_are_known_and_have_no_literal(vendored):
     for path in (LAYERS, ATTENTION):
-        for place in foreign.scan(path, vendored.pristine(path)).places:
-            assert "uses no literal for the GEMM of" in place.refusal
+        for place in sites.scan(path, vendored.pristine(path)).places:
+            assert "has no literal for the GEMM of" in place.refusal

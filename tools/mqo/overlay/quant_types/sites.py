@@ -1,0 +1,231 @@
+"""Find the quant type literals of each GEMM site in a tree's files, hand-patched trees included.
+
+The linear sites are in the autograd function that the file's parallel linear layers apply, whatever
+its name; attention's are in the class whose `forward` takes query, key and value. A site's literals
+are those that its GEMMs read (see `gemms`); there are several where branches have one each.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mqo.errors import OverlayError
+from mqo.overlay.literals import VARIABLE, Literal, Source
+from mqo.overlay.quant_types.gemms import ATTEND, BACKWARD, FORWARD, Gemm, find_gemms
+
+LAYERS = "megatron/core/tensor_parallel/layers.py"
+ATTENTION = "megatron/core/transformer/dot_product_attention.py"
+METHODS = {LAYERS: {"forward": FORWARD, "backward": BACKWARD}, ATTENTION: {"forward": ATTEND}}
+_CLASSES = {
+    LAYERS: "autograd function that its parallel linear layers apply",
+    ATTENTION: "class with a forward of query, key and value",
+}
+_LAYERS = {"ColumnParallelLinear", "RowParallelLinear"}
+_OPERANDS = {"query", "key", "value"}
+ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site in the source: its literals, in source order, and why they cannot be edited, if so.
+
+    `shares` names the other sites that read one of its literals. `bound` says that our patches'
+    binding names the site, and `due` that its user should mend what the refusal says.
+    """
+
+    site: str
+    path: str
+    line: int
+    literals: tuple[Literal, ...] = ()
+    note: str = ""
+    refusal: str = ""
+    shares: tuple[str, ...] = ()
+    bound: bool = False
+    due: bool = False
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What the source says, each value once: several where branches differ, none if unknown."""
+        return tuple(dict.fromkeys(literal.value for literal in self.literals))
+
+
+@dataclass(frozen=True)
+class FileScan:
+    """The sites of one file, what its user should mend, and what else there is to know."""
+
+    places: tuple[Place, ...]
+    due: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A class that may hold a file's sites."""
+
+    path: str
+    node: ast.ClassDef
+    gemms: tuple[Gemm, ...]
+
+    @property
+    def at(self) -> str:
+        return f"{self.path}:{self.node.lineno} ({self.node.name})"
+
+
+def scan(path: str, content: bytes | None) -> FileScan:
+    """Return the sites that the file at tree-relative `path` should hold; None: no such file.
+
+    Raises:
+        OverlayError: it is not Python.
+    """
+    if content is None:
+        return _without_sites(path, 1, f"{path} does not exist")
+    try:
+        source = Source.parse(content)
+        holders = [_holder(path, node, source) for node in _classes(path, source.tree)]
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise OverlayError(
+            f"{path}:{line} cannot be read as Python ({str(error).split(' (')[0]})",
+            expected="Python in UTF-8, or with a coding line that names the file's encoding",
+            help="Mend the file, or give the folder of another tree to --tree",
+        ) from error
+    complete = [h for h in holders if {g.site for g in h.gemms} >= set(_sites(path))]
+    readers = [h for h in holders if any(gemm.reads for gemm in h.gemms)]
+    chosen = [h for h in readers if h in complete] or readers + complete or holders
+    if not chosen:
+        return _without_sites(path, 1, f"{path} has no {_CLASSES[path]}", source)
+    if len(chosen) > 1:
+        first, second, *_ = sorted(chosen, key=lambda holder: holder.node.lineno)
+        why = f"{second.at} may hold the sites as well as line {first.node.lineno}"
+        return _without_sites(path, second.node.lineno, why, source)
+    found = _with_shares([_place(chosen[0], site) for site in _sites(path)])
+    unused = [h for h in complete if h is not chosen[0]]
+    notes = tuple(f"{h.at} computes the same sites and reads no literal" for h in unused)
+    return _with_strays(path, found, source, notes)
+
+
+def _sites(path: str) -> list[str]:
+    return [site for sites in METHODS[path].values() for site in sites]
+
+
+def _without_sites(path: str, line: int, why: str, source: Source | None = None) -> FileScan:
+    places = [Place(s, path, line, note=ABSENT, refusal=why, due=True) for s in _sites(path)]
+    return _with_strays(path, places, source, ())
+
+
+def _with_strays(
+    path: str, places: list[Place], source: Source | None, notes: tuple[str, ...]
+) -> FileScan:
+    """Return a scan that tells of the literals of no site; they are due beside absent sites."""
+    used = {literal for place in places for literal in place.literals}
+    strays = [lit.line for lit in source.literals.values() if lit not in used] if source else []
+    absent = [place.site for place in places if place.note == ABSENT]
+    beside = f", and {' and '.join(absent)} {'have' if absent[1:] else 'has'} none" * bool(absent)
+    said = tuple(f"{path}:{line} is a literal that no GEMM of a site reads" for line in strays)
+    due = tuple(f"{text}{beside}" for text in said) if absent else ()
+    return FileScan(tuple(places), due, notes if absent else notes + said)
+
+
+# -- which class holds the sites ------------------------------------------------------------------
+
+
+def _holder(path: str, node: ast.ClassDef, source: Source) -> _Holder:
+    methods = ((_method(node, name, source.tree), sites) for name, sites in METHODS[path].items())
+    found = (find_gemms(method, sites, source) for method, sites in methods if method)
+    return _Holder(path, node, tuple(gemm for gemms in found for gemm in gemms))
+
+
+def _method(node: ast.ClassDef, name: str, tree: ast.Module) -> ast.FunctionDef | None:
+    """Return a class's method, its own or that of a base in the same file."""
+    own = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == name]
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id != node.name]
+    classes = [c for c in _definitions(tree) if isinstance(c, ast.ClassDef) and c.name in bases]
+    inherited = (_method(base, name, tree) for base in classes if base.lineno < node.lineno)
+    return own[-1] if own else next(filter(None, inherited), None)
+
+
+def _classes(path: str, tree: ast.Module) -> list[ast.ClassDef]:
+    """Return the classes that may hold the file's sites."""
+    classes = [node for node in _definitions(tree) if isinstance(node, ast.ClassDef)]
+    if path == LAYERS:
+        applied = _applied(tree)
+        return [node for node in classes if node.name in applied]
+    forwards = [(node, _method(node, "forward", tree)) for node in classes]
+    return [n for n, f in forwards if f and {a.arg for a in f.args.args} >= _OPERANDS]
+
+
+def _definitions(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield what a module defines, under `if` and `try`, too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.Assign):
+            yield child
+        elif isinstance(child, ast.stmt | ast.excepthandler):
+            yield from _definitions(child)
+
+
+def _applied(tree: ast.Module) -> set[str]:
+    """Return the names X of the `X.apply` that the parallel linear layers reach in this file.
+
+    In a file without such layers, the functions `...linear_with_...` are in their place, and in one
+    without these all classes count.
+    """
+    named = [(name, node) for node in _definitions(tree) for name in _names(node)]
+    layers = {name for name, _ in named if name in _LAYERS}
+    waiting = list(layers or {name for name, _ in named if "linear_with_" in name})
+    reached, applied = set(waiting), set() if waiting else {name for name, _ in named}
+    while waiting:
+        name = waiting.pop()
+        for part in (part for n, node in named if n == name for part in ast.walk(node)):
+            match part:
+                case ast.Attribute(value=ast.Name(id=applies), attr="apply"):
+                    applied.add(applies)
+                case ast.Name(id=other) if other not in reached:
+                    reached.add(other)
+                    waiting.append(other)
+    return applied
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [node.name]
+
+
+# -- which literals are a site's ------------------------------------------------------------------
+
+
+def _place(holder: _Holder, site: str) -> Place:
+    """Return a site from the GEMMs that are its, or from the bindings that name it, if any do."""
+    mine = [gemm for gemm in holder.gemms if gemm.site == site]
+    mine = [gemm for gemm in mine if gemm.bound] or mine
+    reads = frozenset().union(*(gemm.reads for gemm in mine))
+    literals = sorted((d.literal for d in reads if d.literal), key=lambda literal: literal.start)
+    computed = min((d.line for d in reads if not d.literal), default=0)
+    line = mine[0].line if mine else holder.node.lineno
+    line = literals[0].line if literals else computed or line
+    place = Place(site, holder.path, line, tuple(literals), bound=any(g.bound for g in mine))
+    if not reads:
+        what = f"no literal for the GEMM of {site}" if mine else f"no known GEMM of {site}"
+        why = f"{holder.path}:{line} ({holder.node.name}) has {what}"
+        return replace(place, note=ABSENT, refusal=why)
+    if computed:
+        over = f", over the literal at line {line}" if literals else ""
+        why = f"{holder.path}:{computed} sets {VARIABLE} for {site} by no string literal{over}"
+        note = f"or what line {computed} sets" if literals else "set by no string literal"
+        return replace(place, note=note, refusal=why, due=True)
+    lines = " and ".join(f"{literal.line} ({literal.value})" for literal in literals)
+    without = " and ".join(str(gemm.line) for gemm in mine if not gemm.reads)
+    notes = [f"lines {lines}"] * (len(literals) > 1)
+    notes += [f"not read by the GEMMs at {without}"] * bool(without)
+    return replace(place, note=", ".join(notes))
+
+
+def _with_shares(places: Sequence[Place]) -> list[Place]:
+    """Return the places with the sites that each one shares a literal with."""
+    found = []
+    for place in places:
+        others = [p.site for p in places if p is not place and {*p.literals} & {*place.literals}]
+        found.append(replace(place, shares=tuple(others)))
+    return found
