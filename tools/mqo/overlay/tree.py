@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from mqo.errors import OverlayError, VendorError
-from mqo.overlay import checkout, literals, records, transaction
+from mqo.overlay import checkout, literals, records, transaction, writable
 from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
 
-LOCK, HOLDER = "lock", "lock.holder"
+LOCK, HOLDER, IGNORE = writable.LOCK_FILES
 LOCK_WAIT_S = 60  # eight runs that start at once on a busy machine take turns
 LOCK_POLL_S = 0.05
 FileState = Literal["pristine", "patched", "edited", "missing"]
@@ -246,10 +246,11 @@ class Tree:
         from filelock import FileLock, Timeout  # not in every Python that reads a tree
 
         lock = FileLock(self.store / LOCK)
+        writable.check_store(self.root)
         try:
             self.store.mkdir(exist_ok=True)
             lock.acquire(timeout=LOCK_WAIT_S)
-            (self.store / ".gitignore").write_text("*\n")
+            (self.store / IGNORE).write_text("*\n")
             (self.store / HOLDER).write_text(f"process {os.getpid()} (mqo {command})")
         except Timeout:
             raise self._in_use() from None
