@@ -288,9 +288,10 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
             if isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
             and isinstance(node.value, ast.Constant)
+            and type(node.value.value) is int
         }
         return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
-    except (KeyError, SyntaxError, ValueError) as error:
+    except (KeyError, SyntaxError, ValueError, RecursionError) as error:
         what = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
         raise VendorError(
             f"{origin}: megatron/core/package_info.py {what}",
