@@ -218,6 +218,24 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
     ]
 
 
+def test_a_release_without_hashes_of_checkpoints_gets_the_other_calls():
+    source = """
+        def check_checkpoint_args(checkpoint_args):
+            pass
+
+        def save_checkpoint(iteration, non_persistent_ckpt=False):
+            pass
+
+        def load_checkpoint(load_arg="load"):
+            pass
+        """
+    path = "megatron/training/checkpointing.py"
+    made = sites("run_hooks", path, source, version="0.17.0")
+    assert [name in made for name in ("before_load", "before_save", "to_verify")] == [1, 1, 0]
+    with pytest.raises(DriftError, match="_load_global_dist_base_checkpoint"):
+        sites("run_hooks", path, source, version="0.17.1")
+
+
 @pytest.mark.parametrize("name", ["cpu_trainer", "run_hooks"])
 def test_the_entry_changes_the_files_that_it_names_by_few_lines(vendored, name):
     changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), name)}

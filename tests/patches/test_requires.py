@@ -1,4 +1,4 @@
-"""Every entry applied alone, with what it says that it requires: nothing that it uses is missing."""
+"""Every entry applied alone, with what it requires: nothing that it uses is missing."""
 
 import ast
 import functools

@@ -25,11 +25,14 @@ def verify(
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
     as_json: JsonOption = False,
-    tree: Annotated[
-        Path | None, typer.Option("--tree", help="A tree whose upstream files are tried instead.")
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tree", help="A tree, or git checkout, whose upstream files are tried; repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Try the patches on upstream releases, in temporary trees.
+    """Try the patches on upstream releases, and on trees and checkouts, in temporary trees.
 
     Exits with 1 if a release is not green, and with 2 if one could not be tried.
     """
@@ -42,16 +45,14 @@ def verify(
 
     project = Project.here()
     pin, series = Pin.load(project.upstream_pin), Series.of(project)
-    if tree:
-        if version or all:
-            raise typer.BadParameter("--tree excludes --version and --all")
-        place = Tree(tree.resolve())
-        results = [verify_tree(place, pin, series, project.tree, project.cache, report=_say)]
-    else:
-        results = [
-            try_release(name, pin, series, project.tree, project.cache, report=_say)
-            for name in _chosen(version or [], all, pin)
-        ]
+    places = [Tree(path.resolve()) for path in trees or []]
+    for place in places:
+        place.upstream()  # what cannot be tried is said before anything is
+    # Trees alone, unless releases are named, too.
+    names = _chosen(version or [], all, pin) if version or all or not places else []
+    rest = {"ours": project.tree, "cache": project.cache, "report": _say}
+    results = [try_release(name, pin, series, **rest) for name in names]
+    results += [verify_tree(place, pin, series, **rest) for place in places]
     if as_json:
         rows = [result.as_table() for result in results]
         print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
