@@ -156,13 +156,13 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
     steps = []
     module(
         "megatron.run",
-        before_step=lambda model, args: steps.append((model, args)),
+        before_step=lambda *given: steps.append(given),
         after_step=lambda iteration: steps.append(iteration),
     )
     source = """\
         import time
 
-        def train_step(forward_step_func, data_iterator, model):
+        def train_step(forward_step_func, data_iterator, model, optimizer):
             steps.append("step")
 
         def post_training_step_callbacks(model, iteration):
@@ -170,9 +170,9 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
         """
     scope = {"steps": steps, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/training.py", source), scope)
-    scope["train_step"](None, None, "model")
+    scope["train_step"](None, None, "model", "optimizer")
     scope["post_training_step_callbacks"](None, 7)
-    assert steps == [("model", "args"), "step", 7, "rest"]
+    assert steps == [("model", "args", "optimizer"), "step", 7, "rest"]
 
 
 def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
