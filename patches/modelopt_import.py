@@ -13,7 +13,8 @@ DISTILL = (
     " import get_tensor_shapes_adjust_fn_for_distillation"
 )
 
+# Since 0.20 checkpointing.py imports megatron.post_training alone.
 FILES = tuple(
-    FileEdits(f"megatron/training/{name}", (InsertBefore("", (Anchor(pattern),), NEEDED),))
-    for name, pattern in (("checkpointing.py", SAVE), ("training.py", DISTILL))
+    FileEdits(f"megatron/training/{name}", (InsertBefore("", (Anchor(pattern),), NEEDED),), where)
+    for name, pattern, where in (("checkpointing.py", SAVE, "<0.20"), ("training.py", DISTILL, ""))
 )

@@ -50,7 +50,8 @@ LINEAR_SITES = (
     *gemm(
         "fprop",
         f"{LINEAR}.forward",
-        Anchor("torch.matmul(total_input, weight.t())"),
+        Anchor("torch.matmul(total_input, weight.t())", versions="<0.20"),
+        Anchor("_linear_forward(total_input, weight, ...)", versions=">=0.20"),
         lhs="total_input",
         rhs="weight",
         owner="weight",
@@ -77,7 +78,12 @@ LINEAR_SITES = (
             "fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp16(total_input, grad_output, ...)"
         ),
         Anchor("torch.matmul(grad_output.t(), total_input, ...)", versions=">=0.14"),
-        Anchor("te_general_gemm(total_input, grad_output, ...)", versions=">=0.18"),
+        Anchor("te_general_gemm(total_input, grad_output, ...)", versions=">=0.18,<0.20"),
+        Anchor("_wgrad_gemm(weight.main_grad, grad_output, total_input)", versions=">=0.20"),
+        Anchor(
+            "_wgrad_gemm(sharded_weight.get_wgrad_tensor(), grad_output, total_input)",
+            versions=">=0.20",
+        ),
         lhs="grad_output",
         rhs="total_input",
         owner="weight",

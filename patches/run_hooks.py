@@ -2,6 +2,23 @@
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 
+CHECKPOINTING = "megatron/training/checkpointing.py"
+CHECKPOINTS = (
+    AddImport("import megatron.run"),
+    PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
+    PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg)\n"),
+    PrependBody(
+        "save_checkpoint",
+        "if not non_persistent_ckpt:\n    megatron.run.before_save(get_args(), iteration)\n",
+    ),
+)
+# 0.17.0 writes no hashes and has no --verify-integrity.
+HASHES = ReplaceExpression(
+    "_load_global_dist_base_checkpoint",
+    Anchor("args.verify_integrity"),
+    "megatron.run.to_verify(args, checkpoint_name)",
+)
+
 FILES = (
     FileEdits(
         "megatron/training/training.py",
@@ -11,22 +28,6 @@ FILES = (
             PrependBody("post_training_step_callbacks", "megatron.run.after_step(iteration)\n"),
         ),
     ),
-    FileEdits(
-        "megatron/training/checkpointing.py",
-        (
-            AddImport("import megatron.run"),
-            PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
-            ReplaceExpression(
-                "_load_global_dist_base_checkpoint",
-                Anchor("args.verify_integrity"),
-                "megatron.run.to_verify(args, checkpoint_name)",
-            ),
-            PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg)\n"),
-            PrependBody(
-                "save_checkpoint",
-                "if not non_persistent_ckpt:\n"
-                "    megatron.run.before_save(get_args(), iteration)\n",
-            ),
-        ),
-    ),
+    FileEdits(CHECKPOINTING, CHECKPOINTS, versions="<0.17.1"),
+    FileEdits(CHECKPOINTING, (*CHECKPOINTS, HASHES), versions=">=0.17.1"),
 )

@@ -225,10 +225,17 @@ def command_line(monkeypatch, capsys):
     return run
 
 
+class MiniProject(Project):
+    """The project of a tree in miniature, in which the files of "add" entries lie already."""
+
+    tree = property(lambda self: self.root / "tree")
+    upstream_pin = property(lambda self: self.root / "Megatron-LM/UPSTREAM.toml")
+
+
 @pytest.fixture
 def mqo(mini, monkeypatch, command_line):
     """A function that runs `mqo` on the small tree: its exit code, its output and its errors."""
-    project = Project(mini.patches.parent)
+    project = MiniProject(mini.patches.parent)
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: project))
 
     def run(*words, tree=mini.tree.root):

@@ -156,13 +156,13 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
     steps = []
     module(
         "megatron.run",
-        before_step=lambda model, args: steps.append((model, args)),
+        before_step=lambda *given: steps.append(given),
         after_step=lambda iteration: steps.append(iteration),
     )
     source = """\
         import time
 
-        def train_step(forward_step_func, data_iterator, model):
+        def train_step(forward_step_func, data_iterator, model, optimizer):
             steps.append("step")
 
         def post_training_step_callbacks(model, iteration):
@@ -170,9 +170,9 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
         """
     scope = {"steps": steps, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/training.py", source), scope)
-    scope["train_step"](None, None, "model")
+    scope["train_step"](None, None, "model", "optimizer")
     scope["post_training_step_callbacks"](None, 7)
-    assert steps == [("model", "args"), "step", 7, "rest"]
+    assert steps == [("model", "args", "optimizer"), "step", 7, "rest"]
 
 
 def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
@@ -216,6 +216,24 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
         ("to_verify", "args", "there"),
         None,  # what stands for it says nothing
     ]
+
+
+def test_a_release_without_hashes_of_checkpoints_gets_the_other_calls():
+    source = """
+        def check_checkpoint_args(checkpoint_args):
+            pass
+
+        def save_checkpoint(iteration, non_persistent_ckpt=False):
+            pass
+
+        def load_checkpoint(load_arg="load"):
+            pass
+        """
+    path = "megatron/training/checkpointing.py"
+    made = sites("run_hooks", path, source, version="0.17.0")
+    assert [name in made for name in ("before_load", "before_save", "to_verify")] == [1, 1, 0]
+    with pytest.raises(DriftError, match="_load_global_dist_base_checkpoint"):
+        sites("run_hooks", path, source, version="0.17.1")
 
 
 @pytest.mark.parametrize("name", ["cpu_trainer", "run_hooks"])

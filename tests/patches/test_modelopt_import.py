@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from mqo.project import Project
 
-from .conftest import sites
+from .conftest import planned, sites
 
 PROJECT = Project.here()
 SOURCES = {
@@ -70,6 +71,12 @@ def test_modelopt_is_imported_where_what_it_is_used_with_is_there(packages, name
     exec(code, scope)
     assert scope["has"]
     assert "modelopt" in sys.modules
+
+
+def test_0_20_imports_it_in_one_place_alone():
+    paths = ("megatron/training/checkpointing.py", "megatron/training/training.py")
+    files = dict.fromkeys(paths, textwrap.dedent(SOURCES["training.py"]).encode())
+    assert set(planned("modelopt_import", "0.20.0", files)) == {paths[1]}
 
 
 def test_the_real_trainer_starts_without_it():

@@ -296,6 +296,22 @@ def test_a_form_that_the_release_should_have_is_missed():
         sites("quant_sites", LAYERS, older("0.17.1"), PIN)
 
 
+def test_the_helpers_of_0_20_are_handed_wrapped_operands():
+    first, second = LINEAR_SOURCE.split("class LinearWithGrad")
+    second = second.replace(
+        "torch.matmul(total_input, weight.t())", "_linear_forward(total_input, weight, None, None)"
+    )
+    helper = '_wgrad_gemm({}, grad_output, total_input)\n        elif ctx.form == "{}":\n'
+    made = helper.format("weight.main_grad", "sharded")
+    made += f"            {helper.format('sharded_weight.get_wgrad_tensor()', 'none')}"
+    te = 'te_general_gemm(total_input, grad_output, layout="NT", out=weight.main_grad)\n'
+    source = f"{first}class LinearWithGrad{second}".replace(te, made + "            pass\n")
+    new = sites("quant_sites", LAYERS, source, "0.20.0")
+    assert "_linear_forward(fprop_operands.lhs(total_input), fprop_operands.rhs(weight)," in new
+    assert new.count("wgrad_operands.rhs(total_input)") == 6
+    assert new.count("_operands.lhs(grad_output), wgrad_operands.rhs(total_input))") == 2
+
+
 def test_the_series_does_not_claim_a_release_that_was_not_tried():
     assert not SERIES.supports("0.20.0")
 

@@ -53,6 +53,10 @@ class OverlayError(MqoError):
     """The tree is not in the state that the command needs."""
 
 
+class TableError(OverlayError):
+    """A file that users edit, such as series.toml or a patch, that does not fit its schema."""
+
+
 class DriftError(OverlayError):
     """A patch does not find its place in this source as often as it must."""
 

@@ -101,6 +101,7 @@ Path(sys.argv[1]).write_text(json.dumps(facts))
 """
 
 PIN_TEXT = """
+schema = 1
 version = "1.2.3"
 packages = ["megatron/core", "megatron/training"]
 pythons = ["3.11"]

@@ -22,6 +22,13 @@ from mqo.project import Project
 MODULES = ["apply", "vendor", "snapshot", "export", "status", "report_diff", "rewrite"]
 
 
+class MiniProject(Project):
+    """As the one in tests/mqo/conftest.py."""
+
+    tree = property(lambda self: self.root / "tree")
+    upstream_pin = property(lambda self: self.root / "Megatron-LM/UPSTREAM.toml")
+
+
 def step_of(job, steps):
     """A `transaction.step` that writes down where it is, and at one place kills its process, or
     waits there while a file exists.
@@ -49,7 +56,7 @@ def run(job):
         os.dup2(os.open(f"{prefix}.{ending}", flags), number)
     transaction.step = step_of(job, os.open(f"{prefix}.steps", flags))
     tree.LOCK_WAIT_S = job.get("lock_wait_s", tree.LOCK_WAIT_S)
-    project = Project(Path(job["project"]))
+    project = MiniProject(Path(job["project"]))
     Project.here = classmethod(lambda cls: project)
     sys.argv = ["mqo", *job["start"]]
     code = 1

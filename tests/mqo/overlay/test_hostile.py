@@ -19,9 +19,10 @@ from .conftest import wheel
 WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
 LAYERS, GADGET = "megatron/core/layers.py", "megatron/core/gadget.py"
 PIN = """
+schema = 1
 version = "1.2.3"
 packages = ["megatron/core", "megatron/training"]
-pythons = []
+pythons = ["3.11"]
 [wheels]
 "{name}" = "{digest}"
 [helper]

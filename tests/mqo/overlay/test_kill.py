@@ -28,9 +28,10 @@ NEXT = {
 }
 del NEXT["megatron/core/table.bin"]
 PIN = """
+schema = 1
 version = "1.2.3"
 packages = ["megatron/core", "megatron/training"]
-pythons = []
+pythons = ["3.11"]
 [wheels]
 "{name}" = "{digest}"
 [helper]

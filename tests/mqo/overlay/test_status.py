@@ -84,3 +84,13 @@ def test_a_tree_that_holds_nothing_is_an_error(tmp_path, mini):
 
     with pytest.raises(OverlayError, match="holds no vendored Megatron"):
         status(Tree(tmp_path / "nowhere"), mini.series)
+
+
+def test_a_release_that_the_series_was_not_verified_on_is_named(patched, mqo):
+    assert status(patched.tree, patched.series).unsupported == ""
+    patched.change_patch("series.toml", '">=1,<2"\n\n[[', '">=1,<1.2"\n\n[[')
+    now = status(patched.tree, patched.series)
+    assert (now.unsupported, now.clean) == (">=1,<1.2", False)
+    code, out, _ = mqo("status")
+    assert code == 1
+    assert "not supported: the patch series is for megatron-core >=1,<1.2" in out

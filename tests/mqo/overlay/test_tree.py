@@ -93,6 +93,25 @@ def test_a_held_lock_is_an_error_that_names_the_holder(tree, monkeypatch):
         pass
 
 
+def test_who_waits_long_is_told_for_whom_once(tree, monkeypatch, caplog):
+    holder = tree.locked("apply")
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            holder.__exit__(None, None, None)
+
+    monkeypatch.setattr(module, "LOCK_NOTE_S", 0)
+    monkeypatch.setattr(module.time, "sleep", nap)
+    holder.__enter__()
+    with Tree(tree.root).locked("restore"):
+        pass
+    (told,) = caplog.messages
+    assert f"waiting for process {os.getpid()} (mqo apply)" in told
+    assert len(naps) == 3
+
+
 def test_the_lock_is_free_again_after_a_failure(tree, monkeypatch):
     monkeypatch.setattr(module, "LOCK_WAIT_S", 0)
     with pytest.raises(ZeroDivisionError), tree.locked("apply"):

@@ -107,6 +107,9 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
 
     now = read(_tree(tree), _series())
     lines = [f"megatron-core {now.version}", f"from {now.origin}"]
+    if now.unsupported:
+        known = f"the patch series is for megatron-core {now.unsupported}"
+        lines.append(f"not supported: {known}; `mqo verify --tree` tries it on this version")
     width = max((len(entry.name) for entry in now.entries), default=0)
     for entry in now.entries:
         count = f"{entry.files} files" if entry.files else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from mqo.errors import DriftError
+from mqo.errors import DriftError, MqoError
 from mqo.overlay.drift import nearest_names
 from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Entry, Series
@@ -105,6 +105,10 @@ def _plan_entry(
             f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
         )
         raise DriftError(error.found, expected=known, help=error.help) from error
+    except MqoError:
+        raise
+    except (Exception, SystemExit) as error:  # what a patch says, or its rule does, is the user's
+        raise entry.failure(f"fails ({type(error).__name__}: {error})") from error
 
 
 def _plan_sites(

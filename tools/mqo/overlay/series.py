@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import tomllib
+import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 
-from mqo.errors import OverlayError, UnknownNameError
-from mqo.overlay.edits import FileEdits
+from mqo.errors import TableError, UnknownNameError
+from mqo.overlay.checkout import PACKAGES
+from mqo.overlay.edits import Edit, FileEdits
+from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
 from mqo.overlay.sweep import Sweep
 from mqo.project import Project
 
 SCHEMA = 1
+NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 Kind = Literal["site", "sweep", "add"]
 
 
@@ -42,18 +46,50 @@ class Entry:
         return SpecifierSet(self.upstream).contains(version, prereleases=True)
 
     def load_edits(self) -> tuple[FileEdits, ...]:
-        """The edits of a site entry."""
-        return self._module().FILES
+        """Return the edits of a site entry; TableError when its source does not give them."""
+        files = getattr(self._module(), "FILES", None)
+        if not isinstance(files, tuple) or not all(isinstance(file, FileEdits) for file in files):
+            raise self.failure("has no FILES", "FILES, a tuple of FileEdits")
+        for file in files:
+            if file.package not in PACKAGES:  # which would be passed over, as not brought
+                raise self.failure(f"edits {file.path}", f"a file of {' or '.join(PACKAGES)}")
+            if odd := [edit for edit in file.edits if not isinstance(edit, Edit)]:
+                raise self.failure(f"has {odd[0]!r:.80} among its edits", "edits alone")
+        return files
 
     def load_sweep(self) -> Sweep:
-        """The rule of a sweep entry."""
-        return self._module().SWEEP
+        """Return the rule of a sweep entry; TableError when its source does not give one."""
+        sweep = getattr(self._module(), "SWEEP", None)
+        if isinstance(sweep, Sweep):
+            return sweep
+        raise self.failure("has no SWEEP", "SWEEP, a Sweep")
+
+    def failure(self, found: str, expected: str = "a patch that runs") -> TableError:
+        """Return the error for the entry's source."""
+        text = " ".join(found.split())
+        return TableError(
+            f"{self.source} {text}",
+            expected=expected,
+            help="Mend the patch; `git diff` shows what was changed in it. Nothing was changed",
+        )
 
     def _module(self) -> ModuleType:
         """Run the source as it is now: no bytecode is read, which may be older, or left behind."""
         module = ModuleType(f"mqo_patch_{self.name}")
-        exec(compile(self.source.read_bytes(), str(self.source), "exec"), module.__dict__)
+        try:
+            code = compile(self.source.read_bytes(), str(self.source), "exec")
+            exec(code, module.__dict__)
+        except (Exception, SystemExit) as error:
+            raise self.failure(f"fails ({type(error).__name__}: {error})") from error
         return module
+
+
+@dataclass(frozen=True)
+class SeriesTable:
+    """What stands in series.toml, beside its schema."""
+
+    entry: tuple[dict, ...]
+    supported: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,15 +108,18 @@ class Series:
 
     @classmethod
     def load(cls, folder: Path, ours: Path | None = None) -> Series:
-        """Read `folder`/series.toml."""
-        table = tomllib.loads((folder / "series.toml").read_text(encoding="utf-8"))
-        if table["schema"] != SCHEMA:
-            raise OverlayError(
-                f"{folder / 'series.toml'} has schema {table['schema']}",
-                expected=f"schema {SCHEMA}, which this mqo reads",
-            )
-        entries = (Entry(folder=folder, **_tupled(row)) for row in table["entry"])
-        return cls(tuple(entries), table.get("supported", ""), ours)
+        """Read `folder`/series.toml; TableError when it, or a file that it names, is not right."""
+        path = folder / "series.toml"
+        table = read_table(path, SeriesTable, SCHEMA)
+        check_specifier(table.supported, path, "supported")
+        entries: list[Entry] = []
+        for number, row in enumerate(table.entry, start=1):
+            where = f"entry {row.get('name', number)!r}"
+            entry = build(Entry, row, path, where, folder=folder)
+            _check_entry(entry, path, where, [known.name for known in entries])
+            _check_files(entry, path, where, ours)
+            entries.append(entry)
+        return cls(tuple(entries), table.supported, ours)
 
     @classmethod
     def of(cls, project: Project) -> Series:
@@ -142,5 +181,32 @@ def _files_below(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _tupled(row: dict[str, object]) -> dict:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:
+    """Refuse a name that is no file's, or not the only one; a bad range; and requiring what is not
+    applied before, so that nothing requires itself.
+    """
+    check_text(NAME, entry.name, path, f"{where}: name", "quant_sites")
+    check_specifier(entry.upstream, path, f"{where}: upstream")
+    if entry.name in above:
+        raise refusal(path, f"{where}: there are two of that name", "one entry of a name")
+    if not entry.reason.strip():
+        raise refusal(path, f"{where}: an empty reason", "why upstream needs it")
+    for name in entry.requires:
+        if name not in above:
+            listed = f"one of the entries above it: {', '.join(above) or 'none'}"
+            raise refusal(path, f"{where}: requires {name!r}", listed)
+
+
+def _check_files(entry: Entry, path: Path, where: str, ours: Path | None) -> None:
+    """Refuse an entry whose source, or whose files in `ours`, are not there."""
+    if (entry.kind == "add") != bool(entry.files):
+        raise refusal(path, f"{where}: files = {list(entry.files)}", "files for kind 'add' alone")
+    if entry.kind != "add" and not entry.source.is_file():
+        raise refusal(path, f"{where}: there is no file {entry.source}", "the entry's patch")
+    for name in entry.files:
+        inside = PurePosixPath(name)
+        is_ours = inside.parts[:1] == ("megatron",) and ".." not in inside.parts
+        if not is_ours or any(PurePosixPath(p).is_relative_to(inside) for p in PACKAGES):
+            raise refusal(path, f"{where}: files names {name!r}", "such as 'megatron/device.py'")
+        if ours and not os.path.exists(ours / name):  # noqa: PTH110 - false for any text
+            raise refusal(path, f"{where}: there is no {name!r} in {ours}", "a file or folder")

@@ -27,18 +27,24 @@ class EntryStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """A tree's version, its entries, files changed by hand, and the quant types in its source."""
+    """A tree's version, its entries, files changed by hand, and the quant types in its source.
+
+    `unsupported` is the range of releases that the series was verified on, where the tree's is none
+    of them, and else "".
+    """
 
     version: str
     origin: str
+    unsupported: str
     entries: tuple[EntryStatus, ...]
     edited: tuple[str, ...]
     types: tuple[tuple[str, literals.Literal], ...]
 
     @property
     def clean(self) -> bool:
-        """Every entry applied as it stands now, and nothing changed by hand."""
-        return not self.edited and all(entry.state == "applied" for entry in self.entries)
+        """Every entry applied as it stands now, to a supported release, nothing changed by hand."""
+        sound = not self.edited and not self.unsupported
+        return sound and all(entry.state == "applied" for entry in self.entries)
 
 
 def status(tree: Tree, series: Series) -> Status:
@@ -60,7 +66,12 @@ def status(tree: Tree, series: Series) -> Status:
         content = tree.read(path) or b""
         types += [(path, literal) for literal in literals.read_if_any(content)]
     return Status(
-        upstream.version, upstream.origin, tuple(rows), tuple(tree.edited_files()), tuple(types)
+        upstream.version,
+        upstream.origin,
+        "" if series.supports(upstream.version) else series.supported,
+        tuple(rows),
+        tuple(tree.edited_files()),
+        tuple(types),
     )
 
 

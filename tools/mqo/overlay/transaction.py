@@ -14,26 +14,25 @@ Before the journal a killed commit is rolled back (nothing happened); behind it,
 Staged files lie in .mqo, so nothing stray is ever left beside a source file.
 
 `building` does the same for a new folder outside of the tree: a note in .mqo/incoming names the
-unfinished one, which `recover` removes. Standard library only.
+unfinished one, which `recover` removes. `journal` has the notes. Standard library only.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from mqo.errors import OverlayError
+from mqo.overlay import journal as notes
+from mqo.overlay import writable
+from mqo.overlay.journal import BUILDING, INCOMING, JOURNAL, STORE, Building, Journal, Move
+from mqo.overlay.writable import check_writable
 
-STORE, JOURNAL, INCOMING = ".mqo", "journal.json", "incoming"
-COMMAND, BUILDING, PART = "command", "building.json", ".mqo-part"
-SCHEMA = 1
+COMMAND = "command"
 DEFAULT_MODE = 0o644
 
 
@@ -84,9 +83,10 @@ def commit(
     """
     store = root / STORE
     try:
-        _refuse_clash(change.path for change in changes if change.content is not None)
+        writable.refuse_clash(change.path for change in changes if change.content is not None)
         for change in changes:
             check_writable(root, change.path)
+        writable.check_records(root, records)
         journal = _stage(root, changes, records, command)
         step("journal")
         (store / INCOMING / JOURNAL).replace(store / JOURNAL)
@@ -111,17 +111,14 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     """
     if target.exists():
         raise OverlayError(f"{target} exists", expected="a folder to be made")
-    incoming, target = root / STORE / INCOMING, target.resolve()
-    # A name of its own: another tree's command may be writing to the same target.
-    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART}")
-    made = [str(parent) for parent in target.parents if not parent.exists()]
-    note = {"schema": SCHEMA, "target": str(target), "folder": str(folder), "made": made}
+    incoming, note = root / STORE / INCOMING, notes.start_building(target.resolve())
+    target, folder = note.target, note.folder
     is_noted = os.access(incoming.parent, os.W_OK)
     try:
         try:
             if is_noted:
                 _open_incoming(root, command)
-                write_synced(incoming / BUILDING, json.dumps(note).encode())
+                write_synced(incoming / BUILDING, notes.as_json(note))
                 _sync(incoming)
                 _sync(incoming.parent)
             step("building")
@@ -153,10 +150,11 @@ def recover(root: Path) -> Recovered | None:
     The caller holds the tree's lock. OverlayError when that fails, or a note is not as written.
     """
     store = root / STORE
+    writable.check_store(root)
     if (store / JOURNAL).exists():
-        journal = _read_note(store / JOURNAL, "command", "files", "records")
+        journal = notes.read_journal(store / JOURNAL, root)
         _finish(root, journal)
-        return Recovered(True, journal["command"], f"{len(journal['files'])} files")
+        return Recovered(True, journal.command, f"{len(journal.files)} files")
     if not (store / INCOMING).exists():
         return None
     try:
@@ -183,36 +181,6 @@ def remove_tree(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def check_writable(root: Path, path: str) -> None:
-    """Refuse what a rename would do all the same: to read-only files, links, and through links."""
-    top, inside = root.resolve(), PurePosixPath(path)
-    file = top / path
-    leaves = inside.is_absolute() or ".." in inside.parts
-    if leaves or any((top / part).is_symlink() for part in (inside, *inside.parents)):
-        raise OverlayError(
-            f"{root / path} leaves the tree, or lies behind a symbolic link; nothing was changed",
-            expected="a file of this tree's own",
-            help="Give the tree that the link leads to to --tree",
-        )
-    folder = file.parent
-    while not folder.exists():
-        folder = folder.parent
-    if file.is_dir() or not folder.is_dir() or folder.stat().st_dev != top.stat().st_dev:
-        raise OverlayError(
-            f"{file if file.is_dir() else folder} stands where {path} belongs; nothing was changed",
-            expected="files in their places, in folders of the tree's own file system",
-            help="Move it away",
-        )
-    for place in (file, folder) if file.exists() else (folder,):
-        # The mode counts for root, too, whom the kernel would let through.
-        if not place.stat().st_mode & 0o222 or not os.access(place, os.W_OK):
-            raise OverlayError(
-                f"{place} is read-only; nothing was changed",
-                expected="a tree that may be written, which a run's own source is not",
-                help="Change the tree that runs are made from, or see `ls -l`",
-            )
-
-
 def step(name: str) -> None:
     """Called before every step that could be the last one; tests stop the process here."""
 
@@ -226,17 +194,6 @@ def write_synced(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
     part.replace(path)
 
 
-def _refuse_clash(paths: Iterable[str]) -> None:
-    """No file can be written below another one, and a rename would find that out too late."""
-    written = set(paths)
-    for path in written:
-        if above := written.intersection(map(str, PurePosixPath(path).parents)):
-            raise OverlayError(
-                f"{path} and {min(above)} cannot both be files; nothing was changed",
-                expected="no file below another one",
-            )
-
-
 def _open_incoming(root: Path, command: str) -> None:
     incoming = root / STORE / INCOMING
     incoming.mkdir(parents=True)
@@ -245,18 +202,18 @@ def _open_incoming(root: Path, command: str) -> None:
 
 def _stage(
     root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None], command: str
-) -> dict[str, Any]:
+) -> Journal:
     incoming = root / STORE / INCOMING
     _open_incoming(root, command)
-    journal: dict[str, Any] = {"schema": SCHEMA, "command": command, "files": [], "records": []}
+    files, kept = [], []
     for change in changes:
         mode = _mode(root / change.path) if change.mode is None else change.mode
-        staged = _stage_one(incoming, f"f{len(journal['files'])}", change.content, mode)
-        journal["files"].append({"path": change.path, "staged": staged})
+        staged = _stage_one(incoming, f"f{len(files)}", change.content, mode)
+        files.append(Move(change.path, staged))
     for name, content in records.items():
-        staged = _stage_one(incoming, f"r{len(journal['records'])}", content, DEFAULT_MODE)
-        journal["records"].append({"path": name, "staged": staged})
-    _write(incoming / JOURNAL, json.dumps(journal).encode())
+        kept.append(Move(name, _stage_one(incoming, f"r{len(kept)}", content, DEFAULT_MODE)))
+    journal = Journal(command, tuple(files), tuple(kept))
+    _write(incoming / JOURNAL, notes.as_json(journal))
     _sync_tree(incoming)
     return journal
 
@@ -269,13 +226,13 @@ def _stage_one(incoming: Path, name: str, content: bytes | None, mode: int) -> s
     return name
 
 
-def _finish(root: Path, journal: Mapping[str, Any]) -> None:
+def _finish(root: Path, journal: Journal) -> None:
     """Every step may find itself done already, by the process that was killed."""
     store = root / STORE
     try:
         if (store / INCOMING).exists():  # else all is in place, and somebody may have gone on
-            _settle_all("files", root, store / INCOMING, journal)
-            _settle_all("records", store, store / INCOMING, journal)
+            _settle_all("files", root, store / INCOMING, journal.files)
+            _settle_all("records", store, store / INCOMING, journal.records)
         step("tidy")
         remove_tree(store / INCOMING)
         step("done")
@@ -283,17 +240,17 @@ def _finish(root: Path, journal: Mapping[str, Any]) -> None:
         _sync(store)
     except OSError as error:
         raise OverlayError(
-            f"'{journal['command']}' stopped half-way ({error})",
+            f"'{journal.command}' stopped half-way ({error})",
             expected="files that may be replaced",
             help="Mend that; the next command on this tree finishes the change first",
         ) from error
 
 
-def _settle_all(kind: str, base: Path, incoming: Path, journal: Mapping[str, Any]) -> None:
-    for entry in journal[kind]:
+def _settle_all(kind: str, base: Path, incoming: Path, moves: Sequence[Move]) -> None:
+    for move in moves:
         step(kind)
-        _settle(incoming, entry["staged"], base / entry["path"])
-    for folder in _folders(base, (entry["path"] for entry in journal[kind])):
+        _settle(incoming, move.staged, base / move.path)
+    for folder in _folders(base, (move.path for move in moves)):
         _sync_or_prune(folder, base)
 
 
@@ -332,41 +289,22 @@ def _recover_incoming(incoming: Path) -> Recovered:
     command = note.read_text(encoding="utf-8", errors="replace") if note.exists() else ""
     outcome = Recovered(False, command)
     if (incoming / BUILDING).exists():
-        build = _read_note(incoming / BUILDING, "target", "folder", "made")
+        build = notes.read_building(incoming / BUILDING)
         if _settle_building(build):
-            outcome = Recovered(True, command, build["target"])
+            outcome = Recovered(True, command, str(build.target))
     _clear(incoming)
     return outcome
 
 
-def _settle_building(note: Mapping[str, Any]) -> bool:
+def _settle_building(note: Building) -> bool:
     """Whether the folder had become the target; if not, it goes, and the parents made for it."""
-    folder, target = Path(note["folder"]), Path(note["target"])
-    if target.exists() and not folder.exists():
+    if note.target.exists() and not note.folder.exists():
         return True
-    remove_tree(folder)
-    for parent in map(Path, note["made"]):  # inner ones first
-        if parent.is_dir() and not any(parent.iterdir()):
+    remove_tree(note.folder)
+    for parent in note.made:  # inner ones first
+        if parent.is_dir() and not parent.is_symlink() and not any(parent.iterdir()):
             parent.rmdir()
     return False
-
-
-def _read_note(path: Path, *keys: str) -> dict[str, Any]:
-    """A journal, or what `building` wrote down."""
-    try:
-        table = json.loads(path.read_bytes())
-        if table["schema"] == SCHEMA:
-            if not table.get("folder", PART).endswith(PART):
-                raise ValueError(f"it names {table['folder']}")  # which would be removed
-            return {key: table[key] for key in keys}
-        found = f"{path} has schema {table['schema']}, written by another version of mqo"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found = f"{path} is damaged ({error})"
-    raise OverlayError(
-        found,
-        expected=f"the note of a command that was cut off, in schema {SCHEMA}",
-        help="Use the version that wrote it; or delete the tree's .mqo folder and run `mqo vendor`",
-    )
 
 
 def _reason(error: OSError) -> str:

@@ -11,19 +11,17 @@ import csv
 import hashlib
 import io
 import sysconfig
-import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-from packaging.version import Version
 
 from mqo import pip
 from mqo.errors import EditedError, OverlayError, UnknownNameError, VendorError
 from mqo.overlay import records, transaction
 from mqo.overlay.apply import copies_of
+from mqo.overlay.pin import Pin
 from mqo.overlay.records import Upstream
 from mqo.overlay.tree import Tree, running_python, sha256, version_of
 
@@ -31,51 +29,6 @@ Report = Callable[[str], None]
 Files = dict[str, bytes]
 # What zipfile raises for members that are cut off, encrypted, or packed in a way it does not know.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, csv.Error)
-
-
-@dataclass(frozen=True)
-class Pin:
-    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
-
-    `verified_wheels` are of the other releases that `mqo verify` tries the series on.
-    """
-
-    version: str
-    packages: tuple[str, ...]
-    pythons: tuple[str, ...]
-    wheels: Mapping[str, str]
-    helper_version: str
-    helper_pythons: tuple[str, ...]
-    helper_source: str
-    helper_source_sha256: str
-    verified_wheels: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """{file name: SHA-256} of every wheel that is trusted."""
-        return {**self.verified_wheels, **self.wheels}
-
-    @property
-    def releases(self) -> list[str]:
-        """The releases that a wheel is trusted of, oldest first."""
-        return sorted({name.split("-")[1] for name in self.digests}, key=Version)
-
-    @classmethod
-    def load(cls, path: Path) -> Pin:
-        """Read UPSTREAM.toml."""
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        helper = table["helper"]
-        return cls(
-            version=table["version"],
-            packages=tuple(table["packages"]),
-            pythons=tuple(table["pythons"]),
-            wheels=table["wheels"],
-            helper_version=helper["version"],
-            helper_pythons=tuple(helper["pythons"]),
-            helper_source=helper["source"],
-            helper_source_sha256=helper["source_sha256"],
-            verified_wheels=table.get("verified_wheels", {}),
-        )
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,19 @@ def test_a_tree_that_the_series_does_not_fit_is_exit_code_1(run, here, tmp_path)
     assert "1.1.0: quant_sites drifted: " in out
 
 
-def test_a_tree_and_a_release_exclude_each_other(run, here, tmp_path):
-    assert run("--tree", str(tmp_path), "--all")[0] == 2
+def test_trees_and_releases_are_tried_together(run, here, tmp_path):
+    for version in ("1.0.0", "1.3.0"):
+        materialise(tmp_path / version, release(version), version=version)
+    words = ["--tree", str(tmp_path / "1.0.0"), "--tree", str(tmp_path / "1.3.0")]
+    assert releases(run(*words)[1]) == ["1.0", "1.3"]
+    assert releases(run("--all", *words)[1]) == ["1.1", "1.2", "1.0", "1.3"]
+    assert releases(run("--version", "1.1.0", *words)[1]) == ["1.1", "1.0", "1.3"]
+
+
+def test_a_tree_that_is_none_is_an_error_before_anything_is_tried(run, here, tmp_path):
+    code, out, err = run("--all", "--tree", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "verifying" not in err
 
 
 def test_a_folder_without_megatron_is_an_error(run, here, tmp_path):

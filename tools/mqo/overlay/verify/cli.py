@@ -25,11 +25,14 @@ def verify(
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every release in UPSTREAM.toml.")] = False,
     as_json: JsonOption = False,
-    tree: Annotated[
-        Path | None, typer.Option("--tree", help="A tree whose upstream files are tried instead.")
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tree", help="A tree, or git checkout, whose upstream files are tried; repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Try the patches on upstream releases, in temporary trees.
+    """Try the patches on upstream releases, and on trees and checkouts, in temporary trees.
 
     Exits with 1 if a release is not green, and with 2 if one could not be tried.
     """
@@ -42,19 +45,18 @@ def verify(
 
     project = Project.here()
     pin, series = Pin.load(project.upstream_pin), Series.of(project)
-    if tree and (version or all):
-        raise typer.BadParameter("--tree excludes --version and --all")
-    names, ours = _chosen(version or [], all, pin), (project.tree, project.cache)
+    places = [Tree(path.resolve()) for path in trees or []]
+    for place in places:
+        place.upstream()  # what cannot be tried is said before anything is
+    # Trees alone, unless releases are named, too.
+    names = _chosen(version or [], all, pin) if version or all or not places else []
+    ours = project.tree, project.cache
     with stderr().live() as display:
-        if tree:
-            place = Tree(tree.resolve())
-            results = [verify_tree(place, pin, series, *ours, report=display)]
-        else:
-            results = []
-            for n, name in enumerate(names, 1):
-                at = f" ({n} of {len(names)})" if names[1:] else ""
-                found = try_release(name, pin, series, *ours, report=display, place=at)
-                results.append(found)
+        results = []
+        for n, name in enumerate(names, 1):
+            at = f" ({n} of {len(names)})" if names[1:] else ""
+            results.append(try_release(name, pin, series, *ours, report=display, place=at))
+        results += [verify_tree(place, pin, series, *ours, report=display) for place in places]
     if as_json:
         rows = [result.as_table() for result in results]
         print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))

@@ -30,10 +30,10 @@ def _compiled_names(tree: Tree, path: str, file: PatchedFile) -> list[str]:
     after = tree.read(path) or b""
     with warnings.catch_warnings(action="ignore"):
         compile(after, path, "exec", dont_inherit=True)
-        return sorted(_unbound(after, path) - _unbound(before, path))
+        return sorted(unbound_names(after, path) - unbound_names(before, path))
 
 
-def _unbound(source: bytes, path: str) -> set[str]:
+def unbound_names(source: bytes, path: str) -> set[str]:
     """Names that a file looks up in its module and never binds there.
 
     A patch that leans on a variable which this release calls otherwise shows here, also in code

@@ -1,0 +1,63 @@
+"""Every entry applied alone, with what it requires: nothing that it uses is missing."""
+
+import ast
+import functools
+import warnings
+
+import pytest
+from mqo.overlay.plan import plan
+from mqo.overlay.series import Series
+from mqo.overlay.verify.source import unbound_names
+from mqo.project import Project
+
+SERIES = Series.load(Project.here().patches)
+
+
+def places(entries):
+    """The modules of ours that these entries place: {"megatron.device", ...}."""
+    names = [name for entry in entries for name in entry.files]
+    return {name.removesuffix(".py").replace("/", ".") for name in names}
+
+
+OURS = places(SERIES.entries)
+
+
+def used(source):
+    """The modules of ours that a source imports."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {ours for ours in OURS if any(f"{name}.".startswith(f"{ours}.") for name in found)}
+
+
+@pytest.fixture(scope="module")
+def upstream(vendored):
+    """Upstream's version and paths, and a function that gives a file's bytes."""
+    known = vendored.upstream()
+    return known.version, known.files, functools.cache(vendored.pristine)
+
+
+def test_the_check_sees_what_upstream_does_not_have():
+    assert used("import os\nfrom megatron import device\n") == {"megatron.device"}
+    assert used("import megatron.run.modelopt, megatron.core\n") == {"megatron.run"}
+    assert used("from megatron.device_of_theirs import x\n") == set()
+    assert len(OURS) > 3
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in SERIES.entries])
+def test_an_entry_with_what_it_requires_is_enough(upstream, name):
+    version, paths, read = upstream
+    alone = SERIES.only(SERIES.with_required([name]))
+    files = plan(alone, version, paths, read)
+    placed = places(alone.entries)
+    assert files or SERIES[name].kind == "add" or not SERIES[name].holds_in(version)
+    for path, file in files.items():
+        with warnings.catch_warnings(action="ignore"):
+            compile(file.content, path, "exec", dont_inherit=True)
+            assert used(file.content) <= placed, path
+            new = unbound_names(file.content, path)
+            new = new and new - unbound_names(file.pristine, path)
+        assert not new, path

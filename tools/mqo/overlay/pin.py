@@ -1,0 +1,103 @@
+"""Which Megatron this project overlays: UPSTREAM.toml as a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import Version
+
+from mqo.overlay.schema import check_text, read_table, refusal
+
+SCHEMA = 1
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?")
+_PACKAGE = re.compile(r"megatron/[a-z_]+")
+_PYTHON = re.compile(r"3\.[0-9]{1,2}")
+_WHEEL = re.compile(rf"megatron_core-{_VERSION.pattern}-cp3[0-9]{{1,2}}(-[\w.]+)+\.whl", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
+
+    `verified_wheels` are of the other releases that `mqo verify` tries the series on.
+    """
+
+    version: str
+    packages: tuple[str, ...]
+    pythons: tuple[str, ...]
+    wheels: Mapping[str, str]
+    helper_version: str
+    helper_pythons: tuple[str, ...]
+    helper_source: str
+    helper_source_sha256: str
+    verified_wheels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """{file name: SHA-256} of every wheel that is trusted."""
+        return {**self.verified_wheels, **self.wheels}
+
+    @property
+    def releases(self) -> list[str]:
+        """The releases that a wheel is trusted of, oldest first."""
+        return sorted({name.split("-")[1] for name in self.digests}, key=Version)
+
+    @classmethod
+    def load(cls, path: Path) -> Pin:
+        """Read UPSTREAM.toml; TableError when it is not as it must be."""
+        table = read_table(path, _Table, SCHEMA)
+        _check(table, path)
+        helper = table.helper
+        return cls(
+            version=table.version,
+            packages=table.packages,
+            pythons=table.pythons,
+            wheels=table.wheels,
+            helper_version=helper.version,
+            helper_pythons=helper.pythons,
+            helper_source=helper.source,
+            helper_source_sha256=helper.source_sha256,
+            verified_wheels=table.verified_wheels,
+        )
+
+
+@dataclass(frozen=True)
+class _Helper:
+    """The table [helper]."""
+
+    version: str
+    pythons: tuple[str, ...]
+    source: str
+    source_sha256: str
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What stands in UPSTREAM.toml, beside its schema."""
+
+    version: str
+    packages: tuple[str, ...]
+    pythons: tuple[str, ...]
+    helper: _Helper
+    wheels: Mapping[str, str]
+    verified_wheels: Mapping[str, str] = field(default_factory=dict)
+
+
+def _check(table: _Table, path: Path) -> None:
+    """Refuse texts of another form: paths outside of upstream's packages above all."""
+    check_text(_VERSION, table.version, path, "version", "0.19.2")
+    check_text(_VERSION, table.helper.version, path, "helper: version", "0.16.1")
+    if not table.packages or not table.pythons:
+        raise refusal(path, "packages or pythons is empty", "one name or more in each")
+    for package in table.packages:
+        check_text(_PACKAGE, package, path, "packages", "megatron/core")
+    for python in (*table.pythons, *table.helper.pythons):
+        check_text(_PYTHON, python, path, "pythons", "3.12")
+    for kind, wheels in (("wheels", table.wheels), ("verified_wheels", table.verified_wheels)):
+        for name, digest in wheels.items():
+            check_text(_WHEEL, name, path, kind, "megatron_core-0.19.2-cp312-cp312-any.whl")
+            check_text(_SHA256, digest, path, f"{kind}, {name!r}", "64 hexadecimal digits")

@@ -1,0 +1,123 @@
+"""Tables that users edit: TOML files, read into frozen dataclasses, every value checked.
+
+A field's annotation is its schema: int, str, Literal, tuple[X, ...], Mapping[str, X], or another
+dataclass; a field without a default must be there, and a key without a field must not. pydantic,
+which would do the same, takes 0.1 s to import, and every `mqo status` reads such a table.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from mqo.errors import TableError
+
+RowT = TypeVar("RowT")
+_WORDS: Mapping[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    tuple: "a list",
+    Mapping: "a table",
+}
+
+
+def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
+    """Read a TOML file whose key `schema` is `schema` into the dataclass `kind`.
+
+    Raises:
+        TableError: it cannot be read, is no TOML, has another schema, or does not fit `kind`.
+    """
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise refusal(path, f"cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"is no TOML ({error})") from error
+    found = table.pop("schema", None)
+    if type(found) is not int or found != schema:
+        has = "no schema" if found is None else f"schema {reprlib.repr(found)}"
+        raise refusal(path, f"has {has}", expected=f"schema {schema}, which this mqo reads")
+    return build(kind, table, path)
+
+
+def build(kind: type[RowT], table: object, path: Path, where: str = "", **given: Any) -> RowT:
+    """Make a `kind` of a table; `given` are fields that do not come from it.
+
+    Args:
+        kind: the dataclass.
+        table: what stands in the file.
+        path: the file, for the error.
+        where: the place in it, for the error: "entry 'x'".
+        given: fields that the file does not have.
+
+    Raises:
+        TableError: a key is unknown or missing, or a value is of another type.
+    """
+    if not isinstance(table, dict):
+        raise _misfit(path, where or "it", table, Mapping)
+    wanted: dict[str, Field] = {f.name: f for f in fields(kind) if f.name not in given}  # type: ignore[arg-type]
+    prefix = f"{where}: " if where else ""
+    for key in sorted(table.keys() - wanted.keys()):
+        raise refusal(path, f"{prefix}unknown key {key!r}", f"one of {', '.join(wanted)}")
+    for name, field in wanted.items():
+        if name not in table and field.default is field.default_factory is MISSING:
+            raise refusal(path, f"{prefix}no key '{name}'", f"all of {', '.join(wanted)}")
+    hints = get_type_hints(kind)
+    values = {k: _value(hints[k], v, path, f"{prefix}{k}") for k, v in table.items()}
+    return kind(**values, **given)
+
+
+def refusal(path: Path, found: str, expected: str = "") -> TableError:
+    """Return the error for a table: `found` says where in the file, and what."""
+    joint = " " if found.startswith(("cannot", "is ", "has ")) else ": "
+    return TableError(
+        f"{path}{joint}{' '.join(found.split())}",
+        expected=expected or "a table as docs/overlay.md describes it",
+        help="Mend the file; `git diff` shows what was changed in it. Nothing was changed",
+    )
+
+
+def check_specifier(text: str, path: Path, where: str) -> None:
+    """Refuse what is no range of versions, such as ">=0.10,<0.20"; "" is any version."""
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise refusal(path, f"{where} = {reprlib.repr(text)}", "a range: '>=0.10,<0.20'") from error
+
+
+def check_text(pattern: re.Pattern[str], text: str, path: Path, where: str, example: str) -> None:
+    """Refuse a text that does not match as a whole."""
+    if not pattern.fullmatch(text):
+        raise refusal(path, f"{where} = {reprlib.repr(text)}", f"such as '{example}'")
+
+
+def _value(kind: Any, value: object, path: Path, where: str) -> Any:
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        if value not in inner:
+            listed = ", ".join(map(repr, inner))
+            raise refusal(path, f"{where} = {reprlib.repr(value)}", f"one of {listed}")
+        return value
+    if is_dataclass(kind):
+        return build(kind, value, path, where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list):
+        rows = enumerate(value, start=1)
+        return tuple(_value(inner[0], row, path, f"{where}, number {n}") for n, row in rows)
+    if kind is dict and isinstance(value, dict):
+        return value
+    if origin is Mapping and isinstance(value, dict):
+        return {k: _value(inner[1], v, path, f"{where}, {k!r}") for k, v in value.items()}
+    if origin in (str, int) and type(value) is origin:
+        return value
+    raise _misfit(path, where, value, Mapping if kind is dict else origin)
+
+
+def _misfit(path: Path, where: str, value: object, kind: Any) -> TableError:
+    return refusal(path, f"{where} = {reprlib.repr(value)}", _WORDS[kind])
