@@ -227,6 +227,9 @@ def test_an_unpatched_tree_is_refused(mini, series, repository, tmp_path):
 def mqo(tree, mini, repository, monkeypatch, command_line):
     """A function that runs `mqo diff --export`: its exit code, its output and its errors."""
     shutil.copytree(mini.patches, repository / "patches")
+    ours = repository / "Megatron-LM/megatron/ours.py"
+    ours.parent.mkdir(parents=True)
+    shutil.copyfile(mini.path("ours.py"), ours)
     monkeypatch.setattr(Project, "here", classmethod(lambda cls: Project(repository)))
 
     def run(*words):
