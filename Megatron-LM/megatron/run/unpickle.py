@@ -83,7 +83,7 @@ class _Reader(pickle._Unpickler):
         """Set the attributes of a record; those of a class would change the program."""
         kind = type(self.stack[-2])
         if kind.__module__ not in _KNOWN or issubclass(kind, enum.Enum):
-            raise _ForeignError(f"attributes of {self.stack[-2]!r:.80}")
+            raise _ForeignError(f"setattr on {self.stack[-2]!r:.80}")
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
