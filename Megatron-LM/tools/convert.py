@@ -17,7 +17,8 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def describe(checkpoint: Path, target: Path) -> None:
     from megatron.run.ranks import with_group
 
     with_group()
-    args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
+    with reading(folder):
+        args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
     target.write_text(json.dumps(vars(args), default=str), encoding="utf-8")
 
 
@@ -173,8 +175,23 @@ def load(
     built()
     from megatron.training.checkpointing import load_checkpoint
 
-    load_checkpoint([model], None, None, strict=True)
+    with reading():
+        load_checkpoint([model], None, None, strict=True)
     return args, model
+
+
+@contextmanager
+def reading(folder: Path | None = None) -> Iterator[None]:
+    """Raise ConvertError where a checkpoint cannot be read; `folder` is looked at before."""
+    from megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
+
+    try:
+        if folder:
+            check_metadata(folder)
+        with typed_errors():
+            yield
+    except CheckpointError as error:
+        raise ConvertError(str(error), "") from error
 
 
 def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:

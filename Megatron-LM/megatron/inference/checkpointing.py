@@ -12,6 +12,7 @@ import megatron.run
 from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.run import modelopt
 from megatron.run.checkpoints import TRACKER
+from megatron.run.unpickle import check_metadata, typed_errors
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
@@ -47,7 +48,7 @@ def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / modelopt.STATE).is_dir():
         return {}
-    return load_common_state_dict(str(checkpoint / modelopt.STATE))
+    return _common_state(checkpoint / modelopt.STATE)
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:
@@ -55,7 +56,14 @@ def read_arguments(load_dir: str | Path) -> dict[str, Any]:
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / "metadata.json").is_file():
         return {}
-    return dict(vars(load_common_state_dict(str(checkpoint)).get("args", Namespace())))
+    return dict(vars(_common_state(checkpoint).get("args", Namespace())))
+
+
+def _common_state(checkpoint: Path) -> dict[str, Any]:
+    """Return what is no tensor of a sharded checkpoint; CheckpointError if it would run code."""
+    check_metadata(checkpoint)
+    with typed_errors():
+        return load_common_state_dict(str(checkpoint))
 
 
 def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
@@ -72,7 +80,7 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
             f"There is no checkpoint of a teacher in {folder}", expected=f"{TRACKER} in it"
         )
     accept_other_names(teacher)
-    with _as_for_finetuning(args):
+    with _as_for_finetuning(args), typed_errors():
         load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
     # What the teacher was quantised as says nothing of the student.
     megatron.run.note_checkpoint(Namespace())

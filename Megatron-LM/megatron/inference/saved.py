@@ -16,7 +16,7 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.quant.schedule import parse, type_at
 from megatron.run import checkpoints, guard, resume
 from megatron.run.ranks import with_group
-from megatron.run.unpickle import foreign_name
+from megatron.run.unpickle import check_metadata, typed_errors
 from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
@@ -26,6 +26,7 @@ from .checkpointing import TRACKER, checkpoint_folder
 from .errors import InferenceError, SavedError
 
 ITERATION = "iter_"
+SPECS = "megatron.core."
 # Of one process, whatever the checkpoint was split into.
 ALONE = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
 ALONE |= {"expert_tensor_parallel_size": 1, "context_parallel_size": 1, "data_parallel_size": 1}
@@ -37,6 +38,8 @@ READING |= {"pretrained_checkpoint": None, "tensorboard_dir": None, "wandb_proje
 READING |= {"use_distributed_optimizer": False, "recompute_granularity": None}
 READING |= {"rampup_batch_size": None, "verify_integrity": False, "curr_iteration": 0}
 READING |= {"exit_on_missing_checkpoint": True, "use_checkpoint_args": False}
+# A checkpoint does not decide that code of its tokenizer runs.
+READING |= {"trust_remote_code": False}
 # What depends on the machine, and not on the model.
 PLATFORM = ("transformer_impl", "persist_layer_norm", "gradient_accumulation_fusion")
 PLATFORM += ("masked_softmax_fusion", "apply_rope_fusion", "bias_swiglu_fusion")
@@ -82,8 +85,7 @@ def find_checkpoint(path: Path) -> Path:
     whole = (found / checkpoints.MANIFEST).is_file()
     if why := (checkpoints.fault(found) if whole else None):
         raise SavedError(f"The checkpoint {found} is damaged: {why}", "files as they were written")
-    if name := foreign_name(found):
-        raise SavedError(f"{found} would have {name} run, which no checkpoint needs")
+    check_metadata(found)
     return found
 
 
@@ -95,7 +97,10 @@ def read_args(folder: Path) -> Namespace:
     """
     with_group()
     try:
-        state = dist_checkpointing.load_common_state_dict(str(folder))
+        with typed_errors():
+            state = dist_checkpointing.load_common_state_dict(str(folder))
+    except checkpoints.CheckpointError:
+        raise
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
     if "args" not in state:
@@ -128,7 +133,10 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
     args = _arguments(folder, saved, platform)
     model = build(args)
     try:
-        load_checkpoint([model], None, None, strict=True)
+        with typed_errors():
+            load_checkpoint([model], None, None, strict=True)
+    except checkpoints.CheckpointError:
+        raise
     except Exception as error:  # whatever a file's reader raises
         raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
     return args, model.eval()
@@ -183,7 +191,14 @@ def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
 
 
 def _arguments(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
-    """The saved arguments, on this machine; those that its release did not have, as parsed."""
+    """Return the saved arguments, on this machine; those that its release lacked, as parsed.
+
+    Raises:
+        SavedError: they name a module of somebody else's, which would be imported.
+    """
+    spec = getattr(saved, "spec", None)
+    if spec and not str(spec[0]).startswith(SPECS):
+        raise SavedError(f"{folder} asks for layers of {spec[0]}", f"layers of {SPECS}*")
     before, sys.argv = sys.argv, [sys.argv[0], *platform]
     fresh = vars(arguments.parse_args())
     sys.argv = before

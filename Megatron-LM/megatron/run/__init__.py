@@ -11,6 +11,7 @@ from .implementation import ImplementationError, check_available
 from .labels import label_timers
 from .record import recorded
 from .resume import note_checkpoint
+from .unpickle import protect
 
 __all__ = [
     "CheckpointError",
@@ -31,3 +32,6 @@ __all__ = [
     "run_folder",
     "to_verify",
 ]
+
+# Every program that reads a checkpoint imports this package before.
+protect()

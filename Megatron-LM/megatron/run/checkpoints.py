@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .ranks import all_ranks, rank
-from .unpickle import METADATA, foreign_name
+from .unpickle import METADATA, CheckpointError, check_metadata
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
@@ -29,10 +29,6 @@ _saved: Path | None = None
 _begun: Path | None = None
 
 Fault = Callable[[Path], str | None]
-
-
-class CheckpointError(RuntimeError):
-    """No checkpoint of a folder can be gone on from."""
 
 
 def before_load(args: Namespace, load_arg: str = "load") -> None:
@@ -112,7 +108,7 @@ def _loaded(folder: Path, step: int | None) -> Path:
 
 
 def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
-    """What `choose` returns, where there is a choice; nothing foreign is unpickled."""
+    """What `choose` returns, where there is a choice; its metadata is looked at."""
     found, chosen = None, getattr(args, "ckpt_step", None)
     folder = Path(getattr(args, load_arg, None) or load_folder(args, load_arg))
     if chosen is None and not _has_tracker(folder):
@@ -123,13 +119,7 @@ def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
     if found is None and chosen is None and _verifies(args) and not pretrained:
         found = choose(folder, fault, own=_is_own(args, folder))
-    loaded = _loaded(folder, found[0] if found else chosen)
-    name = foreign_name(loaded)
-    if name:
-        raise CheckpointError(
-            f"{loaded / METADATA} would have {name} run, which no checkpoint needs. Expected: what "
-            "torch and Megatron write there. Do not load this checkpoint"
-        )
+    check_metadata(_loaded(folder, found[0] if found else chosen))
     return found
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from .checkpoints import CheckpointError, load_folder, newest
-from .unpickle import foreign_name
+from .checkpoints import load_folder, newest
+from .unpickle import CheckpointError, check_metadata, typed_errors
 
 STATE = "modelopt_state"
 FORMAT = "torch_dist"
@@ -45,14 +45,12 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
             f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
             "chunk of layers a rank. Leave --num-layers-per-virtual-pipeline-stage out"
         )
-    if name := foreign_name(checkpoint / STATE):
-        raise CheckpointError(
-            f"{checkpoint / STATE} would have {name} run, which no checkpoint needs. Do not load it"
-        )
+    check_metadata(checkpoint / STATE)
     from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
 
     make_portable()
-    restore_sharded_modelopt_state(chunks, str(checkpoint))
+    with typed_errors():
+        restore_sharded_modelopt_state(chunks, str(checkpoint))
     _keep_name(args, checkpoint)
     return chunks
 

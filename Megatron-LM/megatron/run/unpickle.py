@@ -1,17 +1,32 @@
-"""Looks at the one file of a checkpoint that torch unpickles without asking what is in it.
+"""Read what a checkpoint holds as a pickle without running code that the file names.
 
-Everything else is read with `weights_only`, or is no pickle. `.metadata` says which tensor lies
-where; torch loads it with plain pickle, which would run whatever a hostile file says.
+`.metadata` says which tensor lies where. torch reads it with plain pickle; `protect` puts the
+reader of this module in pickle's place. Everything else goes through `torch.load`, which `protect`
+restricts to weights and to the classes that are registered as safe (`megatron/core/safe_globals.py`
+and, for its own state, ModelOpt).
 """
 
 import enum
+import io
+import os
 import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import torch
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
 
 METADATA = ".metadata"
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+_load_bytes = DefaultLoadPlanner.load_bytes
 
 # What torch and Megatron write there.
 _KNOWN = {
@@ -41,11 +56,22 @@ _KNOWN = {
 }
 
 
+class CheckpointError(RuntimeError):
+    """No checkpoint of a folder can be gone on from."""
+
+
 class _ForeignError(Exception):
     """A name that has no business in a checkpoint's metadata."""
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):
+    """Build torch's own records, and nothing else.
+
+    In Python, for the C reader sets attributes of classes, and allocates what a damaged file says.
+    """
+
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
     def find_class(self, module: str, name: str) -> Any:
         if name in _KNOWN.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
@@ -53,26 +79,100 @@ class _Reader(pickle.Unpickler):
             return _member
         raise _ForeignError(f"{module}.{name}")
 
+    def load_build(self) -> None:
+        """Set the attributes of a record; those of a class would change the program."""
+        kind = type(self.stack[-2])
+        if kind.__module__ not in _KNOWN or issubclass(kind, enum.Enum):
+            raise _ForeignError(f"setattr on {self.stack[-2]!r:.80}")
+        super().load_build()
 
-def foreign_name(checkpoint: Path) -> str | None:
-    """Return what a checkpoint's metadata would import that none needs; None if nothing.
+    dispatch[pickle.BUILD[0]] = load_build
 
-    Nothing of the file is run but the constructors of torch's own records. That a file is damaged
-    is not this function's to say.
+
+def protect() -> None:
+    """Have torch read checkpoints without running code that they name, in this process.
+
+    Processes that this one starts inherit the restriction to weights.
+    """
+    os.environ.pop(NOT_WEIGHTS_ONLY, None)
+    os.environ[WEIGHTS_ONLY] = "1"
+    filesystem.pickle = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
+    DefaultLoadPlanner.load_bytes = _load_checked_bytes
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise CheckpointError for what torch could not load.
+
+    The error of its sharded loader is no Exception, and that of a restricted load advises to run
+    what the file names.
     """
     try:
-        with (checkpoint / METADATA).open("rb") as file:
-            _Reader(file).load()
-    except _ForeignError as found:
-        return str(found)
-    except Exception:  # a damaged pickle raises whatever it likes
-        return None
-    return None
+        yield
+    except CheckpointException as error:
+        found = "; ".join(str(one) for one, _ in error.failures.values())
+        raise CheckpointError(" ".join(found.split())) from error
+    except pickle.UnpicklingError as error:
+        _refuse("The checkpoint", _wanted(error), error)
 
 
-def _member(kind: Any, name: str) -> enum.Enum:
+def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:
+    """Load an entry that is no tensor."""
+    try:
+        _load_bytes(planner, item, value)
+    except pickle.UnpicklingError as error:
+        _refuse(f"The entry {item.storage_index.fqn} of the checkpoint", _wanted(error), error)
+
+
+def _wanted(error: pickle.UnpicklingError) -> str:
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
+
+
+def check_metadata(checkpoint: Path) -> None:
+    """Read the `.metadata` of a checkpoint's folder, if there is one.
+
+    Raises:
+        CheckpointError: the file cannot be read, or would run code.
+    """
+    path = checkpoint / METADATA
+    try:
+        with path.open("rb") as file:
+            read_metadata(file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _refuse(path, f"cannot be read ({error.strerror})", error)
+
+
+def read_metadata(file: BinaryIO) -> Metadata:
+    """Return what a `.metadata` file holds. Only constructors of torch's own records run.
+
+    Raises:
+        CheckpointError: the file holds something else, or is damaged.
+    """
+    path = getattr(file, "name", METADATA)
+    try:
+        found = _Reader(io.BytesIO(file.read())).load()
+    except _ForeignError as foreign:
+        _refuse(path, f"would have {foreign} run, which no checkpoint needs", foreign)
+    except Exception as error:  # a damaged pickle raises anything
+        _refuse(path, f"is damaged ({type(error).__name__}: {error})", error)
+    if not isinstance(found, Metadata):
+        _refuse(path, f"holds a {type(found).__name__}")
+    return found
+
+
+def _refuse(path: Any, found: str, cause: Exception | None = None) -> NoReturn:
+    raise CheckpointError(
+        f"{path} {found}. Expected: what torch and Megatron write there. Do not load this "
+        "checkpoint; give another one"
+    ) from cause
+
+
+def _member(kind: Any, name: str, *default: Any) -> enum.Enum:
     """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute."""
-    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+    if not default and isinstance(kind, enum.EnumMeta) and name in kind.__members__:
         return kind[name]
     raise _ForeignError("builtins.getattr")
 

@@ -1,20 +1,15 @@
 """Which checkpoint is gone on from, what is cleared, and what is kept; on folders of our own."""
 
 import json
-import pickle
 import tempfile
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.run import CheckpointError, before_load, before_save, checkpoints, unpickle
+from megatron.run import CheckpointError, before_load, before_save, checkpoints
 from megatron.run.checkpoints import choose, clear_unfinished, keep_last, remove_old
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import WriteItemType
 
 
 @pytest.fixture(autouse=True)
@@ -408,67 +403,3 @@ def test_without_a_tracker_nothing_goes(tmp_path):
     (tmp_path / "iter_0000002").mkdir()
     remove_old(tmp_path, 1)
     assert left(tmp_path) == [2]
-
-
-# -- what would be unpickled -------------------------------------------------------------------
-
-
-class Hostile:
-    def __reduce__(self):
-        return print, ("run",)
-
-
-def test_a_metadata_file_that_would_run_something_is_refused(folder, capsys):
-    made = folder(2)
-    (made / "iter_0000002" / ".metadata").write_bytes(pickle.dumps({"state": Hostile()}))
-    args = Namespace(load=str(made), save=None, verify_integrity=False, ckpt_step=None)
-    with pytest.raises(CheckpointError, match=r"would have builtins\.print run"):
-        before_load(args)
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("name", ["os.system", "sys.modules"])
-def test_a_dotted_name_of_a_known_module_is_foreign_too(tmp_path, name):
-    # The protocol lets a name go through a module's attributes.
-    module = "torch.distributed.checkpoint.filesystem"
-    text = (
-        pickle.PROTO
-        + b"\x04"
-        + b"".join(
-            pickle.SHORT_BINUNICODE + bytes([len(part)]) + part.encode() for part in (module, name)
-        )
-    )
-    (tmp_path / ".metadata").write_bytes(text + pickle.STACK_GLOBAL + pickle.STOP)
-    assert unpickle.foreign_name(tmp_path) == f"{module}.{name}"
-
-
-class Attribute:
-    """Pickles as an attribute of something, as Python 3.11.2 does members of enumerations."""
-
-    def __init__(self, *of):
-        self.of = of
-
-    def __reduce__(self):
-        return getattr, self.of
-
-
-def test_of_attributes_a_member_of_a_known_enumeration_alone_is_not_foreign(tmp_path):
-    file = tmp_path / ".metadata"
-    file.write_bytes(pickle.dumps(Attribute(WriteItemType, "TENSOR")))
-    assert unpickle.foreign_name(tmp_path) is None
-    for of in ((WriteItemType, "mro"), (type(Path()), "rmdir"), (Metadata, "__init__")):
-        file.write_bytes(pickle.dumps(Attribute(*of)))
-        assert unpickle.foreign_name(tmp_path) is not None
-
-
-def test_torchs_own_metadata_is_not_foreign(tmp_path):
-    state = {"weight": torch.ones(4, 4).bfloat16(), "step": 3, "text": ["a"]}
-    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
-    assert (tmp_path / ".metadata").exists()
-    assert unpickle.foreign_name(tmp_path) is None
-
-
-def test_a_damaged_or_missing_file_is_for_others_to_say(tmp_path):
-    assert unpickle.foreign_name(tmp_path) is None
-    (tmp_path / ".metadata").write_bytes(b"\x80\x04K")
-    assert unpickle.foreign_name(tmp_path) is None

@@ -5,6 +5,7 @@ The models are random ones of each kind; their logits are held to those of trans
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -56,9 +57,26 @@ def test_files_that_are_missing_or_cut_short_are_named(program, tmp_path):
         program.stored(tmp_path)
     write(tmp_path, a=torch.zeros(64, 64))
     content = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(content[:1000])
-    with pytest.raises(program.ConvertError, match=r"model\.safetensors cannot be read"):
-        program.stored(tmp_path)
+    absurd = (2**62).to_bytes(8, "little") + content[8:]
+    for wrong in (content[:1000], absurd):
+        (tmp_path / "model.safetensors").write_bytes(wrong)
+        with pytest.raises(program.ConvertError, match=r"model\.safetensors cannot be read"):
+            program.stored(tmp_path)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, monkeypatch):
+    class Command:
+        def __reduce__(self):
+            return os.system, (f"touch '{tmp_path / 'ran'}'",)
+
+    sharded = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    rest = {"common_backend": "torch", "common_backend_version": 1}
+    (tmp_path / "metadata.json").write_text(json.dumps(sharded | rest))
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
+    monkeypatch.setattr(program, "enter_tree", lambda: None)
+    with pytest.raises(program.ConvertError, match=r"\.metadata would have \w+\.system run"):
+        program.describe(tmp_path, tmp_path / "facts.json")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):

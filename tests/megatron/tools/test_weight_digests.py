@@ -1,6 +1,8 @@
 """The digests of a checkpoint's tensors, as torch writes one."""
 
 import hashlib
+import os
+import pickle
 
 import pytest
 
@@ -58,3 +60,14 @@ def test_the_program_writes_them(program, save, tmp_path):
     target = tmp_path / "digests.json"
     program.main([str(save("one", STATE)), str(target)])
     assert '"weight"' in target.read_text()
+
+
+def test_an_index_that_would_run_code_is_refused(program, tmp_path):
+    class Command:
+        def __reduce__(self):
+            return os.system, (f"touch '{tmp_path / 'ran'}'",)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
+    with pytest.raises(RuntimeError, match=r"\w+\.system"):
+        program.digests(tmp_path)
+    assert not (tmp_path / "ran").exists()

@@ -259,7 +259,7 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     ptq.format_of(name)
     target = export.DEQUANTIZED if args.dequantized else args.export_format
     export.check(target, name, args.decoder, bool(source.shape.mla))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
     if wanted:
         batches = calibration(args, source, tokenizer)
         ptq.check_not_quantised(source.checkpoint)

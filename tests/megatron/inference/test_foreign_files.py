@@ -1,0 +1,67 @@
+"""Tokenizers, configurations and weights from elsewhere: no code in them runs."""
+
+import json
+import struct
+from argparse import Namespace
+
+import pytest
+from megatron.inference import saved
+from megatron.inference.algos import distillation
+from megatron.inference.errors import DistillationError
+from megatron.inference.gpt import model_provider
+from mqo.errors import RunError
+from mqo.project import Project
+from mqo.report import stats
+
+TYPES = {"AutoConfig": "code.Config", "AutoTokenizer": ["code.Tokenizer", None]}
+TAG = "!!python/object/apply:os.system ['touch {}']\n"
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """The file that code makes, if it runs."""
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def folder(tmp_path, marker):
+    """A tokenizer and a configuration that name classes of a file beside them."""
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "code.py").write_text(f"open({str(marker)!r}, 'w')\nclass Config: ...\n")
+    config = {"model_type": "somebodys", "auto_map": TYPES}
+    (made / "config.json").write_text(json.dumps(config))
+    (made / "tokenizer_config.json").write_text(json.dumps(config))
+    return made
+
+
+def test_the_code_of_a_tokenizer_does_not_run_whatever_the_checkpoint_says(folder, marker):
+    there = Namespace(trust_remote_code=True, micro_batch_size=1)
+    args = saved._arguments(folder, there, [])
+    with pytest.raises(saved.SavedError, match="no tokenizer"):
+        saved.tokenizer_of(args, folder)
+    assert not marker.exists()
+
+
+def test_the_code_of_a_configuration_does_not_run_in_a_conversion(folder, marker):
+    importer = pytest.importorskip("modelopt.torch.export.plugins.megatron_importer")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        importer.GPTModelImporter(None, str(folder))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("read", [model_provider._read_yaml, distillation._read])
+def test_a_tag_in_a_yaml_file_does_not_run(tmp_path, marker, read):
+    path = tmp_path / "config.yaml"
+    path.write_text("num_layers: " + TAG.format(marker))
+    with pytest.raises(DistillationError, match="config"):
+        read(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("size", [2**63, 2**40, 2**20])
+def test_a_safetensors_header_of_absurd_size_is_refused(tmp_path, size):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + b"{}")
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        stats.measure(Project.here().tree, path, [], None)
