@@ -269,7 +269,7 @@ def _train(
 
 
 def _output(process: subprocess.Popen) -> Iterator[str]:
-    """What it prints, as it comes; nothing, once a second, where it prints nothing."""
+    """Yield what it prints when it prints it, and an empty text each second without any."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     while True:
         chunk = b""

@@ -80,7 +80,7 @@ def refusal(path: Path, found: str, expected: str = "") -> TableError:
     return TableError(
         f"{path}{joint}{' '.join(found.split())}",
         expected=expected or "a table as docs/overlay.md describes it",
-        help="Mend the file; `git diff` shows what was changed in it. Nothing was changed",
+        help="Correct the file; `git diff` shows what was changed in it. Nothing was changed",
     )
 
 

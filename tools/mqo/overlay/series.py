@@ -70,7 +70,7 @@ class Entry:
         return TableError(
             f"{self.source} {text}",
             expected=expected,
-            help="Mend the patch; `git diff` shows what was changed in it. Nothing was changed",
+            help="Correct the patch; `git diff` shows what was changed in it. Nothing was changed",
         )
 
     def _module(self) -> ModuleType:

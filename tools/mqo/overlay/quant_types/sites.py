@@ -32,7 +32,7 @@ class Place:
     """A site in the source: its literals, in source order, and why they cannot be edited, if so.
 
     `shares` names the other sites that read one of its literals. `bound` says that our patches'
-    binding names the site, and `due` that its user should mend what the refusal says.
+    binding names the site, and `due` that its user should correct what the refusal says.
     """
 
     site: str
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FileScan:
-    """The sites of one file, what its user should mend, and what else there is to know."""
+    """The sites of one file, what its user should correct, and what else there is to know."""
 
     places: tuple[Place, ...]
     due: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def scan(path: str, content: bytes | None) -> FileScan:
         raise OverlayError(
             f"{path}:{line} cannot be read as Python ({str(error).split(' (')[0]})",
             expected="Python in UTF-8, or with a coding line that names the file's encoding",
-            help="Mend the file, or give the folder of another tree to --tree",
+            help="Correct the file, or give the folder of another tree to --tree",
         ) from error
     complete = [h for h in holders if {g.site for g in h.gemms} >= set(_sites(path))]
     readers = [h for h in holders if any(gemm.reads for gemm in h.gemms)]
