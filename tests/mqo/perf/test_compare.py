@@ -69,7 +69,9 @@ def test_other_steps_are_refused(timed_run):
 def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_run):
     one, other = timed_run("one"), timed_run("other", cpu="Another CPU")
     newer = replace(one, versions={**one.versions, "torch": "9.9"})
-    for side, named in ((other, "Another CPU"), (newer, "torch is 2.13.0 and 9.9")):
+    apexs = timed_run("fused", implementation={"optimizers": ["apex.FusedAdam"]})
+    texts = ("Another CPU", "torch is 2.13.0 and 9.9", "optimizers is torch.AdamW and apex.Fused")
+    for side, named in zip((other, newer, apexs), texts, strict=True):
         with pytest.raises(MqoError, match=named):
             check_alike(one, side)
         check_alike(one, side, allow_versions=True)
