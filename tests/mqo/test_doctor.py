@@ -78,7 +78,7 @@ def gpu(project, monkeypatch):
     """The project on a machine with a GPU that torch can use."""
     torch = importlib.util.find_spec("torch").origin
     Path(torch).with_name("version.py").write_text("cuda: Optional[str] = '13.0'\n")
-    monkeypatch.setattr(machine, "_cuda_devices", lambda: 1)
+    monkeypatch.setattr(machine, "_cuda_devices", lambda: [(1 << 30, "a GPU")])
     return project
 
 
