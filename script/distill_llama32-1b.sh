@@ -31,10 +31,15 @@ if [[ -z $given ]]; then
     folder=${here%/*}/runs/teacher_llama31-8b_$config
     teacher=(--teacher "$folder")
     # The mark of a teacher that was trained to its end: an interrupted one is gone on with.
-    if [[ ! -e $folder/trained && -z $dry ]]; then
-        "${train[@]}" --model llama31-8b --training-config "$config" "$folder"
-        touch "$folder/trained"
+    if [[ ! -e $folder/trained ]]; then
+        "${train[@]}" --model llama31-8b --training-config "$config" "$folder" ${dry:+--dry-run}
+        [[ -n $dry ]] || touch "$folder/trained"
     fi
 fi
-exec "${train[@]}" --model llama32-1b --distillation-config "$here/distill_llama32-1b.yaml" \
-    "${teacher[@]}" "$@"
+student=("${train[@]}" --model llama32-1b --distillation-config "$here/distill_llama32-1b.yaml")
+if [[ -n $dry && -z $given && ! -e $folder/trained ]]; then
+    # Refused only for the teacher that the first command would make.
+    "${student[@]}" "${teacher[@]}" "$@" || echo "# the command above follows the teacher's training"
+    exit
+fi
+exec "${student[@]}" "${teacher[@]}" "$@"

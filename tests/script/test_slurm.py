@@ -55,8 +55,9 @@ def test_shell_and_shellcheck_accept_it():
 
 
 def test_each_node_gets_its_own_command(submit):
-    places = ["CHECK POINTS", "BOARD", "TOKENIZER", "DATA"]
-    done = submit(PRETRAIN, *places, "--dry-run", "--", "--tensor-model-parallel-size", "2")
+    # Of GPUs that are not there, with data that is not there.
+    places = ["CHECK POINTS", "BOARD", "TOKENIZER", "DATA", "--dry-run", "--device", "h200"]
+    done = submit(PRETRAIN, *places, "--", "--tensor-model-parallel-size", "2")
     assert done.returncode == 0, done.stderr
     texts = done.stdout.split("# source: fprop = mxfp8")[1:]
     assert len(texts) == 2

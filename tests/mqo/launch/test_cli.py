@@ -4,11 +4,20 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 
 import pytest
-from mqo.errors import MqoError, UnknownNameError
+from mqo.errors import (
+    DataError,
+    EditedError,
+    LayoutError,
+    MqoError,
+    OverlayError,
+    UnknownNameError,
+)
 from mqo.launch import cli
 from mqo.launch.folder import quant_config
+from mqo.launch.ready import check_tree
 from mqo.project import Project
 
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
@@ -131,7 +140,6 @@ def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     assert f"# source: {project.tree} holds no Megatron yet" in text
     assert "--hidden-size 256" in text
     assert "--seed 7" in text
-    assert "# not yet" not in text
     assert not list(tmp_path.iterdir())
 
 
@@ -165,19 +173,58 @@ def test_with_a_teacher_the_program_distils(tmp_path):
     text = cli.describe(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
     assert "_smoke_distilled/source/distill_gpt.py" in text
     assert f"--export-kd-teacher-load '{tmp_path}/a run'" in text
-    assert "# not yet: There is no checkpoint of a teacher" in text
     assert "--export-kd-cfg" not in text
     made = cell("--teacher", "t", "--distillation-config", "/kd.yaml")
     assert "--export-kd-cfg /kd.yaml" in cli.describe(Project(tmp_path), made)
 
 
-def test_a_dry_run_without_data_says_what_to_pass(tmp_path):
+def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.dataset.model_copy(update={"sample": False})
     text = cli.describe(Project(tmp_path), made.model_copy(update={"dataset": bare}))
-    assert "# not yet: No data was given for dolma; it has no sample. Expected: the argu" in text
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
+
+
+REFUSED = {  # what is not given is as `smoke` has it
+    "no data": (["--training-config", "fast"], DataError),
+    "half of the data": (["C", "T", "no_tokenizer"], DataError),
+    "a teacher without checkpoints": (["--teacher", "nowhere"], DataError),
+    "two layouts": (["--", "--tensor-model-parallel-size", "3"], LayoutError),
+    "no checkout": (["--megatron", "nowhere"], OverlayError),
+}
+
+
+@pytest.mark.parametrize("words, error", REFUSED.values(), ids=REFUSED)
+def test_a_dry_run_is_refused_where_its_run_is(words, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error):
+        cli._main([*NAMES, "--training-config", "smoke", "--dry-run", *words], False)
+
+
+def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path):
+    root = patched.tree.root
+    (root / "pretrain_gpt.py").write_text("train()\n")
+    words = [*NAMES, "--training-config", "smoke", "--megatron", str(root), "--dry-run"]
+    edited = root / patched.tree.manifest().touched_by("quant_sites")[0]
+    edited.write_text(edited.read_text() + "# by hand\n")
+    with pytest.raises(EditedError):
+        cli._main(words, False)
+    cli._main([*words, "--allow-edits"], False)
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_the_shared_tree_is_checked_as_its_run_does(edited, vendored, monkeypatch):
+    monkeypatch.setattr(type(vendored), "edited_files", lambda self: ["a.py"] * edited)
+    project = Project(vendored.root.parent)
+    check_tree(project, cell(), allow_edits=True)
+    with pytest.raises(EditedError) if edited else nullcontext():
+        check_tree(project, cell(), allow_edits=False)
+
+
+def test_for_a_device_that_is_not_there_a_refusal_is_a_note(capsys):
+    cli._main([*NAMES, "--training-config", "standard", "--dry-run", "--device", "h200"], False)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("# not yet: No data was given for")
 
 
 def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):

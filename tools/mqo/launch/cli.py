@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from mqo.display import Display
-from mqo.errors import DataError, MqoError
+from mqo.errors import MqoError
 from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.plan import place
 from mqo.launch.quantiser import Quantiser, choices
-from mqo.launch.ready import check_cell
+from mqo.launch.ready import check_cell, check_tree
 from mqo.launch.run import dry_run, run
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
@@ -63,12 +63,27 @@ def _main(argv: list[str], front_end: bool) -> None:
     cell = cell_from(args, extra, machine)
     project = Project.here(args.runs)
     if args.dry_run:
-        print(describe(project, cell, machine))
+        _dry_run(project, cell, machine, args)
         return
     say = Display.on(sys.stdout)
     result = run(project, cell, allow_edits=args.allow_edits, report=say)
     say(f"result   : {result.line()}")
     say(f"folder   : {result.run}")
+
+
+def _dry_run(project: Project, cell: Cell, machine: Machine, args: argparse.Namespace) -> None:
+    """Print what the command would do; raise what it would refuse.
+
+    A machine that is planned for has data and a tree of its own: then the refusal is a note.
+    """
+    print(describe(project, cell, machine))
+    try:
+        check_cell(cell, machine)
+        check_tree(project, cell, allow_edits=args.allow_edits)
+    except MqoError as error:
+        if args.device is None:
+            raise
+        print(f"# not yet: {error}")
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -338,10 +353,6 @@ def describe(project: Project, cell: Cell, machine: Machine | None = None) -> st
     sites = cell.types or dict.fromkeys(tables.SITES, SOURCE)
     options = quant_config(sites, cell).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    try:
-        check_cell(cell, machine)
-    except DataError as error:
-        lines.append(f"not yet: {error}")
     planned = place(project.tree, cell, machine, cell.types or _types_there(project, cell))
     lines += [f"layout: {line}" for line in planned.lines]
     command, variables = dry_run(project, planned.cell, machine, tree)

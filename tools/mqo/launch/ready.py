@@ -15,6 +15,7 @@ from mqo.launch.inputs import TRACKER, lacking, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import decides
+from mqo.launch.source import ready_checkout
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
@@ -117,6 +118,21 @@ def ready_tree(project: Project, series: Series, report: Report, *, allow_edits:
     what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
     report(f"megatron : {version}, {what}")
     return tree
+
+
+def check_tree(project: Project, cell: Cell, *, allow_edits: bool) -> None:
+    """Refuse a tree that a run of the cell would refuse, and change nothing.
+
+    The shared tree may lack Megatron or the patches: a run sees to that.
+    """
+    if cell.megatron is not None:
+        ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
+        return
+    tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
+    if tree.manifest():
+        _check_version(tree, pin)
+        if not allow_edits:
+            refuse_edits(tree)
 
 
 def _check_version(tree: Tree, pin: Pin) -> None:
