@@ -16,7 +16,7 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.quant.schedule import parse, type_at
 from megatron.run import checkpoints, guard, resume
 from megatron.run.ranks import with_group
-from megatron.run.unpickle import check_metadata, typed_errors
+from megatron.run.unpickle import check_metadata, check_spec, typed_errors
 from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
@@ -26,7 +26,6 @@ from .checkpointing import TRACKER, checkpoint_folder
 from .errors import InferenceError, SavedError
 
 ITERATION = "iter_"
-SPECS = "megatron.core."
 # Of one process, whatever the checkpoint was split into.
 ALONE = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
 ALONE |= {"expert_tensor_parallel_size": 1, "context_parallel_size": 1, "data_parallel_size": 1}
@@ -194,11 +193,9 @@ def _arguments(folder: Path, saved: Namespace, platform: list[str]) -> Namespace
     """Return the saved arguments, on this machine; those that its release lacked, as parsed.
 
     Raises:
-        SavedError: they name a module of somebody else's, which would be imported.
+        CheckpointError: they name a module of somebody else's, which would be imported.
     """
-    spec = getattr(saved, "spec", None)
-    if spec and not str(spec[0]).startswith(SPECS):
-        raise SavedError(f"{folder} asks for layers of {spec[0]}", f"layers of {SPECS}*")
+    check_spec(saved, folder)
     before, sys.argv = sys.argv, [sys.argv[0], *platform]
     fresh = vars(arguments.parse_args())
     sys.argv = before

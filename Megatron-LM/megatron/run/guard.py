@@ -43,6 +43,7 @@ from .observe import end_step
 from .ranks import all_ranks, rank
 from .resume import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
+from .unpickle import check_spec
 
 # What `before_step` found on the model, once.
 _found: list[FoundLayer] | None = None
@@ -61,7 +62,12 @@ def before_model(args: Namespace) -> None:
     """Before the model is built: end a run whose arguments alone keep a type from being quantised.
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
+
+    Raises:
+        CheckpointError: the arguments are a checkpoint's, and name a module that is not Megatron's.
     """
+    if getattr(args, "use_checkpoint_args", False):
+        check_spec(args, args.load)
     if run_folder() is not None:
         _end(setup_traps(ever_asked(current()), read_setup(args), is_excluded), "before the model")
 

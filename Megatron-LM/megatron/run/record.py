@@ -11,7 +11,7 @@ from typing import Any
 from megatron.quant import FiniteError, QuantRecord
 from megatron.quant.config import current
 
-from . import disk, guard, observe
+from . import disk, guard, observe, unpickle
 from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
 from .folder import METRICS, run_folder
@@ -58,7 +58,7 @@ def recorded(writer: Any) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # upstream's CheckpointException is no Exception
-        found = disk.explain(error)
+        found = disk.explain(error) or unpickle.explain(error)
         _leave(folder / FAILURE, found or error)
         if found:
             raise found from error

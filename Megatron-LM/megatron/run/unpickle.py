@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 METADATA = ".metadata"
+SPECS = "megatron.core."
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
@@ -102,18 +104,25 @@ def protect() -> None:
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise CheckpointError for what torch could not load.
-
-    The error of its sharded loader is no Exception, and that of a restricted load advises to run
-    what the file names.
-    """
+    """Raise CheckpointError for what torch could not load."""
     try:
         yield
-    except CheckpointException as error:
+    except (CheckpointException, pickle.UnpicklingError) as error:
+        raise explain(error) from error
+
+
+def explain(error: BaseException) -> CheckpointError | None:
+    """Return in plain words what torch could not load; None for an error of another kind.
+
+    The error of its sharded loader holds tracebacks, and that of a restricted load advises to run
+    what the file names.
+    """
+    if isinstance(error, CheckpointException):
         found = "; ".join(str(one) for one, _ in error.failures.values())
-        raise CheckpointError(" ".join(found.split())) from error
-    except pickle.UnpicklingError as error:
-        _refuse("The checkpoint", _wanted(error), error)
+        return CheckpointError(" ".join(found.split()))
+    if isinstance(error, pickle.UnpicklingError):
+        return _refusal("The checkpoint", _wanted(error))
+    return None
 
 
 def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:
@@ -127,6 +136,20 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
 def _wanted(error: pickle.UnpicklingError) -> str:
     found = re.search(r"GLOBAL (\S+)", str(error))
     return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
+
+
+def check_spec(saved: Namespace, where: Any) -> None:
+    """Check the layer spec among a checkpoint's arguments: `--spec` names a module to import.
+
+    Raises:
+        CheckpointError: the module is none of Megatron's.
+    """
+    spec = getattr(saved, "spec", None)
+    if spec and not str(spec[0]).startswith(SPECS):
+        raise CheckpointError(
+            f"{where} asks for layers of the module {spec[0]}. Expected: layers of {SPECS}*. Give "
+            "another checkpoint"
+        )
 
 
 def check_metadata(checkpoint: Path) -> None:
@@ -164,10 +187,14 @@ def read_metadata(file: BinaryIO) -> Metadata:
 
 
 def _refuse(path: Any, found: str, cause: Exception | None = None) -> NoReturn:
-    raise CheckpointError(
+    raise _refusal(path, found) from cause
+
+
+def _refusal(path: Any, found: str) -> CheckpointError:
+    return CheckpointError(
         f"{path} {found}. Expected: what torch and Megatron write there. Do not load this "
         "checkpoint; give another one"
-    ) from cause
+    )
 
 
 def _member(kind: Any, name: str, *default: Any) -> enum.Enum:

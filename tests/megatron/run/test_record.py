@@ -1,5 +1,6 @@
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -7,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import QuantRecord
-from megatron.run import GuardError, recorded, run_folder
+from megatron.run import CheckpointError, GuardError, recorded, run_folder
 from megatron.run.folder import METRICS
 from megatron.run.record import FAILURE, QUANT_STATS, write_stats
 from megatron.run.usage import DEVICE
+from torch.distributed.checkpoint import CheckpointException
 
 
 class Writer:
@@ -176,6 +178,18 @@ def test_a_failure_leaves_its_text_and_goes_on(run):
         raise ValueError("too hot")
     assert (folder / FAILURE).read_text() == "ValueError: too hot\n"
     assert not (folder / QUANT_STATS).exists()
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_what_torch_could_not_load_is_left_in_plain_words(run, wrapped):
+    folder, found = run(), pickle.UnpicklingError("GLOBAL posix.system is blocked\nSet ...=False")
+    if wrapped:  # as the sharded loader gathers the errors of all ranks
+        found = CheckpointException("load", {0: (CheckpointError("x would run"), None)})
+    with pytest.raises(CheckpointError), recorded(None):
+        raise found
+    (line,) = (folder / FAILURE).read_text().splitlines()
+    assert line.startswith("CheckpointError: ")
+    assert ("x would run" if wrapped else "posix.system") in line
 
 
 def test_a_run_that_did_not_quantise_as_asked_fails_at_its_end(run):

@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import megatron.core  # noqa: F401  (registers what is safe in a checkpoint)
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megatron.run import CheckpointError, before_load, unpickle
+from megatron.run import CheckpointError, before_load, before_model, unpickle
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import metadata, planner
 
@@ -243,8 +244,17 @@ def test_saved_arguments_neither_trust_code_nor_name_modules(tmp_path, one_rank)
     made = saved._arguments(tmp_path / "iter_0000002", here, [])
     assert made.trust_remote_code is False
     here.spec = ["somebody.layers", "spec"]
-    with pytest.raises(saved.SavedError, match=r"somebody\.layers"):
+    with pytest.raises(CheckpointError, match=r"somebody\.layers"):
         saved._arguments(tmp_path, here, [])
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_training_takes_no_layers_of_somebody_elses_from_a_checkpoint(tmp_path, taken):
+    args = Namespace(use_checkpoint_args=taken, load=tmp_path, spec=["somebody.layers", "spec"])
+    with pytest.raises(CheckpointError, match=r"somebody\.layers") if taken else nullcontext():
+        before_model(args)
+    args.spec = ["megatron.core.models.gpt.gpt_layer_specs", "get_gpt_layer_local_spec"]
+    before_model(args)
 
 
 # -- random edits ------------------------------------------------------------------------------

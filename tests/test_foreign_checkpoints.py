@@ -1,0 +1,116 @@
+"""Checkpoints that would run a command, given to each program that reads one."""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from mqo.launch.cell import resolve
+from mqo.project import Project
+from torch.distributed.checkpoint import FileSystemReader
+
+from . import real_runs
+from .real_runs import TINY
+
+PROJECT = Project.here()
+TRAIN = [sys.executable, PROJECT.root / "script/train_config.py", "--model", "llama32-1b"]
+TRAIN += ["--dataset", "wikipedia", "--quantization", "bf16", "--training-config", "tiny"]
+PTQ = PROJECT.tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"
+MQO = [sys.executable, "-m", "mqo"]
+PROGRAMS = {
+    "resume": lambda folder, out: [*TRAIN, "--runs", out, folder, "--", *TINY],
+    "teacher": lambda folder, out: [*TRAIN, "--runs", out, "--teacher", folder, "--", *TINY],
+    "eval": lambda folder, out: [*MQO, "eval", folder],
+    "generate": lambda folder, out: [*MQO, "generate", folder, "--prompt", "The", "--tokens", "2"],
+    "convert": lambda folder, out: [*MQO, "convert", "megatron-to-hf", folder, out],
+    "export": lambda folder, out: [
+        *(sys.executable, PTQ, "--load", folder, "--save", out, "--export-quant-cfg", "fp8"),
+        *("--calib-size", "4", "--calib-length", "32"),
+    ],
+}
+
+
+class Command:
+    """Pickles as a call of os.system that makes a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(checkout_with, tmp_path_factory):
+    """What a run saved."""
+    folder = tmp_path_factory.mktemp("trained") / "checkpoints"
+    flags = (*TINY, "--micro-batch-size", "4")
+    cell = resolve("llama32-1b", "wikipedia", "bf16", "tiny", checkpoint=folder, extra_flags=flags)
+    real_runs.run(checkout_with(runs=tmp_path_factory.mktemp("runs")), cell)
+    return folder
+
+
+def in_metadata(iteration, command):
+    (iteration / ".metadata").write_bytes(pickle.dumps(command))
+
+
+def in_an_entry(iteration, command):
+    """In the entry of a shard that holds the training's arguments."""
+    metadata, file = FileSystemReader(iteration).read_metadata(), io.BytesIO()
+    torch.save(command, file)
+    (key,) = [key for key in metadata.storage_data if key.fqn.startswith("common_state")]
+    place = metadata.storage_data[key]
+    shard = iteration / place.relative_path
+    place = replace(place, offset=shard.stat().st_size, length=len(file.getvalue()))
+    metadata.storage_data[key] = place
+    with shard.open("ab") as end:
+        end.write(file.getvalue())
+    (iteration / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def in_common(iteration, command):
+    torch.save({"args": command}, iteration / "common.pt")
+
+
+def seal(iteration):
+    """Make the hashes right, as whoever wrote the checkpoint would."""
+    path = iteration / "integrity.json"
+    table = json.loads(path.read_text())
+    for name in table["files"]:
+        table["files"][name] = hashlib.sha256((iteration / name).read_bytes()).hexdigest()
+    path.write_text(json.dumps(table))
+
+
+CASES = [
+    pytest.param(program, hide, marks=[] if always else pytest.mark.heavy)
+    for program in PROGRAMS
+    for hide, always in (
+        (in_metadata, False),
+        (in_an_entry, program in ("resume", "eval", "export")),
+        (in_common, False),
+    )
+]
+
+
+@pytest.mark.parametrize(("program", "hide"), CASES)
+def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
+    program, hide, checkpoints, tmp_path
+):
+    folder, marker = tmp_path / "checkpoints", tmp_path / "ran"
+    shutil.copytree(checkpoints, folder)
+    (iteration,) = folder.glob("iter_*")
+    hide(iteration, Command(marker))
+    seal(iteration)
+    words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert not marker.exists()
+    assert "posix.system" in done.stderr
+    assert "Traceback" not in done.stderr
