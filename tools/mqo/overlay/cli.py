@@ -135,7 +135,7 @@ def diff(
     tree: TreeOption = None,
 ) -> None:
     """Show what differs from upstream (then exit 1): site patches in full, sweeps as counts."""
-    from mqo.overlay import report_diff
+    from mqo.overlay import diff as overlay
 
     place, series = _tree(tree), _series()
     if export:
@@ -145,12 +145,12 @@ def diff(
         listed = [str(path) for path in files]
         emit("diff", None, "\n".join(listed), as_json, exported=listed)
         return
-    changes = report_diff.changes(place, series, names or ())
+    changes = overlay.changes(place, series, names or ())
     form = "stat" if stat else "full" if all or names else "short"
     emit(
         "diff",
         None,
-        "\n".join(report_diff.lines(series, changes, form)),
+        "\n".join(overlay.lines(series, changes, form)),
         as_json,
         changes=[asdict(change) | {"text": change.text} for change in changes],
     )

@@ -1,16 +1,19 @@
-"""What we changed in upstream, as unified diffs: entry by entry, or the whole tree at once."""
+"""What we changed in upstream, as unified diffs: entry by entry, or all at once; `mqo diff`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mqo.overlay.records import Manifest
-from mqo.overlay.series import Entry, added_files
+from mqo.overlay.series import Entry, Series, added_files
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 
 LOCAL = "changed since"
+# short: sites in full, the rest as counts; full: everything; stat: counts alone
+Form = Literal["short", "full", "stat"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,47 @@ def tree_diff(tree: Tree, root: Tree) -> str:
         if path not in upstream:
             diffs.append(unified(path, None, root.read(path)))
     return b"".join(diffs).decode("utf-8", errors="backslashreplace")
+
+
+# -- `mqo diff` ------------------------------------------------------------------------------------
+
+
+def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[FileDiff]:
+    """What the named entries changed; without names, what all did and what came after."""
+    for name in names:
+        series[name]
+    tree.upstream()
+    manifest = tree.patched() if names else tree.manifest()
+    found: list[FileDiff] = []
+    for entry in manifest.entries if manifest else ():
+        if manifest and (not names or entry.name in names):
+            found += entry_diffs(tree, manifest, entry.name)
+            if entry.name in series.names:
+                found += added_diffs(tree, manifest, series[entry.name])
+    return found if names else found + list(local_diffs(tree, manifest))
+
+
+def lines(series: Series, found: Sequence[FileDiff], form: Form) -> Iterator[str]:
+    """The lines to print, by kind of entry: site, add, sweep, and what is no entry's."""
+    if not found:
+        yield "# nothing differs"
+    kinds = {entry.name: entry.kind for entry in series.entries}
+    names = dict.fromkeys(change.entry for change in found)
+    order = ["site", "add", "sweep", None]
+    for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
+        yield _title(series, name)
+        shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
+        for change in (change for change in found if change.entry == name):
+            if shown and form != "stat":
+                yield change.text.rstrip("\n")
+            else:
+                yield f"#   {change.path}  +{change.added} -{change.removed}"
+        yield "#"
+
+
+def _title(series: Series, name: str) -> str:
+    if name == LOCAL:
+        return "# changed since the series was applied (quant types, hand edits)"
+    if name not in series.names:
+        return f"# {name}: an entry that the series holds no more"
+    return f"# {name} ({series[name].kind}): {series[name].reason}"
