@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from array import array
 from pathlib import Path
 
-from mqo.data.pair import CODES
-from mqo.data.pair_check import read_header
+from mqo.data.pair_check import TYPES, read_header
 from mqo.errors import DataError
 
-# Codes of the types that ids are written in -> Python's array types of the same width.
-_TYPES = {CODES[2]: "H", CODES[4]: "i"}
 _WINDOWS, _WINDOW = 64, 1 << 16  # parts of a large index that are looked at, and ids in each
 
 
@@ -35,30 +31,14 @@ def check_fit(tokenizer: Path, prefix: Path) -> None:
 
 def largest_id(prefix: Path) -> int:
     """The largest token id that was looked at, -1 of an empty index; DataError if it is none."""
-    code = _type_code(Path(f"{prefix}.idx"))
+    import numpy as np
+
+    kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])
     path = Path(f"{prefix}.bin")
-    width = array(code).itemsize
-    tokens = path.stat().st_size // width
-    step = max(_WINDOW, tokens // _WINDOWS)
-    largest = -1
-    with path.open("rb") as ids:
-        for first in range(0, tokens, step):
-            ids.seek(first * width)
-            window = array(code)
-            window.frombytes(ids.read(min(_WINDOW, tokens - first) * width))
-            largest = max(largest, max(window))
-    return largest
-
-
-def _type_code(path: Path) -> str:
-    code = read_header(path).code
-    if code in _TYPES:
-        return _TYPES[code]
-    raise DataError(
-        f"{path} holds ids of the type code {code}, which no tokenizer here writes",
-        expected="a file that preprocess_data.py wrote",
-        help="Make it again with Megatron-LM/tools/preprocess_data.py",
-    )
+    tokens = path.stat().st_size // kind.itemsize
+    starts = range(0, tokens, max(_WINDOW, tokens // _WINDOWS))
+    parts = (np.fromfile(path, kind, _WINDOW, offset=first * kind.itemsize) for first in starts)
+    return max((int(part.max()) for part in parts), default=-1)
 
 
 def vocabulary_size(tokenizer: Path) -> int | None:

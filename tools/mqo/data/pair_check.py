@@ -13,8 +13,8 @@ from mqo.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-# Upstream's codes of the types that ids may have -> bytes an id.
-WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+# Upstream's codes of the types that ids may have -> numpy's names of them.
+TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _CHUNK = 1 << 20  # entries that are looked at together
 
 
@@ -46,7 +46,7 @@ def read_header(path: Path) -> Header:
     if len(head) < HEADER.size or HEADER.unpack(head)[:2] != MAGIC:
         raise _broken(path, "is no index of Megatron's")
     header = Header(*HEADER.unpack(head)[2:])
-    if header.code not in WIDTHS:
+    if header.code not in TYPES:
         raise _broken(path, f"has the type code {header.code}, and is no index of token ids")
     return header
 
@@ -67,6 +67,8 @@ def check_pair(prefix: Path) -> None:
     Raises:
         DataError: the text names the file and its fault.
     """
+    import numpy as np
+
     index, ids = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     header, end = read_header(index), ids.stat().st_size
     _check_counts(index, header)
@@ -75,7 +77,7 @@ def check_pair(prefix: Path) -> None:
     offsets = HEADER.size + 4 * header.sequences
     lengths = _entries(index, "<i4", HEADER.size, header.sequences)
     pointers = _entries(index, "<i8", offsets, header.sequences)
-    width = WIDTHS[header.code]
+    width = np.dtype(TYPES[header.code]).itemsize
     for length, start in zip(lengths, pointers, strict=True):
         # Not start + length, which may exceed what 8 bytes hold.
         if (length < 0).any() or (start < 0).any() or (start > end - length * width).any():
