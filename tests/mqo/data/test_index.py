@@ -43,7 +43,7 @@ def test_documents_follow_each_other_each_ended_by_one_eod(tmp_path, words, text
     encoder.encode_special_tokens = True
     expected = [[*encoder.encode(d).ids, 0] for d in _DOCUMENTS if d]
     flat = [i for ids in expected for i in ids]
-    assert counts == index.IndexCounts(documents=3, tokens=len(flat))
+    assert (counts.documents, counts.tokens) == (3, len(flat))
 
     prefix = tmp_path / "out" / "mine_text_document"
     index.check_prefix(prefix)

@@ -9,6 +9,7 @@ import threading
 import pytest
 from mqo.data import index, mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
+from mqo.data.pair import State
 from mqo.data.prepare import STAMP, prepare
 from mqo.errors import UnknownNameError
 from mqo.project import Project
@@ -28,7 +29,7 @@ def _count_lines(text, words, stem):
     lines = text.read_text(encoding="utf-8").splitlines()
     for suffix in (".bin", ".idx"):
         stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
-    return index.IndexCounts(documents=len(lines), tokens=10 * len(lines))
+    return State(documents=len(lines), tokens=10 * len(lines))
 
 
 def _names(folder):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.data.encode import load
 from mqo.data.meter import Meter
+from mqo.data.pair import State
 from mqo.data.pair_check import check_pair
 from mqo.data.pipeline import Job, index
 from mqo.errors import DataError
@@ -15,22 +15,13 @@ from mqo.errors import DataError
 _SUFFIXES = (".bin", ".idx")
 
 
-@dataclass(frozen=True)
-class IndexCounts:
-    """What an index holds: documents, and tokens with one end-of-document token a document."""
-
-    documents: int
-    tokens: int
-
-
-def build_index(text: Path, tokenizer: Path, stem: Path) -> IndexCounts:
+def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
     """Tokenises `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
 
-    In this process alone: a sample is small. Raises DataError for a bad line.
+    In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
     """
     job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
-    state = index(job, workers=1, meter=Meter(lambda line: None))
-    return IndexCounts(documents=state.documents, tokens=state.tokens)
+    return index(job, workers=1, meter=Meter(lambda line: None))
 
 
 def check_prefix(prefix: Path) -> None:

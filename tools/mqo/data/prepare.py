@@ -65,7 +65,8 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
     at any time: a folder counts only with a stamp that fits every file in it. Raises
     UnknownNameError for a name that is no dataset, DataError when a step fails.
     """
-    _check_name(dataset)
+    if dataset not in DATASETS:
+        raise UnknownNameError("dataset", dataset, DATASETS)
     inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
     # A folder that is ready is whole at all times: to read it takes no lock, nor the right to write.
     ready = _load(project.data / dataset, inputs)
@@ -86,11 +87,6 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
             help="See what else writes there, and run the command again",
         )
     return ready
-
-
-def _check_name(dataset: str) -> None:
-    if dataset not in DATASETS:
-        raise UnknownNameError("dataset", dataset, DATASETS)
 
 
 @contextmanager
