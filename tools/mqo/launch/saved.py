@@ -130,9 +130,8 @@ class Loss:
             return math.inf
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON, which has no NaN and no infinity: those are text."""
-        table = dict(vars(self)) | {"perplexity": self.perplexity}
-        return {k: _plain(value) for k, value in table.items()}
+        """For JSON."""
+        return {**vars(self), "perplexity": self.perplexity}
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,3 @@ def _options(config: Path | None) -> tuple[Quantiser, list[str]]:
     table = tomllib.loads(config.read_text(encoding="utf-8"))
     patterns = table.get("layers", {}).get("exclude", [])
     return Quantiser(**table.get("quantiser", {})), patterns
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

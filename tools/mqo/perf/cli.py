@@ -137,7 +137,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
 
     from mqo.perf.alike import RECORD, timed
     from mqo.perf.page import page
-    from mqo.report.tables import plain
+    from mqo.terminal import plain
 
     runs = measured.runs
     facts = {
