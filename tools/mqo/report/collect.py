@@ -17,7 +17,7 @@ from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
-from mqo.overlay.tree import version_of
+from mqo.overlay.tree import release_in
 from mqo.report.curve import options
 from mqo.runs import (
     STEP_TIME,
@@ -46,7 +46,6 @@ _FREE = (
 )
 SHOWN = 300  # characters of an error
 _LITERAL = "custom_quant_type = "
-_PACKAGE_INFO = "megatron/core/package_info.py"
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,7 @@ def _run(
         implementation=folder.read_implementation(),
         command=text,
         commit=facts["commit"],
-        upstream=_upstream(folder),
+        upstream=release_in(folder.source),
         python=facts["python"].split()[0],
         packages=facts["packages"],
         changes=tuple(changes(folder)),
@@ -379,14 +378,6 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
             sqnr_db=10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
             underflow=statistics.fmean(under) if under else None,
         )
-
-
-def _upstream(folder: RunFolder) -> str | None:
-    """The version of the source that ran, where that was kept."""
-    file = folder.source / _PACKAGE_INFO
-    if not file.exists():
-        return None
-    return version_of({_PACKAGE_INFO: file.read_bytes()}, str(folder.root))
 
 
 def changes(folder: RunFolder) -> Iterator[FileChange]:
