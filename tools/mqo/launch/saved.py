@@ -28,10 +28,11 @@ from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import Advance, run_program
+from mqo.program import Advance, ask
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
 AS_TRAINED = "as trained"
 Report = Callable[[str], None]
@@ -239,19 +240,13 @@ def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     """
     if mode != AS_TRAINED:
         return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
-    with temporary_folder("mqo-eval-") as folder:
-        target = folder / "facts.json"
-        words = ["describe", str(place.folder), str(target)]
-        run_program(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
-        said = json.loads(target.read_text(encoding="utf-8"))["types"]
-    types = _forward(said)
+    words = ["describe", str(place.folder)]
+    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+    types = _forward(facts["types"])
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
             return name, types
     return AS_TRAINED, types
-
-
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
@@ -275,14 +270,13 @@ def _run(
 
     machine = detect()
     with _source(tree, place, types) as folder:
-        target = folder / "facts.json"
-        words = [*before, str(target), *options, "--", *platform_flags(machine)]
+        after = [*options, "--", *platform_flags(machine)]
         threads = os.environ.get("OMP_NUM_THREADS", "")
         variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
         path = folder / "source" / program
-        run_program(path, words, variables=variables, error=CheckpointError, watch=watch)
-        return json.loads(target.read_text(encoding="utf-8"))
+        chosen = {"variables": variables, "error": CheckpointError, "watch": watch}
+        return ask(path, before, after=after, **chosen)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from mqo.perf.alike import Timed, check_alike, timed
 from mqo.perf.ratio import median_step, ratio
 from mqo.perf.train import Plan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
-from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.scale.memory import BF16, FP32, OPTIMIZER
 
@@ -91,15 +90,7 @@ def _precision(run: Run) -> Mapping[str, Any]:
     if not run.folder.coverage.exists():
         return {}
     options = {"MQO_QUANT_CONFIG": str(run.folder.quant_config)}
-    return _program(run.folder.source / PRECISION, run.folder.coverage, options)
-
-
-def _program(program: Path, words: Path, variables: Mapping[str, str] | None = None) -> Any:
-    """The JSON that a program of a tree writes about a file or a folder."""
-    with temporary_folder("mqo-perf-") as folder:
-        target = folder / "facts.json"
-        run_program(program, [str(words), str(target)], variables=variables)
-        return json.loads(target.read_text(encoding="utf-8"))
+    return ask(run.folder.source / PRECISION, [str(run.folder.coverage)], variables=options)
 
 
 def _precision_row(site: Row) -> Row:
@@ -199,7 +190,7 @@ def determinism(measured: Measured) -> Section:
 
 def _digests(run: Run) -> Mapping[str, Any]:
     folder = checkpoint(run.folder.checkpoints, str(run.steps))
-    return _program(run.folder.source / DIGESTS, folder) if folder.is_dir() else {}
+    return ask(run.folder.source / DIGESTS, [str(folder)]) if folder.is_dir() else {}
 
 
 # -- 4. throughput --------------------------------------------------------------------------------
