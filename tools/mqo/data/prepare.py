@@ -13,7 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mqo.data import index, mix, sample, tokenizer
+from mqo.data import mix, sample, tokenizer
+from mqo.data.encode import load
+from mqo.data.meter import Meter
+from mqo.data.pair import State
+from mqo.data.pipeline import Job, index
 from mqo.errors import DataError, UnknownNameError
 from mqo.project import Project
 
@@ -132,7 +136,7 @@ def _run_steps(
     report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
 
     start = time.monotonic()
-    counts = index.build_index(text, words, stem)
+    counts = build_index(text, words, stem)
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
@@ -142,6 +146,15 @@ def _run_steps(
         "files": _fingerprints(folder),
     }
     (folder / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+
+
+def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
+    """Tokenises `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
+
+    In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
+    """
+    job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
+    return index(job, workers=1, meter=Meter(lambda line: None))
 
 
 def _documents(

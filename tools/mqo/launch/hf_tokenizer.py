@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mqo.data.fit import vocabulary_size
+from mqo.data.pair_check import vocabulary_size
 from mqo.errors import ConvertError
 from mqo.launch.inputs import Inputs
 from mqo.runs import RunFolder

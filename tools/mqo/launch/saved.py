@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.data.index import check_prefix
+from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
