@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import statistics
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
+from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
-from mqo.report.curve import options
 from mqo.runs import (
     STEP_TIME,
     TRAIN_LOSS,
@@ -45,7 +46,7 @@ _FREE = (
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
 SHOWN = 300  # characters of an error
-_LITERAL = "custom_quant_type = "
+_LITERAL = b"custom_quant_type = "
 
 
 @dataclass(frozen=True)
@@ -82,37 +83,20 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class FileChange:
+class FileChange(FileDiff):
     """A file's part of overlay.diff."""
-
-    path: str
-    text: str
 
     @property
     def kind(self) -> str:
         """A "site" patch, which writes a quant type; an "added" file of ours; or an "other" one."""
-        if "\n--- /dev/null" in self.text:
+        if b"\n--- /dev/null" in self.content:
             return "added"
-        return "site" if "\n+" in self.text and _LITERAL in self.text else "other"
+        return "site" if b"\n+" in self.content and _LITERAL in self.content else "other"
 
     @property
     def digest(self) -> str:
         """Equal for equal parts."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
-    @property
-    def added(self) -> int:
-        """Lines added."""
-        return self._count("+")
-
-    @property
-    def removed(self) -> int:
-        """Lines removed."""
-        return self._count("-")
-
-    def _count(self, sign: str) -> int:
-        _, _, body = self.text.partition("\n@@")
-        return sum(line.startswith(sign) for line in body.split("\n"))
+        return hashlib.sha256(self.content).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -321,6 +305,14 @@ def _variant(folder: RunFolder, cell: Cell) -> str:
     return cell.mode + which + "".join(f", {text}" for text in options(folder))
 
 
+def options(run: RunFolder) -> Iterator[str]:
+    """What tells two runs of one cell apart: quantisers' options, schedules, layers left out."""
+    tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
+    for table in ("quantiser", "schedule"):
+        yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
+    yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
+
+
 def _setting(cell: Cell, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
     """What must agree: the flags, the processes, the patches, the content of what is read."""
     flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
@@ -384,7 +376,6 @@ def changes(folder: RunFolder) -> Iterator[FileChange]:
     """overlay.diff, file by file; nothing without one."""
     if not folder.overlay_diff.exists():
         return
-    text = folder.overlay_diff.read_text(encoding="utf-8", errors="backslashreplace")
-    for part in ("\n" + text).split("\ndiff --git ")[1:]:
-        path = part.partition("\n")[0].rpartition(" b/")[2]
-        yield FileChange(path, f"diff --git {part}")
+    for part in (b"\n" + folder.overlay_diff.read_bytes()).split(b"\ndiff --git ")[1:]:
+        path = part.partition(b"\n")[0].rpartition(b" b/")[2]
+        yield FileChange(path.decode("utf-8", "backslashreplace"), b"diff --git " + part)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
-from mqo.report.colours import look
+from mqo.report.colours import SYMBOLS, look, symbol
 from mqo.report.compare import Group, Spread, difference, quantised
-from mqo.report.symbols import SYMBOLS, symbol
 from mqo.report.tables import sites
 from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
 from mqo.runs import Series
