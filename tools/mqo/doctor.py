@@ -16,11 +16,11 @@ from typing import Literal
 
 import psutil
 
-from mqo.errors import MqoError
+from mqo.errors import MqoError, nearest
 from mqo.launch.machine import detect, torch_cuda
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin
-from mqo.project import Project, nearest
+from mqo.project import Project
 
 State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
@@ -197,13 +197,11 @@ def _transformer_engine() -> Finding:
     places = (folder.parent, folder, folder / "wheel_lib") if folder else ()
     if folder is None or any(any(place.glob("libtransformer_engine*")) for place in places):
         return finding
-    return Finding(
-        finding.what,
-        "warning",
-        f"{finding.found}, without its compiled library",
+    cost = (
         "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
-        "`transformer-engine[core_cu13,pytorch]`",
+        "`transformer-engine[core_cu13,pytorch]`"
     )
+    return _broken(finding, ", without its compiled library", cost)
 
 
 def _apex() -> Finding:
@@ -215,20 +213,17 @@ def _apex() -> Finding:
     if folder and not detect().has_cuda:
         return _unused(finding)
     if folder and not (folder / "normalization").is_dir():
-        return Finding(
-            finding.what,
-            "warning",
-            f"{finding.found}: the unrelated package of that name on PyPI, not NVIDIA's",
-            "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`",
-        )
+        cost = "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`"
+        fault = ": the unrelated package of that name on PyPI, not NVIDIA's"
+        return _broken(finding, fault, cost)
     if folder and _folder("amp_C") is None:
-        return Finding(
-            finding.what,
-            "warning",
-            f"{finding.found}, without its CUDA extensions",
-            "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions",
-        )
+        cost = "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions"
+        return _broken(finding, ", without its CUDA extensions", cost)
     return finding
+
+
+def _broken(finding: Finding, fault: str, cost: str) -> Finding:
+    return replace(finding, state="warning", found=finding.found + fault, cost=cost)
 
 
 def _unused(finding: Finding) -> Finding:
