@@ -1,7 +1,7 @@
 """The page in a real browser, offline: it fits a phone, it turns dark, and it fetches nothing."""
 
 import pytest
-from mqo.perf.cli import write
+from mqo.perf.measure import write
 from mqo.perf.sections import sections
 
 from ..report.test_browser import browser  # noqa: F401  (a fixture)
