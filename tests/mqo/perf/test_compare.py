@@ -1,7 +1,7 @@
 """Which runs are compared, by what, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from mqo.errors import MqoError
@@ -155,7 +155,7 @@ def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
     one = timed_run("one")
     for name, table in (("a", one), ("b", replace(one, machine="a faster one"))):
         (tmp_path / name).mkdir()
-        write(tmp_path / name / RECORD, {"timed": table.as_table()})
+        write(tmp_path / name / RECORD, {"timed": asdict(table)})
     assert read(tmp_path / "a") == one
     words = ("--compare", tmp_path / "a", tmp_path / "b")
     code, _, err = mqo(*words)
@@ -173,7 +173,7 @@ def test_replays_take_turns(timed_run, mqo, tmp_path, monkeypatch):
         again = make_run(tmp_path / f"{run.root.name} {len(began)}", step_s=len(began))
         return type("Found", (), {"run": str(again.root)})
 
-    monkeypatch.setattr("mqo.launch.rerun.rerun", rerun)
+    monkeypatch.setattr("mqo.perf.measure.rerun", rerun)
     code, out, _ = mqo("--compare", tmp_path / "one", tmp_path / "other", "--repeats", 2)
     assert (code, began) == (0, ["one", "other", "one", "other"])
     assert "of 2 paired repeats" in out
@@ -213,7 +213,7 @@ def test_a_run_that_fails_is_an_error_and_no_verdict(mqo, monkeypatch, tmp_path)
     def fail(*args):
         raise RunError("Training ended with exit code 1", exit_code=1)
 
-    monkeypatch.setattr("mqo.perf.train.train", fail)
+    monkeypatch.setattr("mqo.perf.measure.train", fail)
     words = ("--model", "llama32-1b", "--mode", "bf16", "--training-config", "tiny")
     assert mqo(*words, "-o", tmp_path / "new")[0] == 2
     assert not (tmp_path / "new" / RECORD).exists()
