@@ -70,11 +70,7 @@ class Recovered:
 
 
 def commit(
-    root: Path,
-    changes: Sequence[Change],
-    records: Mapping[str, bytes | None],
-    *,
-    command: str,
+    root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None], *, command: str
 ) -> None:
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 

@@ -139,9 +139,7 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
     made = tuple(
         Planned(
-            name,
-            asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes),
-            threads,
+            name, asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes), threads
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )

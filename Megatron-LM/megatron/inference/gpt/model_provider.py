@@ -26,12 +26,7 @@ from ..algos.distillation import (
     read_mapping,
 )
 from ..arguments import TEACHER_ARG
-from ..checkpointing import (
-    TRACKER,
-    checkpoint_folder,
-    load_teacher,
-    read_arguments,
-)
+from ..checkpointing import TRACKER, checkpoint_folder, load_teacher, read_arguments
 from ..errors import DistillationError
 
 MODEL_CONFIG = "model_config.yaml"
