@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from mqo.display import stderr
 from mqo.errors import UnknownNameError
 from mqo.project import Project
-from mqo.terminal import JsonOption
+from mqo.terminal import JsonOption, emit
 
 if TYPE_CHECKING:
     from mqo.overlay.vendor import Pin
@@ -66,11 +65,8 @@ def verify(
             at = f" ({n} of {len(names)})" if names[1:] else ""
             results.append(try_release(name, pin, series, *ours, report=display, place=at))
         results += [verify_tree(place, pin, series, *ours, report=display) for place in places]
-    if as_json:
-        rows = [result.as_table() for result in results]
-        print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
-    else:
-        print("\n".join(lines(results)))
+    rows = [result.as_table() for result in results]
+    emit("verify", None, "\n".join(lines(results)), as_json, releases=rows)
     raise typer.Exit(exit_code(results))
 
 
