@@ -8,7 +8,7 @@ from typing import Any
 
 from mqo.perf.sections import Section, outcomes
 from mqo.report.collect import Run
-from mqo.report.colours import look
+from mqo.report.colors import look
 from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
 from mqo.report.thin import thin
 from mqo.runs import Series

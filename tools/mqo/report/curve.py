@@ -12,7 +12,7 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.report.collect import options
-from mqo.report.colours import DASHES, MARKERS, SYMBOLS, Look, look, symbol
+from mqo.report.colors import DASHES, MARKERS, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
 from mqo.report.thin import DIFFERENCES, mean, thin, xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, last_of_each_step
@@ -98,7 +98,7 @@ def draw(group: Group, target: Path) -> None:
         one, shape = look(row.types), symbol(group, row.variant)
         style = {"color": one.light, "linestyle": DASHES[one.dash], "linewidth": 1.2}
         style |= {"marker": shape.matplotlib, "markersize": 4}
-        # Along a curve points stand where another variant has its colour and dash, and apart.
+        # Along a curve points stand where another variant has its color and dash, and apart.
         sparse = style | ({"markevery": 0.08} if shape != SYMBOLS[0] else {"marker": ""})
         pairs = [(run, group.baseline(run)) for run in row.runs]
         apart = [difference(run, base) for run, base in pairs if base and base is not run]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
-from mqo.report.colours import SYMBOLS, look, symbol
+from mqo.report.colors import SYMBOLS, look, symbol
 from mqo.report.compare import Group, Spread, difference, quantised
 from mqo.report.tables import sites
 from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin

@@ -47,7 +47,7 @@ MARKERS = ("o", "s", "D", "^", "X")
 
 @dataclass(frozen=True)
 class Look:
-    """Colours as #rrggbb, and a dash that plotly knows."""
+    """Colors as #rrggbb, and a dash that plotly knows."""
 
     light: str
     dark: str
