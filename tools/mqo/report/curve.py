@@ -14,7 +14,7 @@ from mqo.errors import RunError
 from mqo.report.collect import options
 from mqo.report.colors import DASHES, MARKERS, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
-from mqo.report.thin import DIFFERENCES, mean, thin, xy
+from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, last_of_each_step
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -102,9 +102,9 @@ def draw(group: Group, target: Path) -> None:
         sparse = style | ({"markevery": 0.08} if shape != SYMBOLS[0] else {"marker": ""})
         pairs = [(run, group.baseline(run)) for run in row.runs]
         apart = [difference(run, base) for run, base in pairs if base and base is not run]
-        panels[0].plot(*xy(thin(mean([run.train for run in row.runs]))), **sparse)
+        panels[0].plot(*xy(downsample(mean([run.train for run in row.runs]))), **sparse)
         if apart:
-            panels[1].plot(*xy(thin(mean(apart), DIFFERENCES)), **sparse)
+            panels[1].plot(*xy(downsample(mean(apart), DIFFERENCES)), **sparse)
         panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.variant, **style)
     titles = ("training loss", "training loss less that of bf16", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
