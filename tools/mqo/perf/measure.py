@@ -15,7 +15,7 @@ from mqo.errors import MqoError, RunError
 from mqo.launch.folder import create
 from mqo.launch.machine import detect
 from mqo.launch.rerun import rerun
-from mqo.perf.alike import RECORD, Timed, check_alike, read, run_of, timed
+from mqo.perf.comparability import RECORD, Timed, check_comparable, read, run_of, timed
 from mqo.perf.page import page, shown
 from mqo.perf.ratio import lines as compared
 from mqo.perf.ratio import ratio
@@ -97,7 +97,7 @@ def lines(made: Sequence[Section]) -> list[str]:
 def compare(one: Path, other: Path, *, repeats: int, allow_versions: bool) -> None:
     """Print the step times of two folders side by side, after `repeats` replays of both."""
     sides = read(one), read(other)
-    check_alike(*sides, allow_versions=allow_versions)
+    check_comparable(*sides, allow_versions=allow_versions)
     if repeats:
         sides = _replayed(one, other, repeats, allow_versions=allow_versions)
     for line in compared(*sides, ratio(*sides)):

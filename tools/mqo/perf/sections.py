@@ -12,7 +12,7 @@ from typing import Any
 from mqo.launch.inputs import checkpoint
 from mqo.launch.rerun import BitEqual, compare
 from mqo.perf import trace
-from mqo.perf.alike import Timed, check_alike, timed
+from mqo.perf.comparability import Timed, check_comparable, timed
 from mqo.perf.ratio import median_step, ratio
 from mqo.perf.train import Plan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
@@ -56,7 +56,7 @@ class Measured:
 def sections(measured: Measured) -> list[Section]:
     """All of them, in the page's order; MqoError where runs are not to be compared."""
     runs = measured.runs
-    check_alike(timed(runs["baseline"]), timed(runs["mode"]))
+    check_comparable(timed(runs["baseline"]), timed(runs["mode"]))
     makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
     return [make(measured) for make in makers]
 
@@ -315,7 +315,7 @@ def scaling(measured: Measured) -> Section:
         verdict = judge("efficiency of 2 processes", None, "efficiency", measured.plan.unscaled)
         return Section("scaling", title, about, (), (verdict,), ())
     one, two = (timed(measured.runs[planned.name]) for planned in pair)
-    check_alike(one, two, but=("--nproc-per-node", "machine"))
+    check_comparable(one, two, but=("--nproc-per-node", "machine"))
     faster = ratio(two, one)
     about = (
         "Data parallel: the same global batch, in halves of a micro-batch, on one process and on "

@@ -17,7 +17,7 @@ from mqo.launch.ready import check_cell
 from mqo.launch.run import run
 from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
-from mqo.perf.alike import run_of
+from mqo.perf.comparability import run_of
 from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder

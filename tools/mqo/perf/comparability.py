@@ -44,7 +44,7 @@ def timed(*runs: Run) -> Timed:
     """Of runs that are equal but for a profiler, whose steps do not count."""
     first = runs[0]
     for other in runs[1:]:
-        check_alike(timed(first), timed(other))
+        check_comparable(timed(first), timed(other))
     return Timed(
         name=first.variant,
         types=dict(first.types),
@@ -81,7 +81,7 @@ def run_of(place: Path) -> Run:
     return runs[0]
 
 
-def check_alike(
+def check_comparable(
     one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
 ) -> None:
     """MqoError that names in what two runs differ, and must not, to be compared.
