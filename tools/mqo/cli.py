@@ -66,7 +66,7 @@ def main() -> None:
 def setup() -> None:
     """Bring about what is missing: the vendored tree, the patches, the sample data."""
     from mqo.data.prepare import prepare
-    from mqo.launch.ready import ready_tree
+    from mqo.launch.prepare import ready_tree
     from mqo.matrix import tables
     from mqo.overlay.series import Series
 

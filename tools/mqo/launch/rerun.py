@@ -15,7 +15,7 @@ from mqo.errors import RunError
 from mqo.launch.cell import Cell
 from mqo.launch.folder import create, from_shell, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
-from mqo.launch.ready import RunData
+from mqo.launch.prepare import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project

@@ -13,7 +13,7 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import Machine
-from mqo.launch.ready import check_cell
+from mqo.launch.prepare import check_cell
 from mqo.launch.run import run
 from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
