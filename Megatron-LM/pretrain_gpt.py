@@ -12,7 +12,7 @@ own_tree.put_off_garbage(__name__)
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import megatron.run
@@ -28,6 +28,7 @@ from megatron.core.datasets.gpt_dataset import (
     MockGPTDataset,
 )
 from megatron.core.enums import ModelType
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 from megatron.core.utils import (
     get_attr_wrapped_model,
@@ -192,6 +193,20 @@ def model_config() -> GPTModelConfig:
     config = gpt_config_from_args(get_args())
     config.post_wrap_hooks.append(_name_layers)
     return config
+
+
+def bare_model(*hooks: Callable[[list[torch.nn.Module]], list[torch.nn.Module]]) -> torch.nn.Module:
+    """Build the model of the arguments for a program that does not train: with nothing around it.
+
+    `hooks` change it before its layers are named.
+    """
+    config = model_config()
+    config.pre_wrap_hooks += hooks
+    config.finalize()
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    builder = config.get_builder_cls()(config)
+    (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+    return model
 
 
 def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:

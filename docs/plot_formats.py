@@ -37,11 +37,11 @@ def main() -> None:
     figure, (grid, error) = plt.subplots(
         2, 1, figsize=(9, 6.2), sharex=True, height_ratios=(1, 1.6), layout="constrained"
     )
-    for row, (kind, (label, colour)) in enumerate(FORMATS.items()):
+    for row, (kind, (label, color)) in enumerate(FORMATS.items()):
         values = positive_values(kind)
-        grid.scatter(values, [-row] * len(values), marker="|", s=160, lw=0.9, color=colour)
+        grid.scatter(values, [-row] * len(values), marker="|", s=160, lw=0.9, color=color)
         magnitudes = binades(kind)
-        steps = {"drawstyle": "steps-mid", "lw": 2, "color": colour, "label": label}
+        steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": label}
         error.plot(magnitudes, worst_errors(kind), **steps)
     grid.set_yticks([-row for row in range(len(FORMATS))], [name for name, _ in FORMATS.values()])
     grid.set_ylim(-len(FORMATS) + 0.4, 0.6)

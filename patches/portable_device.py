@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mqo.errors import DriftError
-from mqo.overlay.sweep import Leftover, Source, Splice, Sweep
+from mqo.overlay.drift import Place
+from mqo.overlay.sweep import Source, Splice, Sweep
 
 DEVICE_KEYWORDS = {"device", "map_location"}
 TYPE_NAME = re.compile(r"torch\.cuda\.\w*Tensor")
@@ -108,19 +109,19 @@ def splices(source: Source) -> Iterator[Splice]:
     yield from rule.found
 
 
-def leftovers(source: Source) -> Iterable[Leftover]:
+def leftovers(source: Source) -> Iterable[Place]:
     """Every form above, looked for in the result, imports apart."""
     for node in source.walk():
         if is_torch_cuda(node):
-            yield Leftover(node.lineno, "torch.cuda")
+            yield Place(node.lineno, "torch.cuda")
         elif isinstance(node, ast.Call):
             if is_cuda_device(node) or is_to_cuda(node) or is_cuda_argument(node):
-                yield Leftover(node.lineno, ast.unparse(node))
+                yield Place(node.lineno, ast.unparse(node))
         elif isinstance(node, ast.keyword) and node.arg in DEVICE_KEYWORDS:
             if is_cuda_text(node.value):
-                yield Leftover(node.value.lineno, ast.unparse(node))
+                yield Place(node.value.lineno, ast.unparse(node))
         elif isinstance(node, ast.Compare) and any(map(is_type_name, compared(node))):
-            yield Leftover(node.lineno, ast.unparse(node))
+            yield Place(node.lineno, ast.unparse(node))
 
 
 def is_torch_cuda(node: ast.AST) -> bool:

@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterable
 
-from mqo.overlay.sweep import Leftover, Source, Splice, Sweep
+from mqo.overlay.drift import Place
+from mqo.overlay.sweep import Source, Splice, Sweep
 
 # Names of `typing` that 3.11 lacks; typing_extensions has them on every version.
 NEW_IN_TYPING = {"override"}
@@ -28,16 +29,16 @@ def splices(source: Source) -> Iterable[Splice]:
             yield source.lines_over(node, list(map(_from_device, node.names)))
 
 
-def leftovers(source: Source) -> Iterable[Leftover]:
+def leftovers(source: Source) -> Iterable[Place]:
     """Typing names that 3.11 lacks, and imports of triton outside `try`."""
     for node in source.walk():
         if isinstance(node, ast.ImportFrom) and node.module == "typing":
             for alias in node.names:
                 if alias.name in NEW_IN_TYPING:
-                    yield Leftover(node.lineno, f"typing.{alias.name}")
+                    yield Place(node.lineno, f"typing.{alias.name}")
     for node in source.tree.body:
         if any(module.split(".")[0] == "triton" for module in _imported(node)):
-            yield Leftover(node.lineno, "an unguarded import of triton")
+            yield Place(node.lineno, "an unguarded import of triton")
 
 
 def _imported(node: ast.stmt) -> list[str]:

@@ -25,7 +25,7 @@ class _Inert:
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        del args, kwargs
+        """Take what the real one takes."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -44,7 +44,6 @@ class _Inert:
 
     def elapsed_time(self, end: object) -> float:
         """Milliseconds between two events: none are measured."""
-        del end
         return 0.0
 
     def record_event(self, event: object = None) -> object:
@@ -84,36 +83,21 @@ class CpuFacade:
     manual_seed_all = manual_seed
     initial_seed = staticmethod(lambda: torch.initial_seed())
 
+    # Code that asks for these chooses its CPU path, and captures no graph.
+    is_available = is_initialized = is_current_stream_capturing = staticmethod(lambda: False)
+    current_device = staticmethod(lambda: torch.device("cpu"))
+    # One device a local rank, so that upstream's trainer sets up its process groups.
+    device_count = staticmethod(lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    get_device_name = staticmethod(lambda device=None: "cpu")
+    get_device_capability = staticmethod(lambda device=None: (0, 0))  # of no CUDA architecture
+    device = stream = _Inert  # contexts in which nothing is switched
+
     def __init__(self) -> None:
         self.default_generators = (torch.default_generator,)
         self.random = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
-
-    def is_available(self) -> bool:
-        """False: code that asks chooses its CPU path."""
-        return False
-
-    def is_initialized(self) -> bool:
-        """False, as `is_available`."""
-        return False
-
-    def device_count(self) -> int:
-        """One device a local rank, so that upstream's trainer sets up its process groups."""
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-    def current_device(self) -> torch.device:
-        """The CPU."""
-        return torch.device("cpu")
-
-    def device(self, device: object = None) -> _Inert:
-        """A context in which nothing is switched."""
-        return _Inert(device)
-
-    def stream(self, stream: object = None) -> _Inert:
-        """A context in which nothing is switched."""
-        return _Inert(stream)
 
     def current_stream(self, device: object = None) -> Stream:
         """The one queue there is."""
@@ -127,10 +111,6 @@ class CpuFacade:
     set_device = set_stream = empty_cache = init = synchronize
     reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = synchronize
 
-    def is_current_stream_capturing(self) -> bool:
-        """There are no graphs to capture."""
-        return False
-
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
         """A device of no CUDA architecture, with the machine's memory in bytes."""
         return SimpleNamespace(
@@ -141,26 +121,14 @@ class CpuFacade:
             total_memory=psutil.virtual_memory().total,
         )
 
-    def get_device_name(self, device: object = None) -> str:
-        """The device as reports name it."""
-        del device
-        return "cpu"
-
-    def get_device_capability(self, device: object = None) -> tuple[int, int]:
-        """No CUDA architecture."""
-        del device
-        return 0, 0
-
     def memory_allocated(self, device: object = None) -> int:
         """Resident memory of this process, in bytes."""
-        del device
         return psutil.Process().memory_info().rss
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
     def mem_get_info(self, device: object = None) -> tuple[int, int]:
         """Free and total bytes of the machine."""
-        del device
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 

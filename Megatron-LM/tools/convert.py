@@ -28,14 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
 ALONE += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-size=1"]
-ALONE += [
-    "--train-iters=1",
-    "--save-interval=1",
-    "--lr=0",
-    "--attention-backend=unfused",
-    "--no-save-optim",
-]
-ALONE += ["--no-save-rng", "--no-load-optim", "--no-load-rng", "--ckpt-format=torch_dist"]
+ALONE += ["--train-iters=1", "--save-interval=1", "--lr=0", "--attention-backend=unfused"]
+ALONE += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
+ALONE += ["--ckpt-format=torch_dist"]
 # Tensors of old files that hold no weights.
 BUFFERS = ".rotary_emb.inv_freq"
 TIED = ("lm_head.weight", "model.embed_tokens.weight")

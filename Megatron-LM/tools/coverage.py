@@ -298,9 +298,8 @@ def take_over(products: Products) -> None:
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     """Upstream's arguments, and the model they describe: on meta, its layers labelled."""
     from megatron.core import mpu, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.training import arguments, global_vars
-    from pretrain_gpt import model_config
+    from pretrain_gpt import bare_model
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
@@ -313,12 +312,8 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     mpu.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    config = model_config()
-    config.finalize()
-    builder = config.get_builder_cls()(config)
     with torch.device("meta"):
-        groups = ProcessGroupCollection.use_mpu_process_groups()
-        (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
+        model = bare_model()
     route_evenly(model)
     return args, model
 

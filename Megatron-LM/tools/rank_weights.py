@@ -52,8 +52,10 @@ def row(world: int, rank: int, flags: list[str]) -> dict[str, float]:
     from megatron.training.vocab_utils import calculate_padded_vocab_size
 
     args = read_arguments(world, rank, flags)
-    with rank_of(args):
-        model = build()
+    from pretrain_gpt import bare_model
+
+    with rank_of(args), torch.device("meta"):
+        model = bare_model()
     counts = {"dense": 0, "expert": 0}
     for parameter in model.parameters():
         # Upstream marks what is reduced over the expert groups.
@@ -103,20 +105,6 @@ def rank_of(args: Any) -> Any:
     finally:
         mpu.destroy_model_parallel()
         torch.distributed.destroy_process_group()
-
-
-def build() -> torch.nn.Module:
-    """The rank's part of the model that the arguments describe."""
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from pretrain_gpt import model_config
-
-    config = model_config()
-    config.finalize()
-    builder = config.get_builder_cls()(config)
-    with torch.device("meta"):
-        groups = ProcessGroupCollection.use_mpu_process_groups()
-        (model,) = builder.build_distributed_models(groups, wrap_with_ddp=False)
-    return model
 
 
 if __name__ == "__main__":

@@ -67,7 +67,6 @@ def run() -> dict[str, Any]:
         "fused_loss": fused_loss(llama, latent),
         "gradients": gradients.hexdigest(),
         "finite": finite,
-        "normalization": normalization,
         "linear_layers": sorted(linear_layers()),
         "attention_layers": sorted(attention_layers()),
         "records": records,

@@ -87,7 +87,8 @@ SWEEP = """
 import ast
 import re
 
-from mqo.overlay.sweep import Leftover, Splice, Sweep
+from mqo.overlay.drift import Place
+from mqo.overlay.sweep import Splice, Sweep
 
 
 def uses(source):
@@ -100,7 +101,7 @@ SWEEP = Sweep(
     roots=("megatron/core/", "megatron/training/"),
     needle=re.compile(rb"old_engine"),
     splices=lambda source: (Splice.over(node.value, "new_engine") for node in uses(source)),
-    leftovers=lambda source: (Leftover(node.lineno, "old_engine") for node in uses(source)),
+    leftovers=lambda source: (Place(node.lineno, "old_engine") for node in uses(source)),
 )
 """
 

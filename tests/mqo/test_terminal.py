@@ -1,10 +1,12 @@
 """How a command ends: its errors as one paragraph and an exit code."""
 
 import errno
+import json
+import math
 from pathlib import Path
 
 import pytest
-from mqo.terminal import guarded
+from mqo.terminal import emit, guarded
 
 
 def ended(command, capsys):
@@ -36,3 +38,10 @@ def test_the_folder_of_a_file_that_has_no_room_is_named(capsys, tmp_path):
 def test_other_errors_of_the_system_are_not_the_disks(tmp_path):
     with pytest.raises(IsADirectoryError):
         guarded(tmp_path.read_bytes)
+
+
+def test_json_has_no_number_that_is_none_and_no_bytes(capsys):
+    emit("x", None, "", True, loss=math.nan, most=math.inf, at=Path("a"), held=({1: b"\xff"}, 2.5))
+    table = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (table["loss"], table["most"], table["at"]) == ("nan", "inf", "a")
+    assert table["held"] == [{"1": "\\xff"}, 2.5]

@@ -66,7 +66,7 @@ def main() -> None:
 def setup() -> None:
     """Bring about what is missing: the vendored tree, the patches, the sample data."""
     from mqo.data.prepare import prepare
-    from mqo.launch.ready import ready_tree
+    from mqo.launch.prepare import ready_tree
     from mqo.matrix import tables
     from mqo.overlay.series import Series
 
@@ -84,7 +84,7 @@ def doctor(as_json: JsonOption = False, tree: cli.TreeOption = None) -> None:
     from mqo.overlay.tree import Tree
 
     project = Project.here()
-    found = examine(project, Tree((tree or project.tree).resolve()))
+    found = examine(project, Tree(_root(tree)))
     emit("doctor", found, "\n".join(lines(found)), as_json, clean=found.clean)
     raise typer.Exit(0 if found.clean else 1)
 
@@ -159,15 +159,12 @@ def coverage(
     from mqo.launch.cell import resolve
     from mqo.matrix import tables
     from mqo.overlay.series import Series
-    from mqo.overlay.tree import Tree
 
     project = Project.here()
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     # The sizes do not depend on the dataset: any will do.
     cell = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
-    place = Tree((tree or project.tree).resolve())
-    place.settle()
-    found = program.of_cell(project, place, Series.of(project), cell)
+    found = program.of_cell(project, cli.settled(tree), Series.of(project), cell)
     facts = program.names(cell) | found.as_table()
     emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
 

@@ -16,11 +16,11 @@ from typing import Literal
 
 import psutil
 
-from mqo.errors import MqoError
+from mqo.errors import MqoError, nearest
 from mqo.launch.machine import detect, torch_cuda
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin
-from mqo.project import Project, nearest
+from mqo.project import Project
 
 State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
@@ -62,35 +62,27 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Piece:
-    """A package that may be installed: its distribution, its module, and what its absence costs."""
+    """A package that may be installed: its module, what its absence costs, and its distribution."""
 
-    what: str
-    distribution: str
     module: str
     cost: str
+    distribution: str = ""
+    what: str = ""
 
 
 TRANSFORMER_ENGINE = Piece(
-    "Transformer Engine",
-    "transformer-engine",
     "transformer_engine",
     "no --transformer-impl transformer_engine; the matrix uses Megatron's own layers anyway",
+    "transformer-engine",
+    "Transformer Engine",
 )
-APEX = Piece("apex", "apex", "apex", "no fused Adam, and no fused LayerNorm: torch's are used")
+APEX = Piece("apex", "no fused Adam, and no fused LayerNorm: torch's are used")
+TRITON = "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error"
+MODELOPT = "no distillation, no post-training quantisation, no export"
 OTHERS = (
-    Piece(
-        "triton",
-        "triton",
-        "triton",
-        "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error",
-    ),
-    Piece("numba", "numba", "numba", "the CPU's quantisers run as torch operations, not compiled"),
-    Piece(
-        "modelopt",
-        "nvidia-modelopt",
-        "modelopt",
-        "no distillation, no post-training quantisation, no export",
-    ),
+    Piece("triton", TRITON),
+    Piece("numba", "the CPU's quantisers run as torch operations, not compiled"),
+    Piece("modelopt", MODELOPT, "nvidia-modelopt"),
 )
 
 
@@ -134,7 +126,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _torch() -> Finding:
     cost = "nothing trains; `python3 tools/bootstrap.py` installs it"
-    return _package(Piece("torch", "torch", "torch", cost), required=True)
+    return _package(Piece("torch", cost), required=True)
 
 
 def _cuda() -> Finding:
@@ -181,12 +173,12 @@ def _installed_megatron() -> Iterator[Finding]:
 
 
 def _package(piece: Piece, *, required: bool = False) -> Finding:
-    version = _version(piece.distribution)
-    if _folder(piece.module):
-        found = version or f"of unknown version, in {_folder(piece.module)}"
-        return Finding(piece.what, "ok", found, required=required)
+    what, version = piece.what or piece.module, _version(piece.distribution or piece.module)
+    if folder := _folder(piece.module):
+        found = version or f"of unknown version, in {folder}"
+        return Finding(what, "ok", found, required=required)
     found = f"{version} by its metadata, but no module" if version else "not installed"
-    return Finding(piece.what, "missing", found, piece.cost, required=required)
+    return Finding(what, "missing", found, piece.cost, required=required)
 
 
 def _transformer_engine() -> Finding:
@@ -197,13 +189,11 @@ def _transformer_engine() -> Finding:
     places = (folder.parent, folder, folder / "wheel_lib") if folder else ()
     if folder is None or any(any(place.glob("libtransformer_engine*")) for place in places):
         return finding
-    return Finding(
-        finding.what,
-        "warning",
-        f"{finding.found}, without its compiled library",
+    cost = (
         "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
-        "`transformer-engine[core_cu13,pytorch]`",
+        "`transformer-engine[core_cu13,pytorch]`"
     )
+    return _broken(finding, ", without its compiled library", cost)
 
 
 def _apex() -> Finding:
@@ -215,20 +205,17 @@ def _apex() -> Finding:
     if folder and not detect().has_cuda:
         return _unused(finding)
     if folder and not (folder / "normalization").is_dir():
-        return Finding(
-            finding.what,
-            "warning",
-            f"{finding.found}: the unrelated package of that name on PyPI, not NVIDIA's",
-            "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`",
-        )
+        cost = "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`"
+        fault = ": the unrelated package of that name on PyPI, not NVIDIA's"
+        return _broken(finding, fault, cost)
     if folder and _folder("amp_C") is None:
-        return Finding(
-            finding.what,
-            "warning",
-            f"{finding.found}, without its CUDA extensions",
-            "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions",
-        )
+        cost = "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions"
+        return _broken(finding, ", without its CUDA extensions", cost)
     return finding
+
+
+def _broken(finding: Finding, fault: str, cost: str) -> Finding:
+    return replace(finding, state="warning", found=finding.found + fault, cost=cost)
 
 
 def _unused(finding: Finding) -> Finding:

@@ -88,15 +88,18 @@ class DiskFullError(MqoError):
     """A disk, or a user's share of it, that is full."""
 
     def __init__(self, folder: Path) -> None:
-        near = folder.absolute()
-        while not near.exists():
-            near = near.parent
+        free = shutil.disk_usage(nearest(folder.absolute())).free
         super().__init__(
-            f"The disk of {folder} is full: {shutil.disk_usage(near).free:,} bytes are free",
+            f"The disk of {folder} is full: {free:,} bytes are free",
             expected="room for what is written there",
             help="Free some space (df and du show what takes it), or give a folder on another "
             "disk, and start the command again",
         )
+
+
+def nearest(path: Path) -> Path:
+    """Return `path`, or the first folder above it that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 @contextmanager

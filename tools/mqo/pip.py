@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mqo import process
 from mqo.errors import SetupError
 
 
-def download(requirement: str, folder: Path, *, python: str | None = None) -> Path:
+def download(
+    requirement: str, folder: Path, *, python: str | None = None, options: Sequence[str] = ()
+) -> Path:
     """Fetch the wheel of `requirement` ("name==version") into `folder`; its path.
 
-    `python` ("3.12") asks for the wheel of another Python than the running one. Raises SetupError
-    with pip's last words when there is none to be had.
+    `python` ("3.12") asks for the wheel of another Python than the running one, `options` are more
+    of pip's own. Raises SetupError with pip's last words when there is none to be had.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder)]
     command += ["--python-version", python] if python else []
-    done = process.run([*command, requirement], text=True)
+    done = process.run([*command, *options, requirement], text=True)
     name, _, version = requirement.partition("==")
     stem = f"{name.replace('-', '_')}-{version}-"
     wheels = sorted(folder.glob(f"{stem}*.whl"), key=lambda p: p.stat().st_mtime)
@@ -31,6 +34,7 @@ def download(requirement: str, folder: Path, *, python: str | None = None) -> Pa
         raise SetupError(
             f"pip could not download {requirement}: {words}",
             expected="a wheel for this machine",
-            help="Check the network and pip's configuration (`pip config list`), then repeat",
+            help="Check the network and pip's configuration (`pip config list`), then repeat; or "
+            "put the wheel into a folder, and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to that folder",
         )
     return wheels[-1]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mqo import process
 from mqo.errors import MqoError, RunError
@@ -111,12 +112,23 @@ def run_program(
     program: Path,
     words: Sequence[str],
     *,
-    variables: Mapping[str, str] | None = None,
-    error: type[MqoError] = RunError,
-    help: str = "",
     limit_s: float | None = None,
     watch: Watch = lambda advance: None,
+    **options: Any,
 ) -> None:
     """Run a program to its end; `started` and `Program.wait` say how, and what they raise."""
-    with started(program, words, variables=variables, error=error, help=help) as running:
+    with started(program, words, **options) as running:
         running.wait(limit_s, watch)
+
+
+def ask(
+    program: Path, words: Sequence[str], *, after: Sequence[str] = (), **options: Any
+) -> dict[str, Any]:
+    """Return the JSON that a program writes to the file that is named between `words` and `after`.
+
+    `options` are those of `run_program`.
+    """
+    with process.temporary_folder("mqo-facts-") as folder:
+        target = folder / "facts.json"
+        run_program(program, [*words, str(target), *after], **options)
+        return json.loads(target.read_text(encoding="utf-8"))

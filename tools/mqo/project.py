@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo import process
+from mqo.errors import nearest
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,3 @@ class Project:
         commit = self.commit()
         where = f", commit {commit}" if commit else ""
         return f"mqo {importlib.metadata.version('mqo')} (megatron-core {pin}{where})"
-
-
-def nearest(path: Path) -> Path:
-    """Return `path`, or the first folder above it that is there."""
-    return next(place for place in (path, *path.parents) if place.exists())

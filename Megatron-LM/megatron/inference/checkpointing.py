@@ -17,7 +17,6 @@ from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
 from .arguments import TEACHER_ARG
-from .errors import DistillationError
 
 NEMO_WEIGHTS = "model_weights"
 # Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.
@@ -26,6 +25,9 @@ FUSED_NORMS = {
     ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
 }
 WRAPPER = "module."
+# Upstream's arguments, to read the weights of a checkpoint and nothing else of it.
+WEIGHTS_ALONE = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
+WEIGHTS_ALONE |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": True}
 
 
 def checkpoint_folder(load_dir: str | Path) -> Path | None:
@@ -70,15 +72,7 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
     """`teacher` with the weights of its newest checkpoint, whatever that was split into.
 
     `args` are upstream's global ones; they name the folder, and are as before afterwards.
-
-    Raises:
-        DistillationError: the folder holds no checkpoint.
     """
-    folder = getattr(args, TEACHER_ARG)
-    if checkpoint_folder(folder) is None:
-        raise DistillationError(
-            f"There is no checkpoint of a teacher in {folder}", expected=f"{TRACKER} in it"
-        )
     accept_other_names(teacher)
     with _as_for_finetuning(args), typed_errors():
         load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
@@ -116,14 +110,8 @@ def _own_name(name: str) -> str:
 @contextmanager
 def _as_for_finetuning(args: Namespace) -> Iterator[None]:
     """Weights alone, and from where they are asked for: not of a run that is to be gone on with."""
-    changes = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
-    changes |= {
-        "pretrained_checkpoint": None,
-        "ckpt_step": None,
-        "exit_on_missing_checkpoint": True,
-    }
     before = dict(vars(args))
-    vars(args).update(changes)
+    vars(args).update(WEIGHTS_ALONE, ckpt_step=None)
     try:
         yield
     finally:

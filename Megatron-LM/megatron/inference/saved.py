@@ -22,7 +22,7 @@ from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
 from .alone import build
-from .checkpointing import TRACKER, checkpoint_folder
+from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError
 
 ITERATION = "iter_"
@@ -32,22 +32,17 @@ ALONE |= {"expert_tensor_parallel_size": 1, "context_parallel_size": 1, "data_pa
 ALONE |= {"virtual_pipeline_model_parallel_size": None, "sequence_parallel": False}
 ALONE |= {"pipeline_model_parallel_layout": None, "tp_comm_overlap": False}
 # Not a training: nothing is saved, logged or recomputed, and only weights are read.
-READING = {"finetune": True, "no_load_optim": True, "no_load_rng": True, "save": None}
-READING |= {"pretrained_checkpoint": None, "tensorboard_dir": None, "wandb_project": ""}
+READING = {**WEIGHTS_ALONE, "save": None, "tensorboard_dir": None, "wandb_project": ""}
 READING |= {"use_distributed_optimizer": False, "recompute_granularity": None}
 READING |= {"rampup_batch_size": None, "verify_integrity": False, "curr_iteration": 0}
-READING |= {"exit_on_missing_checkpoint": True, "use_checkpoint_args": False}
+READING |= {"use_checkpoint_args": False}
 # A checkpoint does not decide that code of its tokenizer runs.
 READING |= {"trust_remote_code": False}
 # What depends on the machine, and not on the model.
 PLATFORM = ("transformer_impl", "persist_layer_norm", "gradient_accumulation_fusion")
 PLATFORM += ("masked_softmax_fusion", "apply_rope_fusion", "bias_swiglu_fusion")
-PLATFORM += (
-    "no_persist_layer_norm",
-    "bias_dropout_fusion",
-    "num_workers",
-    "use_cpu_initialization",
-)
+PLATFORM += ("no_persist_layer_norm", "bias_dropout_fusion", "num_workers")
+PLATFORM += ("use_cpu_initialization",)
 PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_format")
 
 

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from mqo import cli
-from mqo.data import index
+from mqo.data import pair_check
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_every_kind_of_corpus_gives_the_same_bytes(prepare, tmp_path, prose):
         assert code == 0
         assert out.startswith("50 documents, ")
         assert out.rstrip().endswith(str(prefix))
-        index.check_prefix(prefix)
+        pair_check.check_prefix(prefix)
         seen.add((prefix.with_suffix(".bin").read_bytes(), prefix.with_suffix(".idx").read_bytes()))
     assert len(seen) == 1
 

@@ -7,8 +7,9 @@ import sys
 import threading
 
 import pytest
-from mqo.data import index, mix, sample, tokenizer
+from mqo.data import mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
+from mqo.data.pair import State
 from mqo.data.prepare import STAMP, prepare
 from mqo.errors import UnknownNameError
 from mqo.project import Project
@@ -20,7 +21,7 @@ def project(tmp_path, dump, monkeypatch):
     project = Project(tmp_path / "a checkout")
     monkeypatch.setattr(sample, "fetch", lambda cache, report: dump)
     monkeypatch.setattr(tokenizer, "DEFAULT_VOCAB_SIZE", 262)
-    monkeypatch.setattr(index, "build_index", _count_lines)
+    monkeypatch.setattr(prepare_module, "build_index", _count_lines)
     return project
 
 
@@ -28,7 +29,7 @@ def _count_lines(text, words, stem):
     lines = text.read_text(encoding="utf-8").splitlines()
     for suffix in (".bin", ".idx"):
         stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
-    return index.IndexCounts(documents=len(lines), tokens=10 * len(lines))
+    return State(documents=len(lines), tokens=10 * len(lines))
 
 
 def _names(folder):
@@ -47,7 +48,7 @@ def test_the_result_lies_where_it_says(project):
 
 def test_a_second_call_does_nothing_and_says_nothing(project, monkeypatch):
     first = prepare(project, "wikipedia", report=print)
-    monkeypatch.setattr(index, "build_index", None)
+    monkeypatch.setattr(prepare_module, "build_index", None)
     monkeypatch.setattr(sample, "fetch", None)
     said = []
     assert prepare(project, "wikipedia", report=said.append) == first
@@ -58,7 +59,7 @@ def test_files_that_training_adds_beside_the_index_do_not_matter(project, monkey
     data = prepare(project, "wikipedia", report=print)
     (data.prefix.parent / "cache").mkdir()
     (data.prefix.parent / "cache" / "shuffle.npy").touch()
-    monkeypatch.setattr(index, "build_index", None)
+    monkeypatch.setattr(prepare_module, "build_index", None)
     assert prepare(project, "wikipedia", report=print) == data
 
 
@@ -99,7 +100,7 @@ _STEPS = [
     (sample, "fetch"),
     (sample, "write_jsonl"),
     (tokenizer, "train"),
-    (index, "build_index"),
+    (prepare_module, "build_index"),
     (prepare_module, "_fingerprints"),
 ]
 
@@ -141,7 +142,7 @@ def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
     def work():
         results.append(prepare(project, "wikipedia", report=report))
 
-    monkeypatch.setattr(index, "build_index", build)
+    monkeypatch.setattr(prepare_module, "build_index", build)
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from mqo import pip
 from mqo.data import sample
-from mqo.errors import DataError
+from mqo.errors import DataError, SetupError
 
 
 def test_articles_are_those_with_prose_in_the_order_of_the_dump(dump):
@@ -34,7 +35,7 @@ def test_fetch_takes_the_member_once_and_leaves_nothing_else(
     path = sample.fetch(tmp_path / "cache", said.append)
     assert path.read_bytes() == dump_bytes
     assert list(path.parent.iterdir()) == [path]
-    monkeypatch.setattr(sample, "_download", None)  # a second call must not need it
+    monkeypatch.setattr(pip, "download", None)  # a second call must not need it
     assert sample.fetch(tmp_path / "cache", said.append) == path
     assert len(said) == 1
 
@@ -69,7 +70,7 @@ def test_a_failed_download_quotes_pip_and_names_the_way_round(tmp_path, monkeypa
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "empty").as_uri())
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SetupError) as caught:
         sample.fetch(tmp_path / "cache", print)
     assert "No matching distribution found for gensim" in caught.value.found
     assert "PIP_FIND_LINKS" in caught.value.help

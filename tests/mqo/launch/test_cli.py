@@ -17,7 +17,7 @@ from mqo.errors import (
 )
 from mqo.launch import cli
 from mqo.launch.folder import quant_config
-from mqo.launch.ready import check_tree
+from mqo.launch.prepare import check_tree
 from mqo.project import Project
 
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]

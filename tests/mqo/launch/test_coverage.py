@@ -11,8 +11,8 @@ from mqo.errors import RunError
 from mqo.launch import coverage
 from mqo.launch.cell import resolve
 from mqo.launch.folder import create
+from mqo.launch.prepare import RunData
 from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
-from mqo.launch.ready import RunData
 from mqo.overlay.series import Series
 from mqo.project import Project
 

@@ -1,3 +1,4 @@
+import json
 import os
 import shlex
 
@@ -64,7 +65,7 @@ def test_without_a_tracker_it_is_the_newest_that_was_saved_to_its_end(place):
 
 def test_it_survives_json(place):
     found = of(place, "p --data-path @a --load @saved")
-    assert Inputs.from_table(found.as_table()) == found
+    assert Inputs(**json.loads(json.dumps(found.as_table()))) == found
     assert found.changed() == []
 
 

@@ -2,7 +2,7 @@ import pytest
 from mqo.errors import LayoutError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.layout import check_layout
-from mqo.launch.ready import check_cell
+from mqo.launch.prepare import check_cell
 
 TP, PP, CP = (f"--{kind}-parallel-size" for kind in ("tensor-model", "pipeline-model", "context"))
 ODD = "--num-attention-heads 12 --num-query-groups 6 --kv-channels 64"

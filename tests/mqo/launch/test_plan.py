@@ -12,8 +12,8 @@ from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import decides, layout_of, place, saved_layout, with_layout
+from mqo.launch.prepare import check_cell
 from mqo.launch.quantiser import Quantiser
-from mqo.launch.ready import check_cell
 from mqo.matrix import generate, tables
 from mqo.project import Project
 from mqo.scale.choose import Job, measure

@@ -16,7 +16,7 @@ from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.folder import create
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
-from mqo.launch.ready import RunData
+from mqo.launch.prepare import RunData
 from mqo.overlay.snapshot import Snapshot
 from mqo.overlay.tree import Tree
 from mqo.project import Project

@@ -168,12 +168,6 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
     assert lines([quantised])[0] == "one, iteration 160, int4_awq by ModelOpt"
 
 
-def test_json_has_no_number_that_is_none():
-    table = loss(math.nan).as_table()
-    assert (table["loss"], table["perplexity"]) == ("nan", "nan")
-    assert json.loads(json.dumps(table, allow_nan=False))["tokens"] == 8192
-
-
 def test_the_command_prints_json(tree, run, monkeypatch, capsys):
     words = ["eval", str(run), "--modes", "bf16,FA_mx*", "--tree", str(tree.root), "--json"]
     monkeypatch.setattr(sys, "argv", ["mqo", *words])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from mqo.errors import EditedError, OverlayError, VendorError
-from mqo.overlay import report_diff
+from mqo.overlay import diff
 from mqo.overlay.apply import AlreadyApplied, AlreadyPristine, Applied, Restored, apply, restore
 from mqo.overlay.export import export
+from mqo.overlay.pin import Helper
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.status import status
@@ -117,7 +118,7 @@ def test_apply_status_diff_restore(repo):
     assert (now.clean, now.version) == (True, "1.2.3")
     assert now.origin == f"git {repo.git('rev-parse', 'HEAD')[:12]}"
     assert repo.apply() == AlreadyApplied(CHANGED)
-    changed = {change.path for change in report_diff.changes(repo.tree, repo.series, ())}
+    changed = {change.path for change in diff.changes(repo.tree, repo.series, ())}
     assert changed == {line[3:] for line in repo.dirt()}
     assert repo.restore() == Restored(CHANGED, NAMES)
     assert repo.disk() == before
@@ -275,7 +276,7 @@ def test_a_file_that_upstream_tracks_is_not_replaced_by_ours(repo, mini, tmp_pat
     ours.commit()
     assert ours.apply().not_placed == (where,)
     assert ours.read(where) == b"upstream's\n"
-    assert where not in {c.path for c in report_diff.changes(ours.tree, ours.series, ())}
+    assert where not in {c.path for c in diff.changes(ours.tree, ours.series, ())}
     export(ours.tree, ours.series, (), tmp_path / "patches.d", repository=mini.patches)
     assert not list((tmp_path / "patches.d").glob("*-ours.patch"))
     ours.restore()
@@ -426,7 +427,7 @@ READERS = [
     lambda repo: repo.apply(),
     lambda repo: repo.restore(),
     lambda repo: status(repo.tree, repo.series),
-    lambda repo: report_diff.changes(repo.tree, repo.series, ()),
+    lambda repo: diff.changes(repo.tree, repo.series, ()),
 ]
 
 
@@ -594,11 +595,8 @@ def pin():
         version="1.2.3",
         packages=("megatron/core", "megatron/training"),
         pythons=(),
+        helper=Helper("", (), "", ""),
         wheels={},
-        helper_version="",
-        helper_pythons=(),
-        helper_source="",
-        helper_source_sha256="",
     )
 
 

@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
-from mqo.overlay import literals, report_diff
+from mqo.overlay import diff, literals
 from mqo.overlay.apply import apply
 from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff
 from mqo.overlay.unified import unified
@@ -12,8 +12,8 @@ from ..conftest import FILES, materialise
 
 
 def report(mini, *names, form="short"):
-    changes = report_diff.changes(mini.tree, mini.series, names)
-    return "\n".join(report_diff.lines(mini.series, changes, form))
+    changes = diff.changes(mini.tree, mini.series, names)
+    return "\n".join(diff.lines(mini.series, changes, form))
 
 
 def local(mini):

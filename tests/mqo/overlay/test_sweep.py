@@ -4,7 +4,8 @@ import warnings
 
 import pytest
 from mqo.errors import DriftError
-from mqo.overlay.sweep import Leftover, Source, Splice, Sweep, sweep_file
+from mqo.overlay.drift import Place
+from mqo.overlay.sweep import Source, Splice, Sweep, sweep_file
 
 
 def named(source, name):
@@ -15,7 +16,7 @@ RENAME = Sweep(
     roots=("core/",),
     needle=re.compile(rb"old"),
     splices=lambda source: (Splice.over(node, "brand_new") for node in named(source, "old")),
-    leftovers=lambda source: (Leftover(n.lineno, "old") for n in named(source, "old")),
+    leftovers=lambda source: (Place(n.lineno, "old") for n in named(source, "old")),
 )
 
 
@@ -88,7 +89,7 @@ def test_a_walk_enters_the_statements_whose_lines_hold_the_needle():
 
 
 def test_a_leftover_stops_the_sweep_and_is_named_with_its_line():
-    blind = rule(leftovers=lambda s: [Leftover(3, "old()"), Leftover(2, "old")])
+    blind = rule(leftovers=lambda s: [Place(3, "old()"), Place(2, "old")])
     with pytest.raises(DriftError) as caught:
         swept(b"old\n\n\n", blind)
     for part in ("sweep 'the_sweep' leaves 2 behind", "core/x.py:2 old, core/x.py:3 old()"):

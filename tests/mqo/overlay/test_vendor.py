@@ -8,6 +8,7 @@ from mqo import pip
 from mqo.errors import EditedError, VendorError
 from mqo.overlay import vendor as module
 from mqo.overlay.apply import apply
+from mqo.overlay.pin import Helper
 from mqo.overlay.tree import Tree, sha256
 from mqo.overlay.vendor import AlreadyVendored, Pin, Vendored, read_wheel, vendor
 from mqo.project import Project
@@ -41,11 +42,8 @@ class Place:
             version="1.2.3",
             packages=("megatron/core", "megatron/training"),
             pythons=("3.11", "3.12"),
+            helper=Helper("1.0.0", (), HELPER_SOURCE, sha256(b"// one\n")),
             wheels={},
-            helper_version="1.0.0",
-            helper_pythons=(),
-            helper_source=HELPER_SOURCE,
-            helper_source_sha256=sha256(b"// one\n"),
         )
         self.said = []
 
@@ -298,7 +296,8 @@ def test_force_mends_a_damaged_record(vendored_place):
 @pytest.fixture
 def lender(place):
     """The place with an older release that lends its compiled helper to Python 3.11."""
-    place.pin = dataclasses.replace(place.pin, pythons=("3.12",), helper_pythons=("3.11",))
+    helper = dataclasses.replace(place.pin.helper, pythons=("3.11",))
+    place.pin = dataclasses.replace(place.pin, pythons=("3.12",), helper=helper)
     old = {"megatron/core/old.py": b"", HELPER: b"\x7fELF"}
     place.add("megatron_core-1.0.0-cp311-cp311-any.whl", wheel(old))
     return place
@@ -327,7 +326,7 @@ def test_the_pin_names_a_wheel_for_every_python_and_the_helper():
     pin = Pin.load(Project.here().upstream_pin)
     assert all(len(digest) == 64 for digest in pin.wheels.values())
     needed = [(pin.version, p) for p in pin.pythons]
-    needed += [(pin.helper_version, p) for p in pin.helper_pythons]
+    needed += [(pin.helper.version, p) for p in pin.helper.pythons]
     for version, python in needed:
         tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
         for machine in ("x86_64", "aarch64"):

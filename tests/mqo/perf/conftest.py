@@ -6,7 +6,7 @@ import json
 import pytest
 from mqo.launch.machine import Machine
 from mqo.perf import sections as program
-from mqo.perf.alike import run_of
+from mqo.perf.comparability import run_of
 from mqo.perf.sections import TRACE, Measured
 from mqo.perf.train import Asked, plan, profiler_flags
 

@@ -1,14 +1,14 @@
 """The page in a real browser, offline: it fits a phone, it turns dark, and it fetches nothing."""
 
 import pytest
-from mqo.perf.cli import write
+from mqo.perf.measure import write
 from mqo.perf.sections import sections
 
 from ..report.test_browser import browser  # noqa: F401  (a fixture)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_it_fits_and_takes_the_readers_colours(browser, made, width, scheme):  # noqa: F811
+def test_it_fits_and_takes_the_readers_colors(browser, made, width, scheme):  # noqa: F811
     asked, measured = made()
     write(asked, measured, sections(measured))
     said, size = [], {"width": width, "height": 900}
@@ -17,8 +17,8 @@ def test_it_fits_and_takes_the_readers_colours(browser, made, width, scheme):  #
     page.on("request", lambda request: said.append(request.url))
     page.goto((measured.place / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, colour.strip("rgb()").split(","))) < 200) == (scheme == "dark")
+    color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, color.strip("rgb()").split(","))) < 200) == (scheme == "dark")
     lines = page.evaluate(
         "[...document.querySelectorAll('polyline')].map(l => getComputedStyle(l).stroke)"
     )

@@ -1,11 +1,11 @@
 """Which runs are compared, by what, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from mqo.errors import MqoError
-from mqo.perf.alike import RECORD, check_alike, read, timed
+from mqo.perf.comparability import RECORD, check_comparable, read, timed
 from mqo.perf.ratio import lines, noisy, ratio
 from mqo.perf.train import profiler_flags
 
@@ -55,7 +55,7 @@ def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, 
     one, other = timed_run("one"), timed_run("other", "mxfp8", **rest)
     for allow in (False, True):
         with pytest.raises(MqoError, match="no equal runs") as left:
-            check_alike(one, other, allow_versions=allow)
+            check_comparable(one, other, allow_versions=allow)
         assert named in str(left.value)
 
 
@@ -63,7 +63,7 @@ def test_other_steps_are_refused(timed_run):
     one = timed_run("one")
     other = replace(one, facts={**one.facts, "steps": "19"})
     with pytest.raises(MqoError, match="steps is 20 and 19"):
-        check_alike(one, other)
+        check_comparable(one, other)
 
 
 def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_run):
@@ -73,12 +73,12 @@ def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_r
     texts = ("Another CPU", "torch is 2.13.0 and 9.9", "optimizers is torch.AdamW and apex.Fused")
     for side, named in zip((other, newer, apexs), texts, strict=True):
         with pytest.raises(MqoError, match=named):
-            check_alike(one, side)
-        check_alike(one, side, allow_versions=True)
+            check_comparable(one, side)
+        check_comparable(one, side, allow_versions=True)
 
 
 def test_modes_and_a_profiler_may_differ(timed_run):
-    check_alike(timed_run("one"), timed_run("two", "mxfp4", flags=profiler_flags(20)))
+    check_comparable(timed_run("one"), timed_run("two", "mxfp4", flags=profiler_flags(20)))
 
 
 def test_what_is_neither_a_run_nor_a_result_is_refused(tmp_path, runs):
@@ -155,7 +155,7 @@ def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
     one = timed_run("one")
     for name, table in (("a", one), ("b", replace(one, machine="a faster one"))):
         (tmp_path / name).mkdir()
-        write(tmp_path / name / RECORD, {"timed": table.as_table()})
+        write(tmp_path / name / RECORD, {"timed": asdict(table)})
     assert read(tmp_path / "a") == one
     words = ("--compare", tmp_path / "a", tmp_path / "b")
     code, _, err = mqo(*words)
@@ -173,14 +173,14 @@ def test_replays_take_turns(timed_run, mqo, tmp_path, monkeypatch):
         again = make_run(tmp_path / f"{run.root.name} {len(began)}", step_s=len(began))
         return type("Found", (), {"run": str(again.root)})
 
-    monkeypatch.setattr("mqo.launch.rerun.rerun", rerun)
+    monkeypatch.setattr("mqo.perf.measure.rerun", rerun)
     code, out, _ = mqo("--compare", tmp_path / "one", tmp_path / "other", "--repeats", 2)
     assert (code, began) == (0, ["one", "other", "one", "other"])
     assert "of 2 paired repeats" in out
 
 
 def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
-    from mqo.perf.alike import run_of
+    from mqo.perf.comparability import run_of
 
     one, other = (run_of(runs(name).root) for name in ("one", "other"))
     assert len(timed(one, other).repeats) == 2
@@ -213,7 +213,7 @@ def test_a_run_that_fails_is_an_error_and_no_verdict(mqo, monkeypatch, tmp_path)
     def fail(*args):
         raise RunError("Training ended with exit code 1", exit_code=1)
 
-    monkeypatch.setattr("mqo.perf.train.train", fail)
+    monkeypatch.setattr("mqo.perf.measure.train", fail)
     words = ("--model", "llama32-1b", "--mode", "bf16", "--training-config", "tiny")
     assert mqo(*words, "-o", tmp_path / "new")[0] == 2
     assert not (tmp_path / "new" / RECORD).exists()

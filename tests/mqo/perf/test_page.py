@@ -7,8 +7,8 @@ import re
 import pytest
 from mqo.errors import MqoError
 from mqo.perf import sections as program
-from mqo.perf.alike import RECORD, read
-from mqo.perf.cli import lines, write
+from mqo.perf.comparability import RECORD, read
+from mqo.perf.measure import lines, write
 from mqo.perf.page import curves, shown
 from mqo.perf.sections import Measured, sections
 from mqo.report.page import MINUS, NOTHING

@@ -9,7 +9,7 @@ from mqo.errors import MqoError
 from mqo.launch import cli
 from mqo.launch.machine import Machine
 from mqo.perf import train as program
-from mqo.perf.alike import PROFILER
+from mqo.perf.comparability import PROFILER
 from mqo.perf.train import Asked, Planned, plan, profiler_flags, train
 from mqo.project import Project
 

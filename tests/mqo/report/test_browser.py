@@ -117,18 +117,18 @@ def test_nothing_makes_the_page_scroll_sideways(open_page, width):
 
 def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
     page = open_page()
-    colours = (
+    colors = (
         "[getComputedStyle(document.body).backgroundColor,"
         " document.querySelector('[data-kind=loss]').data[0].line.color]"
     )
-    light = page.evaluate(colours)
+    light = page.evaluate(colors)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"String({colours}[1]) !== {light[1]!r}")
-    dark = page.evaluate(colours)
+    page.wait_for_function(f"String({colors}[1]) !== {light[1]!r}")
+    dark = page.evaluate(colors)
     assert sum(map(int, light[0].strip("rgb()").split(","))) > 3 * 200
     assert sum(map(int, dark[0].strip("rgb()").split(","))) < 3 * 60
     page.emulate_media(color_scheme="light")
-    page.wait_for_function(f"String({colours}[1]) === {light[1]!r}")
+    page.wait_for_function(f"String({colors}[1]) === {light[1]!r}")
 
 
 def test_a_runs_diff_is_a_click_away(open_page):

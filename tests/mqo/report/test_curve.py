@@ -4,7 +4,7 @@ import json
 
 import pytest
 from mqo.errors import RunError
-from mqo.report.colours import look
+from mqo.report.colors import look
 from mqo.report.curve import plot
 from mqo.runs import RunFolder
 
@@ -94,7 +94,7 @@ def test_the_last_step_has_one_point_that_of_the_final_validation(run, drawn):
     assert (steps, losses) == ([2], [7.7])
 
 
-def test_colours_are_the_reports_and_equal_ones_have_points_of_other_shapes(run, drawn):
+def test_colors_are_the_reports_and_equal_ones_have_points_of_other_shapes(run, drawn):
     types = {"fprop": "mxfp8"}
     styles = [style for *_, style in drawn(run, run)]
     assert {style["color"] for style in styles} == {look(types).light}

@@ -14,8 +14,8 @@ from mqo.report import page as program
 from mqo.report.cli import replaced
 from mqo.report.collect import collect
 from mqo.report.compare import Spread, compare
+from mqo.report.downsample import DIFFERENCES
 from mqo.report.page import MINUS, NOTHING, Diffs, number, page, signed
-from mqo.report.thin import DIFFERENCES
 
 
 @pytest.fixture

@@ -319,7 +319,8 @@ def _array(ids: list[int]) -> np.ndarray:
 
 def _chosen(encoder: Encoder, engine: str, path: Path) -> Encoder:
     if engine == "auto" or encoder.engine == engine:
-        return encoder if engine == "auto" else _only(encoder)
+        # An engine that was asked for has no slow one to fall back to.
+        return encoder if engine == "auto" else replace(encoder, slow=None)
     if engine == "tokenizers" and encoder.slow:
         return encoder.slow
     raise DataError(
@@ -329,8 +330,3 @@ def _chosen(encoder: Encoder, engine: str, path: Path) -> Encoder:
         else "a tokenizer.json, or GPT-2's vocab.json and merges.txt",
         help=f"Leave the engine to be chosen, or take {encoder.engine}",
     )
-
-
-def _only(encoder: Encoder) -> Encoder:
-    """Without the slow one to fall back to: the engine was asked for."""
-    return replace(encoder, slow=None)

@@ -45,7 +45,7 @@ class UnavailableError(Exception):
 def documents(cache: Path, report: Report) -> list[Document]:
     """The mix, in an order that is the same each time; `report` gets a line a source.
 
-    Raises DataError if Wikipedia's part cannot be fetched.
+    Raises what `sample.fetch` raises where Wikipedia's part cannot be fetched.
     """
     dump = sample.fetch(cache, report)
     pages = (Document(a.id, "wikipedia", a.text) for a in sample.articles(dump))

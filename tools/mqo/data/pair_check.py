@@ -1,7 +1,9 @@
-"""Whether the .idx and the .bin of a pair fit each other, found without torch and chunk by chunk."""
+"""Whether a pair is there, and its .idx fits its .bin and a tokenizer: without torch, in chunks."""
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,11 @@ from mqo.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-# Upstream's codes of the types that ids may have -> bytes an id.
-WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+# Upstream's codes of the types that ids may have -> numpy's names of them.
+TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _CHUNK = 1 << 20  # entries that are looked at together
+_WINDOWS, _WINDOW = 64, 1 << 16  # parts of large ids that are looked at, and how many in each
+_SUFFIXES = (".bin", ".idx")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def read_header(path: Path) -> Header:
     if len(head) < HEADER.size or HEADER.unpack(head)[:2] != MAGIC:
         raise _broken(path, "is no index of Megatron's")
     header = Header(*HEADER.unpack(head)[2:])
-    if header.code not in WIDTHS:
+    if header.code not in TYPES:
         raise _broken(path, f"has the type code {header.code}, and is no index of token ids")
     return header
 
@@ -67,6 +71,8 @@ def check_pair(prefix: Path) -> None:
     Raises:
         DataError: the text names the file and its fault.
     """
+    import numpy as np
+
     index, ids = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     header, end = read_header(index), ids.stat().st_size
     _check_counts(index, header)
@@ -75,7 +81,7 @@ def check_pair(prefix: Path) -> None:
     offsets = HEADER.size + 4 * header.sequences
     lengths = _entries(index, "<i4", HEADER.size, header.sequences)
     pointers = _entries(index, "<i8", offsets, header.sequences)
-    width = WIDTHS[header.code]
+    width = np.dtype(TYPES[header.code]).itemsize
     for length, start in zip(lengths, pointers, strict=True):
         # Not start + length, which may exceed what 8 bytes hold.
         if (length < 0).any() or (start < 0).any() or (start > end - length * width).any():
@@ -118,3 +124,105 @@ def _broken(path: Path, fault: str) -> DataError:
         expected="an index as preprocess_data.py writes it, with the .bin that it was written with",
         help="Copy both again, or make them again with Megatron-LM/tools/preprocess_data.py",
     )
+
+
+# -- a prefix that the user gives ------------------------------------------------------------------
+
+
+def check_prefix(prefix: Path) -> None:
+    """Check that PREFIX.bin and PREFIX.idx exist, and fit each other.
+
+    Raises:
+        DataError: the text names what exists, or the file's fault, and what helps.
+    """
+    missing = _missing(prefix)
+    if not missing:
+        check_pair(prefix)
+        return
+    raise DataError(
+        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in "
+        f"{prefix.parent}; {_seen(prefix)}",
+        expected=f"{prefix.name}.bin and {prefix.name}.idx, as preprocess_data.py writes them",
+        help=_advice(prefix),
+    )
+
+
+def _missing(prefix: Path) -> list[str]:
+    names = [prefix.name + suffix for suffix in _SUFFIXES]
+    return [name for name in names if not (prefix.parent / name).is_file()]
+
+
+def _complete(folder: Path) -> list[str]:
+    """Names in `folder` that have both files."""
+    stems = {p.name[:-4] for p in folder.glob("*.bin") if p.is_file()}
+    return sorted(s for s in stems if (folder / f"{s}.idx").is_file())
+
+
+def _seen(prefix: Path) -> str:
+    if not prefix.parent.is_dir():
+        return "there is no such folder"
+    complete = _complete(prefix.parent)
+    if not complete:
+        files = sorted(p.name for p in prefix.parent.iterdir())
+        listed = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
+        return f"the folder holds no complete prefix, but {listed or 'nothing at all'}"
+    near = difflib.get_close_matches(prefix.name, complete, n=3, cutoff=0.5) or complete[:3]
+    return f"the folder holds {', '.join(near)}"
+
+
+def _advice(prefix: Path) -> str:
+    # By far the commonest slip: naming one of the two files instead of what both begin with.
+    if prefix.suffix in _SUFFIXES and not _missing(prefix.with_suffix("")):
+        return f"Give the prefix without its ending: {prefix.with_suffix('')}"
+    extended = prefix.with_name(prefix.name + "_text_document")
+    if not _missing(extended):
+        return f"preprocess_data.py adds the JSON key to the name: give {extended}"
+    return (
+        "Give the path without .bin or .idx, or make the pair with "
+        "Megatron-LM/tools/preprocess_data.py"
+    )
+
+
+# -- a tokenizer -----------------------------------------------------------------------------------
+
+
+def check_fit(tokenizer: Path, prefix: Path) -> None:
+    """Raises DataError if PREFIX.bin holds an id beyond the tokenizer's, or PREFIX.idx is no index.
+
+    Of an index of more than 4 M tokens it reads as many, evenly spread. A tokenizer without
+    tokenizer.json is not checked: its size is known to its own library alone.
+    """
+    largest = largest_id(prefix)
+    size = vocabulary_size(tokenizer)
+    if size is None or largest < size:
+        return
+    raise DataError(
+        f"{prefix} holds token {largest:,}, and the tokenizer at {tokenizer} ends at {size - 1:,}",
+        expected="an index that was made with this tokenizer",
+        help="Give the tokenizer of the index, or make the index again with "
+        "Megatron-LM/tools/preprocess_data.py",
+    )
+
+
+def largest_id(prefix: Path) -> int:
+    """The largest token id that was looked at, -1 of an empty index; DataError if it is none."""
+    import numpy as np
+
+    kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])
+    path = Path(f"{prefix}.bin")
+    tokens = path.stat().st_size // kind.itemsize
+    starts = range(0, tokens, max(_WINDOW, tokens // _WINDOWS))
+    parts = (np.fromfile(path, kind, _WINDOW, offset=first * kind.itemsize) for first in starts)
+    return max((int(part.max()) for part in parts), default=-1)
+
+
+def vocabulary_size(tokenizer: Path) -> int | None:
+    """One more than the largest id of tokenizer.json; None if there is no such file, or no ids."""
+    path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        added = [token["id"] for token in table.get("added_tokens", [])]
+        ids = [*table["model"]["vocab"].values(), *added]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return max(ids) + 1 if ids else None

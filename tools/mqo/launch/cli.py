@@ -18,8 +18,8 @@ from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
 from mqo.launch.folder import as_shell, quant_config
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.plan import place
+from mqo.launch.prepare import check_cell, check_tree
 from mqo.launch.quantiser import Quantiser, choices
-from mqo.launch.ready import check_cell, check_tree
 from mqo.launch.run import dry_run, run
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables

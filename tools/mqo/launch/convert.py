@@ -7,7 +7,6 @@ process on the tree. The target appears when it is complete, by a rename, or not
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Dtype, Shape
 from mqo.process import temporary_folder
-from mqo.program import Advance, run_program
+from mqo.program import Advance, ask, run_program
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
@@ -135,10 +134,7 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """The arguments that a checkpoint was written with: an iteration's folder, or the newest's."""
-    with temporary_folder("mqo-convert-") as folder:
-        facts = folder / "args.json"
-        run_program(tree / PROGRAM, ["describe", str(checkpoint), str(facts)], error=ConvertError)
-        return json.loads(facts.read_text(encoding="utf-8"))
+    return ask(tree / PROGRAM, ["describe", str(checkpoint)], error=ConvertError)
 
 
 @contextmanager

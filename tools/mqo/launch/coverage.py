@@ -20,8 +20,8 @@ from mqo.launch import bytecode
 from mqo.launch.cell import Cell
 from mqo.launch.flags import RunPaths, megatron_flags
 from mqo.launch.machine import Machine
+from mqo.launch.prepare import RunData
 from mqo.launch.products import Coverage, lines
-from mqo.launch.ready import RunData
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree

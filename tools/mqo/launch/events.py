@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from mqo.runs import RunFolder
+from mqo.terminal import plain
 
 
 def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
@@ -28,10 +29,5 @@ def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
         for tag, event in sorted(found, key=lambda row: row[1].wall_time):
             if event.wall_time < since:
                 continue
-            row = {"iteration": event.step, "name": tag, "value": _number(event.value)}
+            row = {"iteration": event.step, "name": tag, "value": plain(event.value)}
             lines.write(json.dumps(row) + "\n")
-
-
-def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinity: those are written as text."""
-    return value if abs(value) < float("inf") else str(value)

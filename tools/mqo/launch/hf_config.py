@@ -55,6 +55,32 @@ _MLA_ONLY = _ARGS_ONLY | {
     "moe_router_enable_expert_bias": (False,),
     "moe_shared_expert_gate": (False,),
 }
+# {a field of the shape or of a part of it: the field of config.json}, to read it and to write it.
+_SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "norm_epsilon": "rms_norm_eps",
+}
+_MLA = {
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+_MOE = {
+    "dense_layers": "first_k_dense_replace",
+    "num_experts": "n_routed_experts",
+    "topk": "num_experts_per_tok",
+    "shared_experts": "n_shared_experts",
+    "expert_ffn_size": "moe_intermediate_size",
+    "aux_loss": "aux_loss_alpha",
+}
+_ROPE = {"factor": "factor", "original": "original_max_position_embeddings"}
+_LLAMA3 = _ROPE | {"low": "low_freq_factor", "high": "high_freq_factor"}
+_YARN = _ROPE | {n: n for n in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -84,14 +110,9 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
         "architectures": [DEEPSEEK if shape.mla else LLAMA],
         "model_type": "deepseek_v2" if shape.mla else "llama",
         "torch_dtype": _TORCH_DTYPES[dtype],
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
+        **_written(shape, _SIZES),
         "num_key_value_heads": shape.num_query_groups or shape.num_attention_heads,
         "max_position_embeddings": sequence,
-        "rms_norm_eps": shape.norm_epsilon,
         "rope_theta": float(shape.rotary_base),
         "rope_scaling": _rope_table(shape.rope),
         "tie_word_embeddings": shape.tied_embeddings,
@@ -135,36 +156,22 @@ def _refuse_others(
 # -- from config.json ------------------------------------------------------------------------------
 
 
+def _read(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {ours: table[theirs] for ours, theirs in names.items()}
+
+
 def _llama(config: Mapping[str, Any]) -> Shape:
     heads = config["num_attention_heads"]
     even = config["hidden_size"] // heads
     _refuse_others("config.json", config, _LLAMA_ONLY | {"head_dim": (even, None)})
-    return Shape(
-        **_common(config),
-        num_query_groups=config.get("num_key_value_heads") or heads,
-    )
+    return Shape(**_common(config), num_query_groups=config.get("num_key_value_heads") or heads)
 
 
 def _deepseek(config: Mapping[str, Any]) -> Shape:
     _refuse_others("config.json", config, _DEEPSEEK_ONLY)
-    published = tables.models()["deepseek2_lite"].moe
-    return Shape(
-        **_common(config),
-        mla=Mla(
-            kv_lora_rank=config["kv_lora_rank"],
-            qk_head_dim=config["qk_nope_head_dim"],
-            qk_pos_emb_head_dim=config["qk_rope_head_dim"],
-            v_head_dim=config["v_head_dim"],
-        ),
-        moe=Moe(
-            dense_layers=config["first_k_dense_replace"],
-            num_experts=config["n_routed_experts"],
-            topk=config["num_experts_per_tok"],
-            shared_experts=config["n_shared_experts"],
-            expert_ffn_size=config["moe_intermediate_size"],
-            aux_loss=config.get("aux_loss_alpha", published and published.aux_loss),
-        ),
-    )
+    published = _written(_published("deepseek2_lite").moe, {"aux_loss": "aux_loss_alpha"})
+    mla, moe = _read(config, _MLA), _read({**published, **config}, _MOE)
+    return Shape(**_common(config), mla=Mla(**mla), moe=Moe(**moe))
 
 
 def _common(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,13 +181,8 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
         **(config.get("rope_scaling") or {}),
     }
     return {
-        "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
-        "ffn_hidden_size": config["intermediate_size"],
-        "num_attention_heads": config["num_attention_heads"],
-        "vocab_size": config["vocab_size"],
+        **_read(config, _SIZES),
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "norm_epsilon": config["rms_norm_eps"],
         "rotary_base": rope["rope_theta"],
         "rope": _rope(rope),
     }
@@ -189,31 +191,15 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     """The scaling; ConvertError where upstream's flags have no form for it."""
     made: Llama3Rope | Yarn
-    published: Any
     match table.get("rope_type") or table.get("type") or "default":
         case "default":
             return None
         case "llama3":
-            published = tables.models()["llama31-8b"].rope
-            made = Llama3Rope(
-                factor=table["factor"],
-                low=table["low_freq_factor"],
-                high=table["high_freq_factor"],
-                original=table["original_max_position_embeddings"],
-            )
-            known = published.model_copy(update={"factor": made.factor})
+            made = Llama3Rope(**_read(table, _LLAMA3))
+            known = _llama3_rope(made.factor)
         case "yarn":
-            published = tables.models()["deepseek2_lite"].rope
-            made = Yarn(
-                factor=table["factor"],
-                beta_fast=table.get("beta_fast", 32),
-                beta_slow=table.get("beta_slow", 1),
-                mscale=table["mscale"],
-                mscale_all_dim=table["mscale_all_dim"],
-                original=table["original_max_position_embeddings"],
-            )
-            free = made.model_dump(include={"factor", "mscale", "mscale_all_dim"})
-            known = published.model_copy(update=free)
+            made = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
+            known = _yarn(made.factor, made.mscale, made.mscale_all_dim)
         case other:
             raise ConvertError(
                 f"config.json says rope_type = {other!r}",
@@ -228,6 +214,23 @@ def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     return made
 
 
+# -- what upstream has flags for -------------------------------------------------------------------
+
+
+def _published(model: str) -> Any:
+    return tables.models()[model]
+
+
+def _llama3_rope(factor: float) -> Llama3Rope:
+    rest = _published("llama31-8b").rope.model_dump(exclude={"factor"})
+    return Llama3Rope(factor=factor, **rest)
+
+
+def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
+    chosen = {"factor": factor, "mscale": mscale, "mscale_all_dim": all_dim}
+    return Yarn(**_published("deepseek2_lite").rope.model_dump() | chosen)
+
+
 # -- from a checkpoint's arguments -----------------------------------------------------------------
 
 
@@ -237,44 +240,25 @@ def _of_args(args: Mapping[str, Any]) -> Shape:
     only = _MLA_ONLY if latent else _GROUPS_ONLY | {"kv_channels": (even, None)}
     _refuse_others("the checkpoint", args, only)
     groups = args["num_query_groups"] if args["group_query_attention"] else None
+    same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base")
     return Shape(
-        num_layers=args["num_layers"],
-        hidden_size=args["hidden_size"],
-        ffn_hidden_size=args["ffn_hidden_size"],
-        num_attention_heads=args["num_attention_heads"],
+        **{name: args[name] for name in same},
         num_query_groups=None if latent else groups or args["num_attention_heads"],
         vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
         tied_embeddings=not args["untie_embeddings_and_output_weights"],
         norm_epsilon=args["layernorm_epsilon"],
-        rotary_base=args["rotary_base"],
         rope=_rope_of_args(args),
-        mla=_mla_of_args(args) if latent else None,
+        mla=Mla(**{name: args[name] for name in _MLA}) if latent else None,
         moe=_moe_of_args(args) if latent else None,
     )
 
 
 def _rope_of_args(args: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
-    published: Any
     if args.get("multi_latent_attention"):
-        published = tables.models()["deepseek2_lite"].rope
-        names = {"mscale": "mscale", "mscale_all_dim": "mscale_all_dim"}
-        names |= {"factor": "rotary_scaling_factor"}
-        return (
-            Yarn(
-                **published.model_dump(exclude=set(names)),
-                **{ours: args[theirs] for ours, theirs in names.items()},
-            )
-            if args["rope_type"] == "yarn"
-            else None
-        )
-    published = tables.models()["llama31-8b"].rope
-    factor = {"factor": args["rope_scaling_factor"]}
-    scaled = args["use_rope_scaling"]
-    return Llama3Rope(**published.model_dump(exclude={"factor"}), **factor) if scaled else None
-
-
-def _mla_of_args(args: Mapping[str, Any]) -> Mla:
-    return Mla(**{name: args[name] for name in Mla.model_fields})
+        if args["rope_type"] != "yarn":
+            return None
+        return _yarn(args["rotary_scaling_factor"], args["mscale"], args["mscale_all_dim"])
+    return _llama3_rope(args["rope_scaling_factor"]) if args["use_rope_scaling"] else None
 
 
 def _moe_of_args(args: Mapping[str, Any]) -> Moe:
@@ -301,34 +285,24 @@ def _moe_of_args(args: Mapping[str, Any]) -> Moe:
 # -- to config.json --------------------------------------------------------------------------------
 
 
+def _written(part: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    return {theirs: getattr(part, ours) for ours, theirs in names.items()}
+
+
 def _rope_table(rope: Llama3Rope | Yarn | None) -> dict[str, Any] | None:
     if rope is None:
         return None
-    common = {"factor": float(rope.factor), "original_max_position_embeddings": rope.original}
     if isinstance(rope, Llama3Rope):
-        ends = {"low_freq_factor": float(rope.low), "high_freq_factor": float(rope.high)}
-        return {"rope_type": "llama3", **common, **ends}
-    scales = {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
-    ends = {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+        frequencies = {name: float(value) for name, value in _written(rope, _LLAMA3).items()}
+        return frequencies | {"rope_type": "llama3", _ROPE["original"]: rope.original}
     # Older readers know the type by its older name.
-    return {"rope_type": "yarn", "type": "yarn", **common, **ends, **scales}
+    kind = {"rope_type": "yarn", "type": "yarn"}
+    return kind | _written(rope, _YARN) | {"factor": float(rope.factor)}
 
 
 def _latent_table(shape: Shape) -> dict[str, Any]:
     """What only a model with MLA and experts has; the others name their heads' size."""
     if shape.mla is None or shape.moe is None:
         return {"head_dim": shape.hidden_size // shape.num_attention_heads}
-    return {
-        "kv_lora_rank": shape.mla.kv_lora_rank,
-        "qk_nope_head_dim": shape.mla.qk_head_dim,
-        "qk_rope_head_dim": shape.mla.qk_pos_emb_head_dim,
-        "v_head_dim": shape.mla.v_head_dim,
-        "first_k_dense_replace": shape.moe.dense_layers,
-        "n_routed_experts": shape.moe.num_experts,
-        "num_experts_per_tok": shape.moe.topk,
-        "n_shared_experts": shape.moe.shared_experts,
-        "moe_intermediate_size": shape.moe.expert_ffn_size,
-        "aux_loss_alpha": shape.moe.aux_loss,
-        "seq_aux": True,
-        "topk_group": 1,
-    }
+    fixed = {"seq_aux": True, "topk_group": 1}
+    return _written(shape.mla, _MLA) | _written(shape.moe, _MOE) | fixed

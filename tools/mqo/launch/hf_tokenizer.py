@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mqo.data.fit import vocabulary_size
+from mqo.data.pair_check import vocabulary_size
 from mqo.errors import ConvertError
 from mqo.launch.inputs import Inputs
 from mqo.runs import RunFolder
@@ -84,7 +84,7 @@ def _changed(folder: Path, run: RunFolder | None) -> list[str]:
     facts = read_json(run.environment) if run and run.environment.is_file() else {}
     if not facts.get("inputs"):
         return []
-    marks = Inputs.from_table(facts["inputs"]).files
+    marks = Inputs(**facts["inputs"]).files
     own = {str((folder / name).absolute()) for name in FILES}
     return Inputs({path: mark for path, mark in marks.items() if path in own}).changed()
 

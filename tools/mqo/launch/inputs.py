@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 # Larger files are told by size and time: to read a whole corpus would hold up every run.
 HASHED = 64 << 20
@@ -52,12 +54,6 @@ class Inputs:
                 step = asked[0] if asked else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Inputs:
-        """What `as_table` gave."""
-        files = {path: Mark(**fields) for path, fields in table["files"].items()}
-        return cls(files, table["iteration"])
 
     def as_table(self) -> dict[str, Any]:
         """For JSON."""

@@ -6,6 +6,7 @@ A fact that no file holds is left out. Paths are left out, too: the page is mean
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mqo.errors import MqoError
 from mqo.launch.cell import Cell
+from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
-from mqo.overlay.tree import version_of
+from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
 
 TEMPLATE = "model_card.md.j2"
 UNQUANTIZED = ("none", "bf16")
-PACKAGE_INFO = "megatron/core/package_info.py"
 Row = tuple[str, str]
 
 
@@ -88,11 +88,8 @@ def count_weights(folder: Path) -> int:
     total = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+            total += sum(map(math.prod, shapes))
     return total
 
 
@@ -128,7 +125,7 @@ def _rows(training: Training, cell: Cell | None, types: Mapping[str, str] | None
     if types is not None:
         sites = ", ".join(f"{site} {text}" for site, text in _quantized(types).items())
         yield "quantized GEMMs", sites or "none"
-    yield "training dtype", _dtype(args)
+    yield "training dtype", dtype_of_args(args)
     if training.iteration.isdecimal():
         yield "optimizer steps", f"{int(training.iteration):,}"
     samples, length = args.get("consumed_train_samples"), args.get("seq_length")
@@ -141,10 +138,6 @@ def _dataset(cell: Cell) -> str:
     if cell.data_prefix is None:
         return f"mqo's small sample {cell.dataset.name} (not all of {cell.dataset.published_as})"
     return f"the user's own data, under the name {cell.dataset.name}"
-
-
-def _dtype(args: Mapping[str, Any]) -> str:
-    return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
 
 
 def _losses(training: Training) -> Iterator[Row]:
@@ -172,7 +165,7 @@ def _versions(run: RunFolder | None) -> Iterator[Row]:
     if run is not None:
         facts = read_json(run.environment) if run.environment.is_file() else {}
         packages = facts.get("packages") or {}
-        versions = [("megatron-core", _upstream(run))]
+        versions = [("megatron-core", release_in(run.source))]
         versions += [(name, packages.get(name)) for name in ("torch", "mqo")]
         if known := ", ".join(f"{name} {version}" for name, version in versions if version):
             yield "trained with", known
@@ -182,20 +175,12 @@ def _versions(run: RunFolder | None) -> Iterator[Row]:
     yield "converted with", f"mqo {importlib.metadata.version('mqo')}"
 
 
-def _upstream(run: RunFolder) -> str | None:
-    file = run.source / PACKAGE_INFO
-    try:
-        return version_of({PACKAGE_INFO: file.read_bytes()}, str(run.root))
-    except (OSError, MqoError):
-        return None
-
-
 def _notes(training: Training, cell: Cell | None, types: Mapping[str, str] | None) -> Iterator[str]:
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {_dtype(training.args)}. The weights here are not "
-            "quantized, and transformers multiplies them unquantized."
+            f"the format and multiplied in {dtype_of_args(training.args)}. The weights here are "
+            "not quantized, and transformers multiplies them unquantized."
         )
     if cell and cell.teacher:
         yield "The model learned from a teacher (knowledge distillation)."

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from string import ascii_lowercase
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from mqo.errors import RunError
 from mqo.matrix.tables import NONE
@@ -65,13 +67,7 @@ class Coverage:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Coverage:
         """From the program's JSON; RunError where the products are not the FLOPs it counted."""
-        made = cls(
-            micro_batch=table["micro_batch"],
-            sequence=table["sequence"],
-            parameters=table["parameters"],
-            products=tuple(Product(**row) for row in table["products"]),
-            lookups=tuple(table["lookups"]),
-        )
+        made = cls(**table)
         if made.flops != table["flops"]:
             raise RunError(
                 f"The products make {made.flops} FLOPs", expected=f"{table['flops']}, as counted"

@@ -15,7 +15,7 @@ from mqo.errors import RunError
 from mqo.launch.cell import Cell
 from mqo.launch.folder import create, from_shell, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
-from mqo.launch.ready import RunData
+from mqo.launch.prepare import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -74,7 +74,7 @@ def rerun(
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]
     env = {name: _moved(value, was, folder) for name, value in env.items()}
-    command = redirected(moved, folder, Inputs.from_table(facts["inputs"]).iteration)
+    command = redirected(moved, folder, Inputs(**facts["inputs"]).iteration)
     write_facts(folder, cell, command, env)
     result = train(folder, cell, command, env, *_known(original), report)
     return compare(original, RunFolder(Path(result.run)))
@@ -151,7 +151,7 @@ def _check_inputs(run: RunFolder, cell: Cell, facts: Mapping[str, Any]) -> None:
             f"{run.environment} does not say what data the run read",
             expected="a run that began after `mqo rerun` came to be",
         )
-    changed = Inputs.from_table(facts["inputs"]).changed()
+    changed = Inputs(**facts["inputs"]).changed()
     if changed:
         more = f"; and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
         raise RunError(

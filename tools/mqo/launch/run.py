@@ -25,8 +25,7 @@ from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, quant_config, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import place
-from mqo.launch.progress import Progress, loss_name
-from mqo.launch.ready import (
+from mqo.launch.prepare import (
     RunData,
     check_cell,
     has_sample,
@@ -34,6 +33,7 @@ from mqo.launch.ready import (
     ready_data,
     ready_tree,
 )
+from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
 from mqo.process import leaves_on_signal, started, temporary_folder

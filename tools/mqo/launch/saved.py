@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.data.index import check_prefix
+from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
@@ -28,10 +28,11 @@ from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import Advance, run_program
+from mqo.program import Advance, ask
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
 AS_TRAINED = "as trained"
 Report = Callable[[str], None]
@@ -130,9 +131,8 @@ class Loss:
             return math.inf
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON, which has no NaN and no infinity: those are text."""
-        table = dict(vars(self)) | {"perplexity": self.perplexity}
-        return {k: _plain(value) for k, value in table.items()}
+        """For JSON."""
+        return {**vars(self), "perplexity": self.perplexity}
 
 
 @dataclass(frozen=True)
@@ -240,19 +240,13 @@ def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     """
     if mode != AS_TRAINED:
         return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
-    with temporary_folder("mqo-eval-") as folder:
-        target = folder / "facts.json"
-        words = ["describe", str(place.folder), str(target)]
-        run_program(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
-        said = json.loads(target.read_text(encoding="utf-8"))["types"]
-    types = _forward(said)
+    words = ["describe", str(place.folder)]
+    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+    types = _forward(facts["types"])
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
             return name, types
     return AS_TRAINED, types
-
-
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
@@ -276,14 +270,13 @@ def _run(
 
     machine = detect()
     with _source(tree, place, types) as folder:
-        target = folder / "facts.json"
-        words = [*before, str(target), *options, "--", *platform_flags(machine)]
+        after = [*options, "--", *platform_flags(machine)]
         threads = os.environ.get("OMP_NUM_THREADS", "")
         variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
         path = folder / "source" / program
-        run_program(path, words, variables=variables, error=CheckpointError, watch=watch)
-        return json.loads(target.read_text(encoding="utf-8"))
+        chosen = {"variables": variables, "error": CheckpointError, "watch": watch}
+        return ask(path, before, after=after, **chosen)
 
 
 @contextmanager
@@ -307,7 +300,3 @@ def _options(config: Path | None) -> tuple[Quantiser, list[str]]:
     table = tomllib.loads(config.read_text(encoding="utf-8"))
     patterns = table.get("layers", {}).get("exclude", [])
     return Quantiser(**table.get("quantiser", {})), patterns
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mqo.display import stderr
-from mqo.overlay.cli import TreeOption
-from mqo.project import Project
+from mqo.overlay.cli import TreeOption, settled
 from mqo.terminal import JsonOption, emit
-
-if TYPE_CHECKING:
-    from mqo.overlay.tree import Tree
 
 _PLACE = "A run, a folder of checkpoints, or of one iteration."
 TokenizerOption = Annotated[
@@ -50,7 +46,7 @@ def evaluate(
     names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     chosen = Text(tuple(data or ()), text, tokenizer, tokens)
-    found = measure(_tree(tree), places, names, chosen, stderr())
+    found = measure(settled(tree), places, names, chosen, stderr())
     rows = [loss.as_table() for loss in found]
     emit("eval", None, "\n".join(lines(found)), as_json, losses=rows)
 
@@ -84,7 +80,7 @@ def generate(
         raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
     sampling = Sampling(tokens, temperature, top_k, top_p, seed, cache=not no_cache)
     place = Place.of(checkpoint)
-    found = go_on(_tree(tree), place, mode or AS_TRAINED, given, sampling, tokenizer)
+    found = go_on(settled(tree), place, mode or AS_TRAINED, given, sampling, tokenizer)
     written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
     emit("generate", None, written, as_json, **found)
 
@@ -99,11 +95,3 @@ def _lines(file: Path) -> list[str]:
             f"{file} cannot be read: {error}", expected="a file of text"
         ) from None
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _tree(path: Path | None) -> Tree:
-    from mqo.overlay.tree import Tree
-
-    place = Tree((path or Project.here().tree).resolve())
-    place.settle()
-    return place

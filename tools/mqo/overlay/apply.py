@@ -152,13 +152,9 @@ def _edits(tree: Tree, target: Goal) -> list[str]:
                 continue
         elif content is None and change.path not in upstream:
             continue  # a place for a file of ours
-        if content is None or not _is_upstreams(tree, change.path, content):
+        if change.path not in upstream or content != tree.pristine(change.path):
             edited.append(change.path)
     return edited
-
-
-def _is_upstreams(tree: Tree, path: str, content: bytes) -> bool:
-    return path in tree.upstream().files and content == tree.pristine(path)
 
 
 def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError:

@@ -55,7 +55,7 @@ def vendor(
         raise OverlayError("--version and --from were both given", expected="one of them")
     pin = overlay.Pin.load(project.upstream_pin)
     outcome = overlay.vendor(
-        _tree(tree), pin, project.cache, version=version, source=source, force=force, report=_say
+        settled(tree), pin, project.cache, version=version, source=source, force=force, report=_say
     )
     match outcome:
         case overlay.Vendored():
@@ -71,7 +71,7 @@ def apply(
     """Apply the patch series, or the named entries with what they require."""
     from mqo.overlay import apply as overlay
 
-    outcome = overlay.apply(_tree(tree), _series(), names or (), force=force)
+    outcome = overlay.apply(settled(tree), _series(), names or (), force=force)
     match outcome:
         case overlay.Applied(changed, entries, not_placed, kept):
             lines = [f"applied {', '.join(entries)}: {changed} files written"]
@@ -88,7 +88,7 @@ def restore(
     """Give back upstream's bytes, or undo the named entries alone."""
     from mqo.overlay import apply as overlay
 
-    outcome = overlay.restore(_tree(tree), _series(), names or (), force=force)
+    outcome = overlay.restore(settled(tree), _series(), names or (), force=force)
     match outcome:
         case overlay.Restored(changed, entries, remaining, kept):
             lines = [f"restored {', '.join(entries)}: {changed} files written"]
@@ -105,7 +105,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     """Show the version, the patches, hand edits, and the quant types; exit 1 if action is due."""
     from mqo.overlay.status import status as read
 
-    now = read(_tree(tree), _series())
+    now = read(settled(tree), _series())
     lines = [f"megatron-core {now.version}", f"from {now.origin}"]
     if now.unsupported:
         known = f"the patch series is for megatron-core {now.unsupported}"
@@ -135,9 +135,9 @@ def diff(
     tree: TreeOption = None,
 ) -> None:
     """Show what differs from upstream (then exit 1): site patches in full, sweeps as counts."""
-    from mqo.overlay import report_diff
+    from mqo.overlay import diff as overlay
 
-    place, series = _tree(tree), _series()
+    place, series = settled(tree), _series()
     if export:
         from mqo.overlay.export import export as write
 
@@ -145,12 +145,12 @@ def diff(
         listed = [str(path) for path in files]
         emit("diff", None, "\n".join(listed), as_json, exported=listed)
         return
-    changes = report_diff.changes(place, series, names or ())
+    changes = overlay.changes(place, series, names or ())
     form = "stat" if stat else "full" if all or names else "short"
     emit(
         "diff",
         None,
-        "\n".join(report_diff.lines(series, changes, form)),
+        "\n".join(overlay.lines(series, changes, form)),
         as_json,
         changes=[asdict(change) | {"text": change.text} for change in changes],
     )
@@ -176,7 +176,7 @@ def snapshot(
     from mqo.overlay.snapshot import snapshot as take
 
     types = dict(_pair(text) for text in site_type) if site_type else None
-    shot = take(_tree(tree), target, types=types, without=tuple(without or ()), series=_series())
+    shot = take(settled(tree), target, types=types, without=tuple(without or ()), series=_series())
     said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
     emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
 
@@ -185,7 +185,8 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _tree(path: Path | None) -> Tree:
+def settled(path: Path | None) -> Tree:
+    """Return the tree that --tree names, once what a killed command left there is in order."""
     from mqo.overlay.tree import Tree
 
     tree = Tree((path or Project.here().tree).resolve())

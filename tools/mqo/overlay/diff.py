@@ -1,23 +1,25 @@
-"""What we changed in upstream, as unified diffs: entry by entry, or the whole tree at once."""
+"""What we changed in upstream, as unified diffs: entry by entry, or all at once; `mqo diff`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mqo.overlay.records import Manifest
-from mqo.overlay.series import Entry, added_files
+from mqo.overlay.series import Entry, Series, added_files
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 
 LOCAL = "changed since"
+# short: sites in full, the rest as counts; full: everything; stat: counts alone
+Form = Literal["short", "full", "stat"]
 
 
 @dataclass(frozen=True)
 class FileDiff:
-    """One entry's change to one file; `entry` is LOCAL for what came after the series."""
+    """A file's part of a diff."""
 
-    entry: str
     path: str
     content: bytes
 
@@ -42,7 +44,14 @@ class FileDiff:
         return sum(line.startswith(sign) for line in lines[body:])
 
 
-def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[FileDiff]:
+@dataclass(frozen=True)
+class EntryDiff(FileDiff):
+    """One entry's change to one file; `entry` is LOCAL for what came after the series."""
+
+    entry: str
+
+
+def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDiff]:
     """What `entry` changed, file by file: from the content before it to the content after it."""
     for path in manifest.touched_by(entry):
         file = manifest.files[path]
@@ -50,19 +59,19 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[FileDiff
         for name, after in file.stages:
             if name == entry:
                 old = None if before is None else tree.object(before)
-                yield FileDiff(entry, path, unified(path, old, tree.object(after)))
+                yield EntryDiff(path, unified(path, old, tree.object(after)), entry)
             before = after
 
 
-def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[FileDiff]:
+def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryDiff]:
     """An "add" entry's files as new ones, in the tree of ours where `apply` places none."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
             if path not in manifest.files and not tree.collides(path):
-                yield FileDiff(entry.name, path, unified(path, None, content))
+                yield EntryDiff(path, unified(path, None, content), entry.name)
 
 
-def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[FileDiff]:
+def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[EntryDiff]:
     """What stands in the tree beyond the series: quant types set in the source, and hand edits."""
     paths = set(tree.edited_files())
     for path, file in manifest.files.items() if manifest else ():
@@ -70,7 +79,7 @@ def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[FileDiff]:
             paths.add(path)
     for path in sorted(paths):
         if content := local_diff(tree, path, manifest):
-            yield FileDiff(LOCAL, path, content.encode("utf-8", "surrogateescape"))
+            yield EntryDiff(path, content.encode("utf-8", "surrogateescape"), LOCAL)
 
 
 def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
@@ -97,3 +106,47 @@ def tree_diff(tree: Tree, root: Tree) -> str:
         if path not in upstream:
             diffs.append(unified(path, None, root.read(path)))
     return b"".join(diffs).decode("utf-8", errors="backslashreplace")
+
+
+# -- `mqo diff` ------------------------------------------------------------------------------------
+
+
+def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]:
+    """What the named entries changed; without names, what all did and what came after."""
+    for name in names:
+        series[name]
+    tree.upstream()
+    manifest = tree.patched() if names else tree.manifest()
+    found: list[EntryDiff] = []
+    for entry in manifest.entries if manifest else ():
+        if manifest and (not names or entry.name in names):
+            found += entry_diffs(tree, manifest, entry.name)
+            if entry.name in series.names:
+                found += added_diffs(tree, manifest, series[entry.name])
+    return found if names else found + list(local_diffs(tree, manifest))
+
+
+def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
+    """The lines to print, by kind of entry: site, add, sweep, and what is no entry's."""
+    if not found:
+        yield "# nothing differs"
+    kinds = {entry.name: entry.kind for entry in series.entries}
+    names = dict.fromkeys(change.entry for change in found)
+    order = ["site", "add", "sweep", None]
+    for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
+        yield _title(series, name)
+        shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
+        for change in (change for change in found if change.entry == name):
+            if shown and form != "stat":
+                yield change.text.rstrip("\n")
+            else:
+                yield f"#   {change.path}  +{change.added} -{change.removed}"
+        yield "#"
+
+
+def _title(series: Series, name: str) -> str:
+    if name == LOCAL:
+        return "# changed since the series was applied (quant types, hand edits)"
+    if name not in series.names:
+        return f"# {name}: an entry that the series holds no more"
+    return f"# {name} ({series[name].kind}): {series[name].reason}"

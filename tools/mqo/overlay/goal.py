@@ -10,7 +10,7 @@ from mqo.overlay import literals
 from mqo.overlay.plan import FilePlan, plan
 from mqo.overlay.records import AppliedEntry, Manifest, PatchedFile
 from mqo.overlay.series import Entry, Series
-from mqo.overlay.transaction import DEFAULT_MODE, Change
+from mqo.overlay.transaction import Change, mode_of
 from mqo.overlay.tree import Tree, sha256
 
 
@@ -117,8 +117,7 @@ def _mode(tree: Tree, old: Manifest | None, path: str) -> int:
     """The permission bits that the file had before it was ever patched."""
     if old and path in old.files:
         return old.files[path].mode
-    file = tree.root / path
-    return file.stat().st_mode & 0o7777 if file.exists() else DEFAULT_MODE
+    return mode_of(tree.root / path)
 
 
 def _manifest(

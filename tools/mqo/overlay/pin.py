@@ -20,6 +20,16 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
+class Helper:
+    """The release that lends its compiled dataset helper, where its C++ source is the same."""
+
+    version: str
+    pythons: tuple[str, ...]
+    source: str
+    source_sha256: str
+
+
+@dataclass(frozen=True)
 class Pin:
     """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
 
@@ -29,11 +39,8 @@ class Pin:
     version: str
     packages: tuple[str, ...]
     pythons: tuple[str, ...]
+    helper: Helper
     wheels: Mapping[str, str]
-    helper_version: str
-    helper_pythons: tuple[str, ...]
-    helper_source: str
-    helper_source_sha256: str
     verified_wheels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -49,55 +56,22 @@ class Pin:
     @classmethod
     def load(cls, path: Path) -> Pin:
         """Read UPSTREAM.toml; TableError when it is not as it must be."""
-        table = read_table(path, _Table, SCHEMA)
-        _check(table, path)
-        helper = table.helper
-        return cls(
-            version=table.version,
-            packages=table.packages,
-            pythons=table.pythons,
-            wheels=table.wheels,
-            helper_version=helper.version,
-            helper_pythons=helper.pythons,
-            helper_source=helper.source,
-            helper_source_sha256=helper.source_sha256,
-            verified_wheels=table.verified_wheels,
-        )
+        pin = read_table(path, cls, SCHEMA)
+        _check(pin, path)
+        return pin
 
 
-@dataclass(frozen=True)
-class _Helper:
-    """The table [helper]."""
-
-    version: str
-    pythons: tuple[str, ...]
-    source: str
-    source_sha256: str
-
-
-@dataclass(frozen=True)
-class _Table:
-    """What stands in UPSTREAM.toml, beside its schema."""
-
-    version: str
-    packages: tuple[str, ...]
-    pythons: tuple[str, ...]
-    helper: _Helper
-    wheels: Mapping[str, str]
-    verified_wheels: Mapping[str, str] = field(default_factory=dict)
-
-
-def _check(table: _Table, path: Path) -> None:
+def _check(pin: Pin, path: Path) -> None:
     """Refuse texts of another form: paths outside of upstream's packages above all."""
-    check_text(_VERSION, table.version, path, "version", "0.19.2")
-    check_text(_VERSION, table.helper.version, path, "helper: version", "0.16.1")
-    if not table.packages or not table.pythons:
+    check_text(_VERSION, pin.version, path, "version", "0.19.2")
+    check_text(_VERSION, pin.helper.version, path, "helper: version", "0.16.1")
+    if not pin.packages or not pin.pythons:
         raise refusal(path, "packages or pythons is empty", "one name or more in each")
-    for package in table.packages:
+    for package in pin.packages:
         check_text(_PACKAGE, package, path, "packages", "megatron/core")
-    for python in (*table.pythons, *table.helper.pythons):
+    for python in (*pin.pythons, *pin.helper.pythons):
         check_text(_PYTHON, python, path, "pythons", "3.12")
-    for kind, wheels in (("wheels", table.wheels), ("verified_wheels", table.verified_wheels)):
+    for kind, wheels in (("wheels", pin.wheels), ("verified_wheels", pin.verified_wheels)):
         for name, digest in wheels.items():
             check_text(_WHEEL, name, path, kind, "megatron_core-0.19.2-cp312-cp312-any.whl")
             check_text(_SHA256, digest, path, f"{kind}, {name!r}", "64 hexadecimal digits")

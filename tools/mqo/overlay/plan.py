@@ -87,11 +87,7 @@ def drift(
 
 
 def _plan_entry(
-    series: Series,
-    entry: Entry,
-    version: str,
-    files: dict[str, FilePlan],
-    sources: Collection[str],
+    series: Series, entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
 ) -> None:
     if not entry.holds_in(version):
         return

@@ -150,9 +150,7 @@ def read(
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OverlayError(
-            f"{path} is damaged ({error})",
-            expected="the record that mqo wrote there",
-            help=help,
+            f"{path} is damaged ({error})", expected="the record that mqo wrote there", help=help
         ) from error
     raise OverlayError(
         f"{path} has schema {schema}, written by another version of mqo",

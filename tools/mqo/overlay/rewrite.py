@@ -113,7 +113,7 @@ class _Changes:
 
     def made(self) -> cst.Module:
         """The module with everything that was noted."""
-        maker = _Maker(self.replaced, self.inserted, self.parameters, self.definitions)
+        maker = _Maker(self)
         module = self.module.visit(maker)
         noted = len(self.replaced) + len(self.inserted) + len(self.parameters)
         assert maker.done == noted, "a place was not in the module"
@@ -170,35 +170,25 @@ class _Changes:
 class _Maker(cst.CSTTransformer):
     """Puts new expressions in the place of old ones and new statements into blocks, by identity.
 
-    Classes and functions other than `definitions` hold nothing to change, and are passed over.
+    Other classes and functions than the `definitions` of `changes` hold nothing to change.
     """
 
-    def __init__(
-        self,
-        replaced: dict[int, cst.BaseExpression],
-        inserted: dict[int, list[_Insertion]],
-        parameters: dict[int, Sequence[cst.Param]],
-        definitions: set[int],
-    ) -> None:
+    def __init__(self, changes: _Changes) -> None:
         super().__init__()
-        self.replaced, self.inserted = replaced, inserted
-        self.parameters, self.definitions = parameters, definitions
-        self.done = 0
+        self.changes, self.done = changes, 0
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, DEFINITIONS) or id(node) in self.definitions
+        return not isinstance(node, DEFINITIONS) or id(node) in self.changes.definitions
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
-        key = id(original_node)
-        if key in self.replaced:
-            self.done += 1
-            return self.replaced[key]
-        if key in self.inserted:
-            self.done += 1
-            return updated_node.with_changes(body=_body(updated_node, self.inserted[key]))
-        if key in self.parameters:
-            self.done += 1
-            params = _behind_last(updated_node.params, self.parameters[key])
+        key, changes = id(original_node), self.changes
+        self.done += key in changes.replaced or key in changes.inserted or key in changes.parameters
+        if key in changes.replaced:
+            return changes.replaced[key]
+        if key in changes.inserted:
+            return updated_node.with_changes(body=_body(updated_node, changes.inserted[key]))
+        if key in changes.parameters:
+            params = _behind_last(updated_node.params, changes.parameters[key])
             return updated_node.with_changes(params=params)
         return updated_node
 

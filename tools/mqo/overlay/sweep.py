@@ -37,26 +37,19 @@ class Splice:
 
 
 @dataclass(frozen=True)
-class Leftover:
-    """A place that the sweep should have changed and did not."""
-
-    line: int
-    what: str
-
-
-@dataclass(frozen=True)
 class Sweep:
     """A rule over the files below `roots` in whose bytes `needle` is found.
 
-    `splices` returns the changes for one parsed file, `leftovers` what remains after them;
-    the two are written independently, so that the second checks the first. Every form that they
-    look for must hold a match of `needle`, in one line: both walk such statements alone.
+    `splices` returns the changes for one parsed file, `leftovers` the places that it should have
+    changed and did not; the two are written independently, so that the second checks the first.
+    Every form that they look for must hold a match of `needle`, in one line: both walk such
+    statements alone.
     """
 
     roots: tuple[str, ...]
     needle: re.Pattern[bytes]
     splices: Callable[[Source], Iterable[Splice]]
-    leftovers: Callable[[Source], Iterable[Leftover]]
+    leftovers: Callable[[Source], Iterable[Place]]
 
     def concerns(self, path: str, source: bytes) -> bool:
         """Whether the file at tree-relative `path` is worth parsing."""
@@ -174,7 +167,7 @@ def sweep_file(
     left = sorted(sweep.leftovers(after), key=lambda place: place.line)
     if left:
         origin = content if pristine is None else pristine
-        places = in_upstream([Place(p.line, p.what) for p in left], origin, new)
+        places = in_upstream(left, origin, new)
         raise DriftError(
             f"sweep '{entry}' leaves {len(places)} behind: "
             + ", ".join(f"{path}:{place.line} {place.code}" for place in places),

@@ -70,11 +70,7 @@ class Recovered:
 
 
 def commit(
-    root: Path,
-    changes: Sequence[Change],
-    records: Mapping[str, bytes | None],
-    *,
-    command: str,
+    root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None], *, command: str
 ) -> None:
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 
@@ -207,7 +203,7 @@ def _stage(
     _open_incoming(root, command)
     files, kept = [], []
     for change in changes:
-        mode = _mode(root / change.path) if change.mode is None else change.mode
+        mode = mode_of(root / change.path) if change.mode is None else change.mode
         staged = _stage_one(incoming, f"f{len(files)}", change.content, mode)
         files.append(Move(change.path, staged))
     for name, content in records.items():
@@ -313,7 +309,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _mode(path: Path) -> int:
+def mode_of(path: Path) -> int:
+    """Return the permission bits of a file, or those that a new one gets."""
     return path.stat().st_mode & 0o7777 if path.exists() else DEFAULT_MODE
 
 

@@ -31,6 +31,7 @@ LOCK, HOLDER, IGNORE = writable.LOCK_FILES
 # beside 4 modifications. Waiting costs nothing; who waits is told, and may leave with Ctrl-C.
 LOCK_WAIT_S, LOCK_NOTE_S = 600, 15
 LOCK_POLL_S = 0.05
+PACKAGE_INFO = "megatron/core/package_info.py"
 FileState = Literal["pristine", "patched", "edited", "missing"]
 _log = logging.getLogger("mqo")
 
@@ -288,9 +289,18 @@ class Tree:
         )
 
 
+def release_in(root: Path) -> str | None:
+    """Return the release of the source at `root`; None where there is none, or it does not say."""
+    file = root / PACKAGE_INFO
+    try:
+        return version_of({PACKAGE_INFO: file.read_bytes()}, str(root))
+    except (OSError, VendorError):
+        return None
+
+
 def version_of(files: dict[str, bytes], origin: str) -> str:
     """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
-    source = files.get("megatron/core/package_info.py", b"")
+    source = files.get(PACKAGE_INFO, b"")
     try:
         values = {
             node.targets[0].id: node.value.value
@@ -304,7 +314,7 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
     except (KeyError, SyntaxError, ValueError, RecursionError) as error:
         what = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
         raise VendorError(
-            f"{origin}: megatron/core/package_info.py {what}",
+            f"{origin}: {PACKAGE_INFO} {what}",
             expected="MAJOR, MINOR and PATCH, as every release has",
         ) from error
 

@@ -75,8 +75,8 @@ def vendor(
         if tree.is_vendored and not force:
             known = tree.upstream()
             edited = tree.edited_files()
-            wanted = source is None and known.version == release and _fits_python(known)
-            if wanted and not edited:
+            wanted = source is None and known.version == release
+            if wanted and known.python == running_python() and not edited:
                 return AlreadyVendored(known.version, known.origin)
             _refuse_overwrite(tree, edited)
         if source is None and release != pin.version:
@@ -96,7 +96,7 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tupl
     else:
         files, origin = _from_wheel(pin, source), f"wheel {source.name}"
     version = version_of(files, origin)
-    if not _has_helper(files) and running_python() in pin.helper_pythons:
+    if not any(map(_is_helper, files)) and running_python() in pin.helper.pythons:
         files |= _borrowed_helper(pin, files, cache, report)
     return files, version, origin
 
@@ -222,23 +222,15 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
 
 def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Report) -> Files:
     """The compiled dataset helper of an older release, when its C++ source is the same."""
-    if sha256(files.get(pin.helper_source, b"")) != pin.helper_source_sha256:
-        report(f"{pin.helper_source} differs: the helper will be compiled at the first run")
+    if sha256(files.get(pin.helper.source, b"")) != pin.helper.source_sha256:
+        report(f"{pin.helper.source} differs: the helper will be compiled at the first run")
         return {}
-    wheel = _fetch(pin, pin.helper_version, running_python(), cache, report)
+    wheel = _fetch(pin, pin.helper.version, running_python(), cache, report)
     return {path: data for path, data in _from_wheel(pin, wheel).items() if _is_helper(path)}
 
 
 def _is_helper(path: str) -> bool:
     return path.endswith(f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}")
-
-
-def _has_helper(files: Files) -> bool:
-    return any(map(_is_helper, files))
-
-
-def _fits_python(known: Upstream) -> bool:
-    return known.python == running_python()
 
 
 def _refuse_overwrite(tree: Tree, edited: list[str]) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from mqo.errors import OverlayError
+from mqo.errors import OverlayError, nearest
 from mqo.overlay.journal import INCOMING, JOURNAL, STORE, is_contained
 
 LOCK_FILES = ("lock", "lock.holder", ".gitignore")
@@ -38,9 +38,7 @@ def check_writable(root: Path, path: str) -> None:
             expected="a file of this tree's own",
             help="Give the tree that the link leads to to --tree",
         )
-    folder = file.parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = nearest(file.parent)
     if file.is_dir() or not folder.is_dir() or folder.stat().st_dev != top.stat().st_dev:
         raise OverlayError(
             f"{file if file.is_dir() else folder} stands where {path} belongs; nothing was changed",

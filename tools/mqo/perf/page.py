@@ -8,9 +8,9 @@ from typing import Any
 
 from mqo.perf.sections import Section, outcomes
 from mqo.report.collect import Run
-from mqo.report.colours import look
+from mqo.report.colors import look
+from mqo.report.downsample import downsample
 from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
-from mqo.report.thin import thin
 from mqo.runs import Series
 
 WIDTH, HEIGHT = 640, 220  # of the curves' drawing
@@ -53,7 +53,7 @@ def shown(value: Any) -> str:
 
 def curves(losses: Sequence[Series]) -> list[str]:
     """The points of a polyline a series, all to one scale; none without two finite points."""
-    thinned = [[(x, y) for x, y in thin(one) if math.isfinite(y)] for one in losses]
+    thinned = [[(x, y) for x, y in downsample(one) if math.isfinite(y)] for one in losses]
     if any(len(one) < 2 for one in thinned):
         return []
     xs, ys = zip(*(point for one in thinned for point in one), strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
-from mqo.perf.alike import Steps, Timed
+from mqo.perf.comparability import Steps, Timed
 from mqo.perf.verdicts import Noisy
 from mqo.report.collect import warm
 

@@ -12,12 +12,11 @@ from typing import Any
 from mqo.launch.inputs import checkpoint
 from mqo.launch.rerun import BitEqual, compare
 from mqo.perf import trace
-from mqo.perf.alike import Timed, check_alike, timed
+from mqo.perf.comparability import Timed, check_comparable, timed
 from mqo.perf.ratio import median_step, ratio
 from mqo.perf.train import Plan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
-from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.scale.memory import BF16, FP32, OPTIMIZER
 
@@ -57,7 +56,7 @@ class Measured:
 def sections(measured: Measured) -> list[Section]:
     """All of them, in the page's order; MqoError where runs are not to be compared."""
     runs = measured.runs
-    check_alike(timed(runs["baseline"]), timed(runs["mode"]))
+    check_comparable(timed(runs["baseline"]), timed(runs["mode"]))
     makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
     return [make(measured) for make in makers]
 
@@ -91,15 +90,7 @@ def _precision(run: Run) -> Mapping[str, Any]:
     if not run.folder.coverage.exists():
         return {}
     options = {"MQO_QUANT_CONFIG": str(run.folder.quant_config)}
-    return _program(run.folder.source / PRECISION, run.folder.coverage, options)
-
-
-def _program(program: Path, words: Path, variables: Mapping[str, str] | None = None) -> Any:
-    """The JSON that a program of a tree writes about a file or a folder."""
-    with temporary_folder("mqo-perf-") as folder:
-        target = folder / "facts.json"
-        run_program(program, [str(words), str(target)], variables=variables)
-        return json.loads(target.read_text(encoding="utf-8"))
+    return ask(run.folder.source / PRECISION, [str(run.folder.coverage)], variables=options)
 
 
 def _precision_row(site: Row) -> Row:
@@ -199,7 +190,7 @@ def determinism(measured: Measured) -> Section:
 
 def _digests(run: Run) -> Mapping[str, Any]:
     folder = checkpoint(run.folder.checkpoints, str(run.steps))
-    return _program(run.folder.source / DIGESTS, folder) if folder.is_dir() else {}
+    return ask(run.folder.source / DIGESTS, [str(folder)]) if folder.is_dir() else {}
 
 
 # -- 4. throughput --------------------------------------------------------------------------------
@@ -324,7 +315,7 @@ def scaling(measured: Measured) -> Section:
         verdict = judge("efficiency of 2 processes", None, "efficiency", measured.plan.unscaled)
         return Section("scaling", title, about, (), (verdict,), ())
     one, two = (timed(measured.runs[planned.name]) for planned in pair)
-    check_alike(one, two, but=("--nproc-per-node", "machine"))
+    check_comparable(one, two, but=("--nproc-per-node", "machine"))
     faster = ratio(two, one)
     about = (
         "Data parallel: the same global batch, in halves of a micro-batch, on one process and on "

@@ -13,11 +13,11 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch.cell import Cell, Cluster, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import Machine
-from mqo.launch.ready import check_cell
+from mqo.launch.prepare import check_cell
 from mqo.launch.run import run
 from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
-from mqo.perf.alike import run_of
+from mqo.perf.comparability import run_of
 from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
@@ -139,9 +139,7 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
     made = tuple(
         Planned(
-            name,
-            asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes),
-            threads,
+            name, asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes), threads
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )

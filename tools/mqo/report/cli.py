@@ -48,7 +48,8 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
     """Write all files of the report; `out` is the old report or the new one, whole."""
     import datetime
 
-    from mqo.report import pictures, tables
+    from mqo.report import tables
+    from mqo.report.curve import draw
     from mqo.report.page import page
 
     with replaced(out) as folder:
@@ -57,7 +58,7 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
         tables.write(folder, tables.tables(groups, left_out))
         for number, group in enumerate(groups, 1):
             name = f"{number}_{group.model}_{group.dataset}_{group.config}"
-            pictures.draw(group, folder / name)
+            draw(group, folder / name)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import statistics
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
-from mqo.overlay.tree import version_of
-from mqo.report.curve import options
+from mqo.overlay.diff import FileDiff
+from mqo.overlay.tree import release_in
 from mqo.runs import (
     STEP_TIME,
     TRAIN_LOSS,
@@ -45,8 +46,7 @@ _FREE = (
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
 SHOWN = 300  # characters of an error
-_LITERAL = "custom_quant_type = "
-_PACKAGE_INFO = "megatron/core/package_info.py"
+_LITERAL = b"custom_quant_type = "
 
 
 @dataclass(frozen=True)
@@ -83,37 +83,20 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class FileChange:
+class FileChange(FileDiff):
     """A file's part of overlay.diff."""
-
-    path: str
-    text: str
 
     @property
     def kind(self) -> str:
         """A "site" patch, which writes a quant type; an "added" file of ours; or an "other" one."""
-        if "\n--- /dev/null" in self.text:
+        if b"\n--- /dev/null" in self.content:
             return "added"
-        return "site" if "\n+" in self.text and _LITERAL in self.text else "other"
+        return "site" if b"\n+" in self.content and _LITERAL in self.content else "other"
 
     @property
     def digest(self) -> str:
         """Equal for equal parts."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
-    @property
-    def added(self) -> int:
-        """Lines added."""
-        return self._count("+")
-
-    @property
-    def removed(self) -> int:
-        """Lines removed."""
-        return self._count("-")
-
-    def _count(self, sign: str) -> int:
-        _, _, body = self.text.partition("\n@@")
-        return sum(line.startswith(sign) for line in body.split("\n"))
+        return hashlib.sha256(self.content).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -306,7 +289,7 @@ def _run(
         implementation=folder.read_implementation(),
         command=text,
         commit=facts["commit"],
-        upstream=_upstream(folder),
+        upstream=release_in(folder.source),
         python=facts["python"].split()[0],
         packages=facts["packages"],
         changes=tuple(changes(folder)),
@@ -320,6 +303,14 @@ def _json(path: Path) -> Any:
 def _variant(folder: RunFolder, cell: Cell) -> str:
     which = "" if cell.gemms == "fprop" else f", {cell.gemms} GEMMs"
     return cell.mode + which + "".join(f", {text}" for text in options(folder))
+
+
+def options(run: RunFolder) -> Iterator[str]:
+    """What tells two runs of one cell apart: quantisers' options, schedules, layers left out."""
+    tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
+    for table in ("quantiser", "schedule"):
+        yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
+    yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
 
 
 def _setting(cell: Cell, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
@@ -381,19 +372,10 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
         )
 
 
-def _upstream(folder: RunFolder) -> str | None:
-    """The version of the source that ran, where that was kept."""
-    file = folder.source / _PACKAGE_INFO
-    if not file.exists():
-        return None
-    return version_of({_PACKAGE_INFO: file.read_bytes()}, str(folder.root))
-
-
 def changes(folder: RunFolder) -> Iterator[FileChange]:
     """overlay.diff, file by file; nothing without one."""
     if not folder.overlay_diff.exists():
         return
-    text = folder.overlay_diff.read_text(encoding="utf-8", errors="backslashreplace")
-    for part in ("\n" + text).split("\ndiff --git ")[1:]:
-        path = part.partition("\n")[0].rpartition(" b/")[2]
-        yield FileChange(path, f"diff --git {part}")
+    for part in (b"\n" + folder.overlay_diff.read_bytes()).split(b"\ndiff --git ")[1:]:
+        path = part.partition(b"\n")[0].rpartition(b" b/")[2]
+        yield FileChange(path.decode("utf-8", "backslashreplace"), b"diff --git " + part)

@@ -1,4 +1,4 @@
-"""The loss curves of one or more runs as one picture."""
+"""Loss curves as pictures: of some runs in one, and of a comparison in three panels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mqo.errors import RunError
-from mqo.report.colours import DASHES, MARKERS, Look, look
-from mqo.report.thin import xy
+from mqo.report.collect import options
+from mqo.report.colors import DASHES, MARKERS, SYMBOLS, Look, look, symbol
+from mqo.report.compare import Group, difference
+from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, last_of_each_step
 
 ENDINGS = (".png", ".svg", ".pdf")
+FORMATS = ("png", "svg")  # of a comparison
 
 
 def plot(runs: Sequence[RunFolder], target: Path) -> None:
@@ -32,11 +36,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
             expected=f"a name that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
             help="Give another name with --out",
         )
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     seen: Counter[Look] = Counter()
     for run in runs:
@@ -80,16 +80,52 @@ def _label(run: RunFolder) -> str:
     return f"{' '.join(names)}{which}{more} ({config}, {dtype})"
 
 
-def options(run: RunFolder) -> Iterator[str]:
-    """What tells two runs of one cell apart: quantisers' options, schedules, layers left out."""
-    tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
-    for table in ("quantiser", "schedule"):
-        yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
-    yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
-
-
 def _chance(run: RunFolder) -> float | None:
     if not run.result.exists():
         return None
     vocabulary = json.loads(run.result.read_text(encoding="utf-8"))["vocab_size"]
     return math.log(vocabulary) if vocabulary else None
+
+
+def draw(group: Group, target: Path) -> None:
+    """Training loss, its difference to bf16, and validation loss, as `target`.png and .svg.
+
+    A curve is the mean over the seeds of a variant.
+    """
+    plt = _pyplot()
+    figure, panels = plt.subplots(3, sharex=True, figsize=(8, 9), layout="constrained")
+    for row in group.rows:
+        one, shape = look(row.types), symbol(group, row.variant)
+        style = {"color": one.light, "linestyle": DASHES[one.dash], "linewidth": 1.2}
+        style |= {"marker": shape.matplotlib, "markersize": 4}
+        # Along a curve points stand where another variant has its color and dash, and apart.
+        sparse = style | ({"markevery": 0.08} if shape != SYMBOLS[0] else {"marker": ""})
+        pairs = [(run, group.baseline(run)) for run in row.runs]
+        apart = [difference(run, base) for run, base in pairs if base and base is not run]
+        panels[0].plot(*xy(downsample(mean([run.train for run in row.runs]))), **sparse)
+        if apart:
+            panels[1].plot(*xy(downsample(mean(apart), DIFFERENCES)), **sparse)
+        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.variant, **style)
+    titles = ("training loss", "training loss less that of bf16", "validation loss")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_ylabel("nats per token")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[1].axhline(0, color="grey", linewidth=0.8)
+    panels[2].set_xlabel("step")
+    figure.suptitle(group.title, fontsize=11)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    for ending in FORMATS:
+        figure.savefig(target.with_name(f"{target.name}.{ending}"), dpi=120)
+    plt.close(figure)
+
+
+def _pyplot() -> Any:
+    """Return matplotlib's interface, for files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the plots, in the page's own colours, and opens the diffs. Everything it needs is here.
+// Draws the plots, in the page's own colors, and opens the diffs. Everything it needs is here.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -28,7 +28,7 @@
     const points = one[kind];
     const color = dark.matches && !printing ? one.look.dark : one.look.light;
     const few = points.x.length < 30;
-    const marked = one.symbol !== "circle"; // another variant has this colour and dash
+    const marked = one.symbol !== "circle"; // another variant has this color and dash
     return {
       x: points.x, y: points.y, name: one.label, type: "scatter",
       mode: kind === "valid" || few || marked ? "lines+markers" : "lines",

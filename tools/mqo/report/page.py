@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
-from mqo.report.colours import look
+from mqo.report.colors import SYMBOLS, look, symbol
 from mqo.report.compare import Group, Spread, difference, quantised
-from mqo.report.symbols import SYMBOLS, symbol
+from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
 from mqo.report.tables import sites
-from mqo.report.thin import DIFFERENCES, POINTS, steps_a_point, thin
 from mqo.runs import Series
 
 if TYPE_CHECKING:
@@ -121,9 +120,9 @@ def _series(group: Group, run: Run) -> dict[str, Any]:
         "label": f"{run.variant}, seed {run.seed}" if several else run.variant,
         "look": asdict(look(run.types)),
         "symbol": symbol(group, run.variant).plotly,
-        "loss": _points(thin(run.train)),
-        "difference": _points(thin(other, DIFFERENCES)),
-        "valid": _points(thin(run.valid)),
+        "loss": _points(downsample(run.train)),
+        "difference": _points(downsample(other, DIFFERENCES)),
+        "valid": _points(downsample(run.valid)),
     }
 
 

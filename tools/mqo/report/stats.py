@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.errors import DataError, RunError
-from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import ask
 
 PROGRAM = "tools/tensor_stats.py"
 
@@ -49,14 +47,12 @@ def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
 
 
 def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
-    with temporary_folder("mqo-stats-") as folder:
-        target = folder / "stats.json"
-        words = [str(file), str(target), *(f"--tensor={glob}" for glob in tensors)]
-        try:
-            run_program(program, words + ([] if axis is None else [f"--axis={axis}"]))
-        except RunError as error:
-            raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
-        return TensorStats(**json.loads(target.read_text(encoding="utf-8")))
+    options = [f"--tensor={glob}" for glob in tensors]
+    options += [] if axis is None else [f"--axis={axis}"]
+    try:
+        return TensorStats(**ask(program, [str(file)], after=options))
+    except RunError as error:
+        raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
 
 
 def lines(stats: TensorStats) -> list[str]:

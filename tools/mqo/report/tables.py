@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mqo.report.collect import LeftOut, Site
 from mqo.report.compare import Group, Row, Spread, final_loss, quantised
+from mqo.terminal import plain
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
 Table = list[dict[str, Any]]
@@ -100,14 +100,3 @@ def _run(group: Group, run: Any) -> dict[str, Any]:
 
 def _mean(spread: Spread | None) -> float | None:
     return spread.mean if spread else None
-
-
-def plain(value: Any) -> Any:
-    """Without numbers that JSON lacks: those are texts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(one) for one in value]
-    return value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.cell import Cell, resolve
-from mqo.launch.ready import check_cell
+from mqo.launch.prepare import check_cell
 from mqo.matrix import tables
 
 

@@ -153,7 +153,7 @@ def _run(
 
 def prepare(project: Project, asked: Sequence[Job]) -> None:
     """Bring about what all cells share, once."""
-    from mqo.launch.ready import ready_data, ready_tree
+    from mqo.launch.prepare import ready_data, ready_tree
     from mqo.overlay.series import Series
 
     ready_tree(project, Series.of(project), print, allow_edits=False)

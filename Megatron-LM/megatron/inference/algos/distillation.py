@@ -226,23 +226,25 @@ def load_distillation_config(
 
 
 def _read(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DistillationError(
-            f"The distillation configuration cannot be read: {error}", expected="a YAML file"
-        ) from error
     keys = ", ".join(DEFAULTS)
-    if not isinstance(found or {}, dict):
-        raise DistillationError(f"{path} holds no mapping", expected=f"the keys {keys}")
-    unknown = [str(key) for key in found or {} if key not in DEFAULTS]
+    found = {} if path is None else read_mapping(Path(path), f"the keys {keys}")
+    unknown = [str(key) for key in found if key not in DEFAULTS]
     if unknown:
         raise DistillationError(
             f"{path} has the unknown keys {', '.join(unknown)}", expected=f"some of {keys}"
         )
-    return found or {}
+    return found
+
+
+def read_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file; DistillationError where it holds something else."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DistillationError(f"{path} cannot be read: {error}", expected="YAML") from error
+    if not isinstance(found, dict):
+        raise DistillationError(f"{path} holds no mapping", expected=expected)
+    return found
 
 
 def _is_positive(value: object) -> bool:

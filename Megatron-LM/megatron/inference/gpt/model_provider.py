@@ -11,7 +11,6 @@ from typing import Any
 
 import modelopt.torch.distill as mtd
 import torch
-import yaml
 from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.quant import exempt
@@ -24,14 +23,10 @@ from ..algos.distillation import (
     adjust_distillation_model_for_mcore,
     check_layers,
     load_distillation_config,
+    read_mapping,
 )
 from ..arguments import TEACHER_ARG
-from ..checkpointing import (
-    TRACKER,
-    checkpoint_folder,
-    load_teacher,
-    read_arguments,
-)
+from ..checkpointing import TRACKER, checkpoint_folder, load_teacher, read_arguments
 from ..errors import DistillationError
 
 MODEL_CONFIG = "model_config.yaml"
@@ -198,12 +193,7 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DistillationError(f"{path} cannot be read: {error}", expected="YAML") from error
-    if not isinstance(found, dict):
-        raise DistillationError(f"{path} holds no mapping", expected=f"{', '.join(NEEDED)}")
+    found = read_mapping(path, ", ".join(NEEDED))
     given = {}
     for name, value in found.items():
         ours, translate = RENAMED.get(name, (name, lambda x: x))

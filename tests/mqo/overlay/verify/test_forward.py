@@ -99,7 +99,7 @@ def test_a_report_counts_the_operands_that_were_quantised_once():
     table["records"] = [[site, layer, side, "mxfp8", n] for site, layer, side, n in rows]
     step = Step.from_table(table)
     assert dict(step.records) == {("fprop", "up", "mxfp8"): 2}
-    assert (step.loss, step.linear_layers) == (5.5, ("up",))
+    assert (step.loss, step.linear_layers) == (5.5, ["up"])
 
 
 def test_a_report_of_a_missing_package():

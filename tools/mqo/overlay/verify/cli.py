@@ -1,9 +1,8 @@
-"""The command `mqo verify`."""
+"""The command `mqo verify`, and its table: a row an entry, a column a release."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,21 @@ import typer
 from mqo.display import stderr
 from mqo.errors import UnknownNameError
 from mqo.project import Project
-from mqo.terminal import JsonOption
+from mqo.terminal import JsonOption, emit
 
 if TYPE_CHECKING:
     from mqo.overlay.vendor import Pin
     from mqo.overlay.verify.release import Verified
+
+# The outcomes in few letters, for a series of many releases.
+SHORT = {
+    "applied": "yes",
+    "not needed": "-",
+    "drifted": "LOST",
+    "not tried": "?",
+    "compiled only": "comp",
+    "failed": "FAIL",
+}
 
 
 def verify(
@@ -39,7 +48,6 @@ def verify(
     from mqo.overlay.series import Series
     from mqo.overlay.tree import Tree
     from mqo.overlay.vendor import Pin
-    from mqo.overlay.verify import table
     from mqo.overlay.verify.release import verify as try_release
     from mqo.overlay.verify.release import verify_tree
 
@@ -57,11 +65,8 @@ def verify(
             at = f" ({n} of {len(names)})" if names[1:] else ""
             results.append(try_release(name, pin, series, *ours, report=display, place=at))
         results += [verify_tree(place, pin, series, *ours, report=display) for place in places]
-    if as_json:
-        rows = [result.as_table() for result in results]
-        print(json.dumps({"schema": 1, "command": "verify", "releases": rows}, indent=1))
-    else:
-        print("\n".join(table.lines(results)))
+    rows = [result.as_table() for result in results]
+    emit("verify", None, "\n".join(lines(results)), as_json, releases=rows)
     raise typer.Exit(exit_code(results))
 
 
@@ -79,3 +84,46 @@ def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
         if name not in pin.releases:
             raise UnknownNameError("megatron-core release in UPSTREAM.toml", name, pin.releases)
     return pin.releases if every else list(dict.fromkeys(named or [pin.version]))
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+def lines(results: Sequence[Verified]) -> list[str]:
+    """Lines for a terminal of 80 columns: the table, the verdict, and what there is to say."""
+    rows = [["", *_heads([result.version for result in results])]]
+    for place, entry in enumerate(results[0].entries):
+        rows.append([entry.name, *(_short(r.entries[place].outcome) for r in results)])
+    rows.append(["forward pass", *(_short(result.forward) for result in results)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [*table, _verdict(results), *(f"{r.version}: {n}" for r in results for n in _notes(r))]
+
+
+def _heads(versions: Sequence[str]) -> list[str]:
+    """The versions without their last number, where that tells them apart."""
+    short = [version.rpartition(".")[0] or version for version in versions]
+    return short if len(set(short)) == len(versions) else list(versions)
+
+
+def _short(outcome: str) -> str:
+    return SHORT.get(outcome, outcome)
+
+
+def _verdict(results: Sequence[Verified]) -> str:
+    red = [result.version for result in results if not result.green]
+    return f"NOT green: {', '.join(red)}" if red else "all green"
+
+
+def _notes(result: Verified) -> Iterable[str]:
+    if result.error:
+        yield result.error
+    for entry in result.entries:
+        if entry.why:
+            yield f"{entry.name} drifted: {entry.why}"
+    if result.lacks:
+        yield f"compiled only: needs {result.lacks}, which is not installed"
+    yield from result.faults

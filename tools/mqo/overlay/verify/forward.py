@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,8 +54,8 @@ class Step:
     fused_loss: float | None = None
     gradients: str = ""
     finite: bool = False
-    linear_layers: tuple[str, ...] = ()
-    attention_layers: tuple[str, ...] = ()
+    linear_layers: Sequence[str] = ()
+    attention_layers: Sequence[str] = ()
     records: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     lacks: str = ""
     error: str = ""
@@ -63,18 +63,9 @@ class Step:
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Step:
         """From the program's JSON."""
-        if "lacks" in table:
-            return cls(lacks=table["lacks"])
-        once = ((s, layer, kind) for s, layer, _, kind, calls in table["records"] if calls == 1)
-        return cls(
-            loss=table["loss"],
-            fused_loss=table["fused_loss"],
-            gradients=table["gradients"],
-            finite=table["finite"],
-            linear_layers=tuple(table["linear_layers"]),
-            attention_layers=tuple(table["attention_layers"]),
-            records=Counter(once),
-        )
+        rows = table.get("records", ())
+        once = ((s, layer, kind) for s, layer, _, kind, calls in rows if calls == 1)
+        return cls(**table | {"records": Counter(once)})
 
 
 def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:

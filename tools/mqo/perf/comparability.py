@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.folder import from_shell
@@ -39,22 +39,12 @@ class Timed:
     machine: str
     repeats: tuple[Steps, ...]
 
-    def as_table(self) -> dict[str, Any]:
-        """For JSON, whose keys are texts."""
-        return asdict(self)
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Timed:
-        """What `as_table` gave."""
-        repeats = [{int(step): s for step, s in one.items()} for one in table["repeats"]]
-        return cls(**{**table, "repeats": tuple(repeats)})
-
 
 def timed(*runs: Run) -> Timed:
     """Of runs that are equal but for a profiler, whose steps do not count."""
     first = runs[0]
     for other in runs[1:]:
-        check_alike(timed(first), timed(other))
+        check_comparable(timed(first), timed(other))
     return Timed(
         name=first.variant,
         types=dict(first.types),
@@ -70,7 +60,7 @@ def read(place: Path) -> Timed:
     record = place / RECORD
     if record.is_file():
         try:
-            return Timed.from_table(json.loads(record.read_text(encoding="utf-8"))["timed"])
+            return Timed(**json.loads(record.read_text(encoding="utf-8"))["timed"])
         except (ValueError, KeyError, TypeError) as error:
             raise MqoError(
                 f"{record} cannot be read: {error}", expected="what this version's `mqo perf` wrote"
@@ -91,7 +81,7 @@ def run_of(place: Path) -> Run:
     return runs[0]
 
 
-def check_alike(
+def check_comparable(
     one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
 ) -> None:
     """MqoError that names in what two runs differ, and must not, to be compared.

@@ -1,16 +1,16 @@
-"""Colours that can be told from the page, and looks that are the modes' own."""
+"""Colors that can be told from the page, and looks that are the modes' own."""
 
 import pytest
 from mqo.matrix import tables
-from mqo.report import colours
-from mqo.report.colours import look
+from mqo.report import colors
+from mqo.report.colors import look
 
 PAGES = {"LIGHT": "#ffffff", "DARK": "#1b1f24"}
 
 
-def luminance(colour):
+def luminance(color):
     """WCAG 2's relative luminance of #rrggbb."""
-    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -19,10 +19,10 @@ def luminance(colour):
 def test_every_line_stands_out_from_its_page(theme):
     """WCAG 2 asks 3:1 of graphics."""
     page = luminance(PAGES[theme])
-    for family in getattr(colours, theme).values():
-        for colour in family:
-            low, high = sorted((luminance(colour), page))
-            assert (high + 0.05) / (low + 0.05) >= 3, colour
+    for family in getattr(colors, theme).values():
+        for color in family:
+            low, high = sorted((luminance(color), page))
+            assert (high + 0.05) / (low + 0.05) >= 3, color
 
 
 def test_the_modes_with_scripts_look_different():
@@ -32,6 +32,6 @@ def test_the_modes_with_scripts_look_different():
 
 def test_a_mixture_and_a_type_of_another_tree_have_a_look_too():
     mixed = look({"fprop": "mxfp4", "qk": "mxfp8"})
-    assert mixed.light in colours.LIGHT["mixed"]
-    assert look({"fprop": "int4"}).light in colours.LIGHT["mixed"]
+    assert mixed.light in colors.LIGHT["mixed"]
+    assert look({"fprop": "int4"}).light in colors.LIGHT["mixed"]
     assert look({}) == look({"fprop": "none"})

@@ -5,7 +5,7 @@ import struct
 from array import array
 
 import pytest
-from mqo.data import fit
+from mqo.data import pair_check
 from mqo.errors import DataError
 
 
@@ -29,35 +29,35 @@ def pair(tmp_path):
 
 @pytest.mark.parametrize("code", [4, 8])
 def test_an_index_of_its_tokenizers_ids_fits(pair, code):
-    fit.check_fit(*pair([0, 99, 5], code=code))
+    pair_check.check_fit(*pair([0, 99, 5], code=code))
 
 
 def test_an_added_token_counts(pair):
-    fit.check_fit(*pair([100], added=[100]))
+    pair_check.check_fit(*pair([100], added=[100]))
 
 
 @pytest.mark.parametrize("code", [4, 8])
 def test_an_id_that_the_tokenizer_does_not_have_is_named(pair, code):
     with pytest.raises(DataError, match=r"my corpus holds token 100, and .*tokenizer ends at 99"):
-        fit.check_fit(*pair([3, 100, 5], code=code))
+        pair_check.check_fit(*pair([3, 100, 5], code=code))
 
 
 def test_a_large_index_is_looked_at_in_parts(pair, monkeypatch):
-    monkeypatch.setattr(fit, "_WINDOW", 10)
-    monkeypatch.setattr(fit, "_WINDOWS", 4)
+    monkeypatch.setattr(pair_check, "_WINDOW", 10)
+    monkeypatch.setattr(pair_check, "_WINDOWS", 4)
     ids = [1] * 400
     ids[300] = 120  # the first of the last part
     with pytest.raises(DataError, match="token 120"):
-        fit.check_fit(*pair(ids))
+        pair_check.check_fit(*pair(ids))
 
 
 def test_an_empty_index_and_an_unknown_tokenizer_are_not_judged(pair, tmp_path):
     tokenizer, prefix = pair([])
-    fit.check_fit(tokenizer, prefix)
+    pair_check.check_fit(tokenizer, prefix)
     pair([999])
     (tokenizer / "tokenizer.json").write_text("{}")
-    fit.check_fit(tokenizer, prefix)
-    fit.check_fit(tmp_path / "sentencepiece.model", prefix)
+    pair_check.check_fit(tokenizer, prefix)
+    pair_check.check_fit(tmp_path / "sentencepiece.model", prefix)
 
 
 @pytest.mark.parametrize("head", [b"", b"MMIDIDX", b"PARQUET-1" + bytes(40)])
@@ -65,4 +65,4 @@ def test_a_file_that_is_no_index_is_refused(pair, head):
     tokenizer, prefix = pair([1])
     prefix.with_name("my corpus.idx").write_bytes(head)
     with pytest.raises(DataError, match=r"my corpus\.idx is no index of Megatron's"):
-        fit.check_fit(tokenizer, prefix)
+        pair_check.check_fit(tokenizer, prefix)

@@ -1,9 +1,13 @@
-"""The look of a mode, the same in every plot: its colour tells the format, its dash the sites."""
+"""The look of a mode, the same in every plot: its color tells the format, its dash the sites."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqo.report.compare import Group
 
 # By format: from few quantised sites to many, for light pages and for dark ones. Each has a
 # contrast of 3:1 or more to its page; a test checks that.
@@ -43,7 +47,7 @@ MARKERS = ("o", "s", "D", "^", "X")
 
 @dataclass(frozen=True)
 class Look:
-    """Colours as #rrggbb, and a dash that plotly knows."""
+    """Colors as #rrggbb, and a dash that plotly knows."""
 
     light: str
     dark: str
@@ -58,3 +62,28 @@ def look(types: Mapping[str, str]) -> Look:
     on = {site for site, kind in types.items() if kind != "none"}
     shade, dash = _LOOKS.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
     return Look(LIGHT[family][shade], DARK[family][shade], dash)
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The shape of a curve's points by plotly's name, by matplotlib's, and as a letter."""
+
+    plotly: str
+    matplotlib: str
+    letter: str
+
+
+SYMBOLS = (
+    Symbol("circle", MARKERS[0], "●"),
+    Symbol("square", MARKERS[1], "■"),
+    Symbol("diamond", MARKERS[2], "◆"),
+    Symbol("triangle-up", MARKERS[3], "▲"),
+    Symbol("x", MARKERS[4], "✖"),
+)
+
+
+def symbol(group: Group, variant: str) -> Symbol:
+    """Return the variant's symbol: the first one, but for further variants of one look."""
+    looks = {row.variant: look(row.types) for row in group.rows}
+    alike = [name for name, one in looks.items() if one == looks[variant]]
+    return SYMBOLS[alike.index(variant) % len(SYMBOLS)]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.data.fit import check_fit
-from mqo.data.index import check_prefix
+from mqo.data.pair_check import check_fit, check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.cell import Cell

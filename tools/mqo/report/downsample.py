@@ -17,7 +17,7 @@ def steps_a_point(steps: int, points: int) -> int:
     return math.ceil(steps / points) or 1
 
 
-def thin(series: Series, points: int = POINTS) -> Series:
+def downsample(series: Series, points: int = POINTS) -> Series:
     """Means of as many steps as it takes, each at the last of them."""
     each = steps_a_point(len(series), points)
     parts = [series[n : n + each] for n in range(0, len(series), each)]

@@ -7,7 +7,7 @@ from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, OverlayError
 from mqo.launch.cell import Cluster, resolve
 from mqo.launch.inputs import TRACKER
-from mqo.launch.ready import check_cell, note_tracker, ready_tree
+from mqo.launch.prepare import check_cell, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 

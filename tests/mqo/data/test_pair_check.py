@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.data import index, pair_check, tokenizer
+from mqo.data import pair_check, tokenizer
 from mqo.data.pair import CODES, HEADER, MAGIC
+from mqo.data.prepare import build_index
 from mqo.errors import DataError
 from tokenizers import Tokenizer
 
@@ -38,15 +39,15 @@ def text(tmp_path):
 
 
 def test_documents_follow_each_other_each_ended_by_one_eod(tmp_path, words, text):
-    counts = index.build_index(text, words, tmp_path / "out" / "mine")
+    counts = build_index(text, words, tmp_path / "out" / "mine")
     encoder = Tokenizer.from_file(str(words / "tokenizer.json"))
     encoder.encode_special_tokens = True
     expected = [[*encoder.encode(d).ids, 0] for d in _DOCUMENTS if d]
     flat = [i for ids in expected for i in ids]
-    assert counts == index.IndexCounts(documents=3, tokens=len(flat))
+    assert (counts.documents, counts.tokens) == (3, len(flat))
 
     prefix = tmp_path / "out" / "mine_text_document"
-    index.check_prefix(prefix)
+    pair_check.check_prefix(prefix)
     content = prefix.with_suffix(".bin").read_bytes()
     assert list(struct.unpack(f"<{len(flat)}H", content)) == flat  # two bytes a token
     assert flat.count(0) == 3
@@ -56,7 +57,7 @@ def test_documents_follow_each_other_each_ended_by_one_eod(tmp_path, words, text
 def test_a_bad_line_of_a_sample_is_an_error(tmp_path, words, text):
     text.write_text('{"title": "no text"}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"the text\.jsonl:1: no JSON object with text"):
-        index.build_index(text, words, tmp_path / "out" / "mine")
+        build_index(text, words, tmp_path / "out" / "mine")
     assert not list((tmp_path / "out").glob("*.idx"))
 
 
@@ -73,13 +74,13 @@ def _pair(prefix, lengths=(3, 0, 2), width=2):
 
 def test_a_whole_prefix_passes_even_with_a_point_in_its_name(tmp_path):
     _pair(tmp_path / "mix-v1.7_text_document")
-    index.check_prefix(tmp_path / "mix-v1.7_text_document")
+    pair_check.check_prefix(tmp_path / "mix-v1.7_text_document")
 
 
 def test_half_a_prefix_names_the_missing_half(tmp_path):
     (tmp_path / "mine.bin").touch()
     with pytest.raises(DataError) as caught:
-        index.check_prefix(tmp_path / "mine")
+        pair_check.check_prefix(tmp_path / "mine")
     assert caught.value.found.startswith("mine.idx is missing")
     assert "mine.bin" in caught.value.found.partition(";")[2]
 
@@ -87,26 +88,26 @@ def test_half_a_prefix_names_the_missing_half(tmp_path):
 def test_a_misspelt_prefix_shows_the_near_ones(tmp_path):
     _pair(tmp_path / "wikipedia_text_document")
     with pytest.raises(DataError, match="the folder holds wikipedia_text_document"):
-        index.check_prefix(tmp_path / "wikipaedia_text_document")
+        pair_check.check_prefix(tmp_path / "wikipaedia_text_document")
 
 
 def test_a_prefix_with_an_ending_is_put_right(tmp_path):
     _pair(tmp_path / "mine")
     with pytest.raises(DataError) as caught:
-        index.check_prefix(tmp_path / "mine.bin")
+        pair_check.check_prefix(tmp_path / "mine.bin")
     assert caught.value.help == f"Give the prefix without its ending: {tmp_path / 'mine'}"
 
 
 def test_a_prefix_without_the_json_key_is_put_right(tmp_path):
     _pair(tmp_path / "mine_text_document")
     with pytest.raises(DataError) as caught:
-        index.check_prefix(tmp_path / "mine")
+        pair_check.check_prefix(tmp_path / "mine")
     assert str(tmp_path / "mine_text_document") in caught.value.help
 
 
 def test_a_missing_folder_is_said_to_be_missing(tmp_path):
     with pytest.raises(DataError, match="there is no such folder"):
-        index.check_prefix(tmp_path / "nowhere" / "mine")
+        pair_check.check_prefix(tmp_path / "nowhere" / "mine")
 
 
 # -- an index that does not fit ----------------------------------------------------------------
@@ -143,7 +144,7 @@ def test_a_broken_index_is_named_with_its_fault(tmp_path, offset, new, says):
     content[offset : offset + len(new)] = new
     path.write_bytes(content)
     with pytest.raises(DataError, match=says) as caught:
-        index.check_prefix(prefix)
+        pair_check.check_prefix(prefix)
     assert caught.value.found.startswith(f"{path} ")
 
 
@@ -154,7 +155,7 @@ def test_an_index_that_was_cut_short_is_refused(tmp_path, kept):
     path = prefix.with_suffix(".idx")
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(DataError, match=r"mine\.idx (is no index|counts)"):
-        index.check_prefix(prefix)
+        pair_check.check_prefix(prefix)
 
 
 def test_ids_that_were_cut_short_are_refused(tmp_path):
@@ -162,25 +163,25 @@ def test_ids_that_were_cut_short_are_refused(tmp_path):
     _pair(prefix)
     prefix.with_suffix(".bin").write_bytes(b"123456789")
     with pytest.raises(DataError, match=r"not in .*mine\.bin, which has 9 bytes"):
-        index.check_prefix(prefix)
+        pair_check.check_prefix(prefix)
 
 
 def test_documents_without_ids_are_refused(tmp_path):
     _pair(tmp_path / "mine", [0, 0])
     with pytest.raises(DataError, match=r"mine\.bin is empty"):
-        index.check_prefix(tmp_path / "mine")
+        pair_check.check_prefix(tmp_path / "mine")
 
 
 def test_an_index_is_read_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(pair_check, "_CHUNK", 4)
     prefix = tmp_path / "mine"
     _pair(prefix, range(1, 20), width=4)
-    index.check_prefix(prefix)
+    pair_check.check_prefix(prefix)
     with prefix.with_suffix(".idx").open("r+b") as file:  # the last bound of a document
         file.seek(-8, 2)
         file.write(struct.pack("<q", 17))
     with pytest.raises(DataError, match="not in order"):
-        index.check_prefix(prefix)
+        pair_check.check_prefix(prefix)
 
 
 @st.composite
@@ -207,7 +208,7 @@ def test_any_index_is_loaded_as_upstream_does_or_refused(vendored, given_files):
         prefix.with_suffix(".idx").write_bytes(content)
         prefix.with_suffix(".bin").write_bytes(ids)
         try:
-            index.check_prefix(prefix)
+            pair_check.check_prefix(prefix)
         except DataError:
             return
         dataset = datasets.IndexedDataset(str(prefix))
