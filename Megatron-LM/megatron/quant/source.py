@@ -24,7 +24,8 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 class Literal:
     """A literal: its value, its 1-based line, and where in the file's bytes the value is.
 
-    `site` is the GEMM site that the statement behind it names, as in `f('qk', ...)`, or empty.
+    `site` is the GEMM site that the statement behind it names, as in `f('qk', custom_quant_type)`,
+    or empty.
     """
 
     value: str
@@ -105,6 +106,8 @@ def _literal(
 
 def _site(binding: ast.AST | None) -> str:
     match binding:
-        case ast.Assign(value=ast.Call(args=[ast.Constant(value=str(site)), *_])):
-            return site
+        case ast.Assign(
+            value=ast.Call(args=[ast.Constant(value=str(site)), ast.Name(id=name), *_])
+        ):
+            return site if name == VARIABLE else ""
     return ""

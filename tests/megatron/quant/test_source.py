@@ -44,9 +44,9 @@ def test_a_type_that_is_no_plain_literal_is_left_out(types, value):
     assert types(PLAIN.replace('"none"', value)) == {"qk": "mxfp8"}
 
 
-def test_a_literal_without_a_binding_names_no_site(types):
-    text = "def forward():\n    custom_quant_type = 'mxfp8'\n    return custom_quant_type\n"
-    assert types(text) == {}
+@pytest.mark.parametrize("behind", ["return custom_quant_type", "scale = self.scale_of('qk', 8)"])
+def test_a_literal_without_a_binding_names_no_site(types, behind):
+    assert types(f"def forward():\n    custom_quant_type = 'mxfp8'\n    {behind}\n") == {}
 
 
 def test_the_patched_tree_says_what_its_modifier_reads(vendored):

@@ -263,3 +263,85 @@ def test_literals_in_a_frozen_layer_alone_are_refused(root):
     made = root(FIRST | {LAYERS: text.replace("if custom_quant_type", "if other")})
     due = modifier.check(made).due
     assert any("may hold the sites as well as" in reason for reason in due)
+
+
+# -- GEMMs in helpers of the file, as upstream's main has them -----------------------------------
+
+HELPERS = """
+def _linear_forward(input, weight, bias, dtype, quant_type=None):
+    if quant_type == 'hifp8':
+        return hif_matmul(input, weight.t())
+    return torch.matmul(input, weight.t())
+
+def _wgrad_gemm(out, grad_output, total_input, quant_type=None):
+    torch.matmul(grad_output.t(), total_input, out=out)
+    return out
+
+"""
+HELPED_Y = """\
+if custom_quant_type == 'hifp8':
+    return hif_linear_forward(total_input, weight, bias, dtype)
+return _linear_forward(total_input, weight, bias, dtype)
+"""
+HELPED_DX = """\
+input, weight = ctx.saved_tensors
+sharded = weight
+weight = sharded.gather()
+grad_output_2d = grad_output.reshape(-1, grad_output.size(-1))
+if custom_quant_type == 'hifp8':
+    grad_output_2d, weight = hif_pair(grad_output_2d, weight)
+dx = grad_output_2d.matmul(weight).view_as(input)
+"""
+HELPED_DW = """\
+dw = None
+if ctx.fuses:
+    _wgrad_gemm(weight.main_grad, grad_output, total_input, custom_quant_type)
+elif ctx.widens:
+    dw = _wgrad_gemm(sharded.get_wgrad_tensor(), grad_output, total_input, custom_quant_type)
+elif ctx.copies:
+    dw = sharded.get_wgrad_tensor()
+    if custom_quant_type == 'hifp8':
+        total_input = hif_cast(total_input)
+    torch.matmul(grad_output.t(), total_input, out=dw)
+else:
+    dw = typed_matmul(grad_output.t(), total_input, custom_quant_type)
+return dx, dw
+"""
+HELPED = FIRST | {
+    LAYERS: HELPERS
+    + linear(
+        literal("hifp8") + HELPED_Y,
+        literal("mxfp8") + HELPED_DX + literal("none") + HELPED_DW,
+    )
+}
+
+
+@pytest.mark.parametrize(("site", "index"), [("fprop", 0), ("dgrad", 1), ("wgrad", 2)])
+def test_a_literal_before_calls_of_helpers_is_the_one_that_their_operands_tell(root, site, index):
+    made = root(HELPED)
+    assert shown(made)[site][1] == lines(HELPED, LAYERS)[index]
+    assert modifier.check(made).due == ()
+    (edit,) = modifier.modify(made, {site: "mxfp4"}).edits
+    assert (edit.site, edit.line) == (site, lines(HELPED, LAYERS)[index])
+
+
+def test_a_literal_inside_a_helper_is_no_sites_and_due(root):
+    typed = f"    {literal('hifp8')}    if custom_quant_type == 'hifp8':\n"
+    text = HELPED[LAYERS].replace("    if quant_type == 'hifp8':\n", typed, 1)
+    text = text.replace(literal("hifp8") + " " * 8 + "if", "if", 1)
+    made = root(HELPED | {LAYERS: text})
+    inside = lines({LAYERS: text}, LAYERS)[0]
+    assert modifier.check(made).due == (
+        f"{LAYERS}:{inside} is a literal that no GEMM of a site reads, and fprop has none",
+    )
+    with pytest.raises(OverlayError, match="has no literal for the GEMM of fprop"):
+        modifier.modify(made, {"fprop": "mxfp4"})
+
+
+def test_a_literal_that_a_gemm_of_unknown_operands_reads_too_is_refused(root):
+    more = "dx = dx + typed_matmul(ctx.low, ctx.rank, custom_quant_type)\n"
+    text = HELPED[LAYERS].replace("        dw = None\n", " " * 8 + more + "        dw = None\n", 1)
+    made = root(HELPED | {LAYERS: text})
+    with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ reads the literal of wgrad, too"):
+        modifier.modify(made, {"wgrad": "mxfp4"})
+    assert shown(made)["dgrad"] == ("mxfp8", lines({LAYERS: text}, LAYERS)[1])

