@@ -1,5 +1,6 @@
 """The documented command line, run as a program under a Python that has nothing installed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,16 @@ def run(*arguments, flags=("-S", "-E"), root=None, project=None):
     script = (project or Project.here().root) / "script/quant_type_modifier.py"
     command = [sys.executable, *flags, str(script), *arguments, "--tree", str(root)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_reader_that_leaves_early_is_no_error(root):
+    script = Project.here().root / "script/quant_type_modifier.py"
+    words = [sys.executable, "-S", "-E", str(script), "--check", "--tree", str(root)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_check_and_a_dry_run_need_the_standard_library_alone(root):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import textwrap
@@ -38,8 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _options(arguments)
-        return _run(options)
+        code = _run(_options(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who reads the output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except MqoError as error:
         print(f"quant_type_modifier: {error}", file=sys.stderr)
         if "--json" in arguments:
