@@ -9,12 +9,12 @@ import itertools
 import random
 import textwrap
 
+import pytest
 from mqo.overlay.literals import VARIABLE
 from mqo.overlay.quant_types import sites
 
 from .lookalike import ATTENTION, attention
 
-FUNCTIONS = 200
 FLAGS = ("f0", "f1")
 VALUES = "abcd"
 
@@ -190,13 +190,16 @@ def faults(body, places):
                 yield f"{value} of {site} is also of {unsaid}"
 
 
-def test_what_may_be_set_is_what_depends_on_it():
+@pytest.mark.parametrize(
+    "seeds", [range(200), pytest.param(range(200, 6500), marks=pytest.mark.heavy)], ids=len
+)
+def test_what_may_be_set_is_what_depends_on_it(seeds):
     accepted = 0
-    for seed in range(FUNCTIONS):
+    for seed in seeds:
         body = function(seed)
         text = filled(body, VALUES)
         places = {place.site: place for place in sites.scan(ATTENTION, text.encode()).places}
         if any(not place.refusal for place in places.values()):
             accepted += 1
             assert [*faults(body, places)] == [], text
-    assert accepted > FUNCTIONS / 4
+    assert accepted > len(seeds) / 4
