@@ -156,7 +156,7 @@ def coverage(
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantised."""
     from mqo.launch import coverage as program
-    from mqo.launch.cell import resolve
+    from mqo.launch.config import resolve
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.overlay.tree import Tree
@@ -164,12 +164,12 @@ def coverage(
     project = Project.here()
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     # The sizes do not depend on the dataset: any will do.
-    cell = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
+    config = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
     place = Tree((tree or project.tree).resolve())
     place.settle()
-    found = program.of_cell(project, place, Series.of(project), cell)
-    facts = program.names(cell) | found.as_table()
-    emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
+    found = program.of_config(project, place, Series.of(project), config)
+    facts = program.names(config) | found.as_table()
+    emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
 
 
 @convert.command()

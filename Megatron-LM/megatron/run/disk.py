@@ -59,7 +59,8 @@ def explain(error: BaseException) -> DiskError | None:
         return DiskError(_text(begun.parent))
     named = (getattr(one, "filename", None) for one in _chain(error))
     places = [Path(name).parent for name in named if isinstance(name, str)]
-    places = places or [place for place in (_save, run_folder()) if place is not None]
+    run = run_folder()
+    places = places or [place for place in (_save, run and run.root) if place is not None]
     return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
 
 

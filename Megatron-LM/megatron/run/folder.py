@@ -3,12 +3,12 @@
 import os
 from pathlib import Path
 
-from megatron.quant.config import ENVIRONMENT_VARIABLE
+from megatron.quant.options import ENVIRONMENT_VARIABLE
 
-METRICS = "metrics.jsonl"
+from .files import RunFiles
 
 
-def run_folder() -> Path | None:
-    """The folder of this run's quant.toml; None for a run without one."""
+def run_folder() -> RunFiles | None:
+    """Return the folder of this run's quant.toml; None for a run without one."""
     path = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(path).parent if path else None
+    return RunFiles(Path(path).parent) if path else None

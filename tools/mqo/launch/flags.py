@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch.cell import Cell
+from mqo.launch.config import Experiment
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
 
@@ -41,18 +42,20 @@ class RunPaths:
     documents: int | None = None
 
 
-def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
-    """{group: flags} for pretrain_gpt.py."""
+def megatron_flags(
+    of: Experiment, machine: Machine, paths: RunPaths, layout: Sequence[str] = ()
+) -> Flags:
+    """Return {group: flags} for pretrain_gpt.py."""
     return {
-        "model": architecture_flags(cell.model, cell.training.sequence),
-        "training": _training(cell.training),
-        "precision": list(DTYPES[cell.dtype]),
+        "model": architecture_flags(of.model, of.training.sequence),
+        "training": _training(of.training),
+        "precision": list(DTYPES[of.dtype]),
         "platform": platform_flags(machine),
-        "data": _data(cell.training, paths),
-        "output": _output(cell.training, paths),
+        "data": _data(of.training, paths),
+        "output": _output(of.training, paths),
         **({"distillation": _distillation(paths)} if paths.teacher else {}),
-        "layout": list(cell.layout),
-        "given after --": list(cell.extra_flags),
+        "layout": list(layout),
+        "given after --": list(of.extra_flags),
     }
 
 
@@ -61,10 +64,10 @@ def platform_flags(machine: Machine) -> list[str]:
     return _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU))
 
 
-def shape_flags(cell: Cell) -> list[str]:
-    """The flags that say the sizes of model, batch and layout, the user's own last."""
-    model = architecture_flags(cell.model, cell.training.sequence)
-    return [*model, *_training(cell.training), *cell.layout, *cell.extra_flags]
+def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:
+    """Return the flags that say the sizes of model, batch and layout, the user's own last."""
+    model = architecture_flags(of.model, of.training.sequence)
+    return [*model, *_training(of.training), *layout, *of.extra_flags]
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,12 @@ class Length:
     tokens_per_step: int
 
 
-def length(cell: Cell) -> Length:
-    """With what the user's own flags say."""
+def length(of: Experiment) -> Length:
+    """Return it, with what the user's own flags say."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
         parser.add_argument(f"--{name}", type=int)
-    sizes = parser.parse_known_args(shape_flags(cell))[0]
+    sizes = parser.parse_known_args(shape_flags(of))[0]
     batch = sizes.global_batch_size
     return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
 
