@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.plan import meta_job
 from mqo.matrix import tables
 from mqo.scale.layout import Layout

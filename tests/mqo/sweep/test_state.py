@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from mqo.errors import MqoError
+from mqo.launch.config import RunConfig
 from mqo.sweep import cells
 from mqo.sweep.state import Entry
 
@@ -71,4 +72,4 @@ def test_each_attempt_has_a_folder_that_holds_the_cell(folder):
     job = jobs()[0]
     first, second = folder.new_run(job), folder.new_run(job)
     assert (first.root.name, second.root.name) == (job.name, f"{job.name}_2")
-    assert type(job.cell).model_validate_json(second.cell.read_text()) == job.cell
+    assert RunConfig.read(second) == job.config

@@ -108,7 +108,7 @@ def _new(project: Project, planned: Plan, folder: Path | None) -> Path:
     from mqo.launch.folder import create
 
     if folder is None:
-        return create(project.runs / "perf", planned.mode.cell.title).root
+        return create(project.runs / "perf", planned.mode.config.title).root
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MqoError(f"{folder} holds something already", expected="a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
