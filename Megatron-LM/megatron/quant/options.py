@@ -61,90 +61,73 @@ def _check_dump(value: object) -> None:
         raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
 
 
-def _option(table: str, flag: str, default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": Option(table, flag, default, help, **more)})
+def _option(table: str, flag: str, default: Any, of: Any, help: str, **more: Any) -> Any:
+    """Return a field; `of` are its valid values, or checks one."""
+    checked = {"check": of} if callable(of) else {"valid": of, "kind": type(of[0])}
+    option = Option(table, flag, default, help, **checked, **more)
+    return field(default=default, metadata={"option": option})
 
 
-_quantiser, _record, _run = (partial(_option, name) for name in ("quantiser", "record", "run"))
-_SWITCH = {"valid": (False, True), "kind": bool}
+_how, _record, _run = (partial(_option, name) for name in ("quantiser", "record", "run"))
+_SWITCH, _N = (False, True), {"kind": int, "metavar": "N"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, with the value of each where nothing was chosen."""
+    """The options of a run, with the value of each where nothing was chosen.
 
-    block: int = _quantiser(
-        "--block", 32, "elements that share an mx scale", valid=BLOCK_SIZES, kind=int
+    `rounding` None is each format's own.
+    """
+
+    block: int = _how("--block", 32, BLOCK_SIZES, "elements that share an mx scale")
+    scale_rule: str = _how(
+        "--scale-rule", "floor", SCALE_RULES, "how an mx scale follows from its block"
     )
-    scale_rule: str = _quantiser(
-        "--scale-rule", "floor", "how an mx scale follows from its block", valid=SCALE_RULES
-    )
-    # None is each format's own.
-    rounding: str | None = _quantiser(
-        "--rounding",
-        None,
-        "how elements are rounded",
-        valid=ROUNDINGS,
+    rounding: str | None = _how(
+        *("--rounding", None, ROUNDINGS, "how elements are rounded"),
         shown="nearest-even for mx, nearest-away for hifp8",
     )
-    overflow: str = _quantiser(
-        "--overflow", "saturate", "what hifp8 makes of what is too large", valid=OVERFLOWS
+    overflow: str = _how(
+        "--overflow", "saturate", OVERFLOWS, "what hifp8 makes of what is too large"
     )
-    save_activations: str = _quantiser(
-        "--save-activations",
-        "full",
+    save_activations: str = _how(
+        *("--save-activations", "full", SAVED_FORMS),
         "what linear layers keep of inputs; packed: codes",
-        valid=SAVED_FORMS,
     )
-    tensor_scale: bool = _quantiser(
-        "--tensor-scale", False, "give hifp8 a power of two as a scale for each tensor", **_SWITCH
+    tensor_scale: bool = _how(
+        "--tensor-scale", False, _SWITCH, "give hifp8 a power of two as a scale for each tensor"
     )
-    seed: int = _quantiser(
-        "--quant-seed",
-        0,
-        "the base of all seeds of stochastic rounding",
-        check=check_seed,
-        kind=int,
-        metavar="N",
-    )
-    cache_weights: bool = _quantiser(
-        "--cache-weights", False, "quantise a weight once an optimizer step", **_SWITCH
+    seed: int = _how("--quant-seed", 0, check_seed, "the base of stochastic rounding's seeds", **_N)
+    cache_weights: bool = _how(
+        "--cache-weights", False, _SWITCH, "quantise a weight once an optimizer step"
     )
     exclude: tuple[str, ...] = _option(
-        "layers",
-        "--exclude",
-        (),
+        *("layers", "--exclude", (), excludes.check),
         "layers to leave unquantised: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
-        check=excludes.check,
         metavar="[SITE:]GLOB",
     )
     every: int = _record(
-        "--record-every",
-        50,
+        *("--record-every", 50, _check_count),
         "measure the quantisers in the first and each Nth iteration; 0: never",
-        check=_check_count,
-        kind=int,
-        metavar="N",
+        **_N,
     )
     dump: tuple[int, ...] = _record(
-        "--dump",
-        (),
-        "an iteration whose operands are saved, for `mqo stats`",
-        check=_check_dump,
+        *("--dump", (), _check_dump, "an iteration whose operands are saved, for `mqo stats`"),
         kind=int,
         metavar="ITERATION",
     )
     keep_checkpoints: int = _run(
-        "--keep-last",
-        0,
-        "checkpoints to keep of those that the run saves; 0: all",
-        check=_check_count,
-        kind=int,
-        metavar="N",
+        *(
+            "--keep-last",
+            0,
+            _check_count,
+            "checkpoints to keep of those that the run saves; 0: all",
+        ),
         shown="standard keeps 3, the others all",
+        **_N,
     )
     check_nan: bool = _run(
-        "--check-nan", False, "find the layer of the first NaN or Inf; slow", **_SWITCH
+        "--check-nan", False, _SWITCH, "find the layer of the first NaN or Inf; slow"
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.nn import Module, Parameter
 
 from .checkpoints import being_saved, newest_saved
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

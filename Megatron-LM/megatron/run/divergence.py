@@ -16,7 +16,7 @@ from megatron.quant.config import current
 from megatron.quant.progress import step
 
 from .checkpoints import newest_saved
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
 LOSSES, GRADIENT_NORM = ("lm loss", "kd loss"), "grad-norm"

@@ -4,6 +4,7 @@ Needs the standard library alone: `mqo`, which does not import torch, loads it w
 that it lies in.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,3 +39,11 @@ class RunFiles:
     checkpoints = property(lambda self: self.root / "checkpoints")
     dumps = property(lambda self: self.root / "dumps")
     tensorboard = property(lambda self: self.root / "tensorboard")
+
+
+def run_folder() -> RunFiles | None:
+    """Return the folder of this run's quant.toml; None for a run without one."""
+    from megatron.quant.options import ENVIRONMENT_VARIABLE  # with torch, which mqo has not
+
+    path = os.environ.get(ENVIRONMENT_VARIABLE)
+    return RunFiles(Path(path).parent) if path else None

@@ -12,7 +12,7 @@ from typing import Any
 from megatron.device import HAS_CUDA
 from torch.nn import Module
 
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
 _NEED_TRANSFORMER_ENGINE = ("transformer_engine", "inference_optimized")

@@ -7,7 +7,7 @@ from typing import Any
 from megatron.quant import RECORDER, Measurement, merge_measurements
 from torch import Tensor
 
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
 # Upstream's TensorBoard writer, on the rank that has one.

@@ -14,7 +14,7 @@ from megatron.quant.config import current
 from . import disk, guard, observe
 from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 from .usage import peak_memory, write_usage
 

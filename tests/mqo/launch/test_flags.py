@@ -17,7 +17,7 @@ from mqo.data.pair import HEADER, MAGIC
 from mqo.data.pair_check import document_count
 from mqo.launch import cli
 from mqo.launch.config import Cluster, Placement, resolve
-from mqo.launch.flags import Length, RunPaths, length, megatron_flags
+from mqo.launch.flags import Length, RunPaths, architecture_flags, length, megatron_flags
 from mqo.launch.inputs import values
 from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import with_layout
@@ -28,9 +28,9 @@ NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
 
 def flags(model, training="standard"):
     """{flag: its values, joined} of the model's own flags."""
-    cell = resolve(model, "wikipedia", "bf16", training)
+    of = resolve(model, "wikipedia", "bf16", training).experiment
     found = {}
-    for word in megatron_flags(cell.experiment, Machine(1, 0), NOWHERE)["model"]:
+    for word in architecture_flags(of.model, of.training.sequence):
         if word.startswith("--"):
             found[word] = []
         else:
@@ -97,7 +97,8 @@ def test_a_model_is_trained_no_longer_than_published(model):
 
 def test_a_runs_length_is_what_the_user_says_last():
     def found(*flags):
-        return length(resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags))
+        made = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags)
+        return length(made.experiment)
 
     assert found() == Length(steps=8, tokens_per_step=4 * 64)
     assert found("--seq-length", "32", "--train-samples", "20") == Length(5, 4 * 32)
@@ -118,7 +119,7 @@ def test_a_real_configuration_warms_up_for_some_steps_and_not_for_long(training)
 def split(training, documents=None):
     cell = resolve("llama32-1b", "wikipedia", "bf16", training)
     paths = dataclasses.replace(NOWHERE, documents=documents)
-    return values(megatron_flags(cell.experiment, Machine(1, 0), paths)["data"], "--split")[0]
+    return values(megatron_flags(cell.experiment, Machine(1, 0), paths), "--split")[0]
 
 
 def held_out(split, documents):
@@ -225,8 +226,7 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
                 cell = with_layout(on(cell, world), machine, cell.quantization.types).config
                 assert bool(cell.placement.layout) == (world == 8)
                 layout = cell.placement.layout
-                groups = megatron_flags(cell.experiment, machine, NOWHERE, layout).values()
-                words = tuple(word for group in groups for word in group)
+                words = tuple(megatron_flags(cell.experiment, machine, NOWHERE, layout))
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.models()) * len(tables.trainings()) * 2
     done = subprocess.run(

@@ -66,7 +66,7 @@ def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
     assert command[command.index("--nproc-per-node") + 1] == "8"
     assert set(command) >= EVERY
     layout = layout_of(command, 8 * nodes)
-    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    check_layout(made.with_layout(layout.flags()))
     used = need(made, layout)
     assert used <= LIMIT
     (said,) = [line for line in comments if line.startswith("# layout: ")]
@@ -93,7 +93,7 @@ CELLS = [(m, q, n) for m in tables.models() for q in tables.modes() for n in (8,
 def test_a_plan_fits_and_divides(model, mode, gpus):
     made = cell(model, mode, gpus)
     layout = planned(made)
-    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    check_layout(made.with_layout(layout.flags()))
     assert need(made, layout) <= LIMIT
     assert layout.data * layout.tensor * layout.pipeline == gpus
     assert 128 % layout.data == 0

@@ -28,7 +28,7 @@ def built(vendored):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [
-        meta_job(resolve(name, "wikipedia", "bf16", "standard"), layout, rank)
+        meta_job(resolve(name, "wikipedia", "bf16", "standard").experiment, layout, rank)
         for name, layout, rank, _ in RANKS
     ]
     done = subprocess.run(

@@ -221,17 +221,8 @@ def config_from(
         schedule=tuple(args.schedule),
         extra_flags=tuple(extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
-        **{"keep_checkpoints": _kept(args.checkpoint, training)} | given(args),
+        **given(args),
     )
-
-
-def _kept(checkpoint: Path | None, training: tables.Training) -> int:
-    """How many checkpoints to keep, 0 for all: by default none of those that are there goes.
-
-    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
-    """
-    there = len(list(checkpoint.glob("iter_*"))) if checkpoint else 0
-    return 0 if there > training.keep_last + 1 else training.keep_last
 
 
 def listing(front_end: bool = False) -> str:

@@ -150,15 +150,14 @@ def resolve(
     `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
     `attention` change the mode, as `tables.changed` has it. `rest` are fields of the parts, and
     options by their names; without `keep_checkpoints`, as many stay as the training configuration
-    says.
+    says, and all where there are more.
     """
     published = tables.pick(tables.models(), "model", model)
     corpus = tables.pick(tables.datasets(), "dataset", dataset)
     config = tables.pick(tables.trainings(), "training configuration", training)
     mode = _mode(quantization, linear, attention)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
-    if kept := options.pop("keep_checkpoints", config.keep_last):
-        options["keep_checkpoints"] = kept
+    options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
     quantizer, recorder = split(options)
     parts = (Experiment, Quantization, Placement, Recording)
     of, how, where, what = (
@@ -185,6 +184,15 @@ def resolve(
         placement=Placement(**where),
         recording=Recording(options=recorder, **what),
     )
+
+
+def _kept(checkpoint: Path | None, training: Training) -> int:
+    """Return how many checkpoints to keep, 0 for all: by default none of those that are there goes.
+
+    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
+    """
+    there = len(list(checkpoint.glob("iter_*"))) if checkpoint else 0
+    return 0 if there > training.keep_last + 1 else training.keep_last
 
 
 def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:

@@ -17,8 +17,8 @@ from typing import Any
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.errors import MqoError
 from mqo.launch import bytecode
-from mqo.launch.config import Experiment, RunConfig
-from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.config import RunConfig
+from mqo.launch.flags import model_flags
 from mqo.launch.machine import Machine
 from mqo.launch.options import ENVIRONMENT_VARIABLE, quant_toml
 from mqo.launch.products import Coverage, lines
@@ -35,6 +35,7 @@ PROGRAM = "tools/coverage.py"
 # What the program runs beside Megatron: a tree from elsewhere has none, or its own.
 OURS = (PROGRAM, "own_tree.py", "pretrain_gpt.py")
 TIME_LIMIT_S = 300
+_CPU = Machine(1, 0)
 
 
 def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -> Coverage:
@@ -53,7 +54,7 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project.tree / name, source / name)
-        flags = ["--vocab-size", str(vocabulary), *model_flags(of)]
+        flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags]
         return measure(project, source, flags, asked.options.get("exclude", ()))
 
 
@@ -74,8 +75,9 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         # The words first: what the user gave behind `--` comes later and counts.
-        flags, exclude = [*words, *model_flags(config.experiment)], config.quantization.options
-        found = measure(project, folder.source, flags, exclude.get("exclude", ()), reads)
+        of, asked = config.experiment, config.quantization
+        flags = [*words, *model_flags(of, _CPU), *of.extra_flags]
+        found = measure(project, folder.source, flags, asked.options.get("exclude", ()), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
@@ -101,15 +103,6 @@ def names(config: RunConfig) -> dict[str, Any]:
     of, asked = config.experiment, config.quantization
     where = {"model": of.model.name, "training": of.training.name, "dtype": of.dtype}
     return where | {"mode": asked.mode, "gemms": asked.gemms}
-
-
-def model_flags(of: Experiment) -> list[str]:
-    """Return a run's own flags, as without CUDA, but for data and output, which cost."""
-    nowhere = Path("none")
-    paths = RunPaths(nowhere, nowhere, nowhere, nowhere, nowhere, load=False)
-    flags = megatron_flags(of, Machine(1, 0), paths)
-    groups = ("model", "training", "precision", "platform", "given after --")
-    return [word for group in groups for word in flags[group]]
 
 
 def measure(

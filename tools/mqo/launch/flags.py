@@ -11,8 +11,6 @@ from mqo.launch.config import Experiment
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
 
-Flags = dict[str, list[str]]
-
 # Without Transformer Engine and apex, which the local implementation does not need, these fusions
 # have nothing to fuse with.
 _LOCAL = [
@@ -44,19 +42,16 @@ class RunPaths:
 
 def megatron_flags(
     of: Experiment, machine: Machine, paths: RunPaths, layout: Sequence[str] = ()
-) -> Flags:
-    """Return {group: flags} for pretrain_gpt.py."""
-    return {
-        "model": architecture_flags(of.model, of.training.sequence),
-        "training": _training(of.training),
-        "precision": list(DTYPES[of.dtype]),
-        "platform": platform_flags(machine),
-        "data": _data(of.training, paths),
-        "output": _output(of.training, paths),
-        **({"distillation": _distillation(paths)} if paths.teacher else {}),
-        "layout": list(layout),
-        "given after --": list(of.extra_flags),
-    }
+) -> list[str]:
+    """Return all flags for pretrain_gpt.py."""
+    given = [*_data(of.training, paths), *_output(of.training, paths), *_distillation(paths)]
+    return [*model_flags(of, machine), *given, *layout, *of.extra_flags]
+
+
+def model_flags(of: Experiment, machine: Machine) -> list[str]:
+    """Return the flags of the model and its training, as the machine can do it."""
+    model = architecture_flags(of.model, of.training.sequence)
+    return [*model, *_training(of.training), *DTYPES[of.dtype], *platform_flags(machine)]
 
 
 def platform_flags(machine: Machine) -> list[str]:
@@ -196,11 +191,9 @@ def _output(training: Training, paths: RunPaths) -> list[str]:
 
 
 def _distillation(paths: RunPaths) -> list[str]:
+    teacher = ["--export-kd-teacher-load", str(paths.teacher)]
     config = ["--export-kd-cfg", str(paths.distillation_config)]
-    return [
-        *("--export-kd-teacher-load", str(paths.teacher)),
-        *(config if paths.distillation_config else []),
-    ]
+    return (teacher if paths.teacher else []) + (config if paths.distillation_config else [])
 
 
 def _words(lines: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import Experiment, RunConfig
+from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import version_of
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
@@ -129,7 +130,7 @@ def _rows(
     if types is not None:
         sites = ", ".join(f"{site} {text}" for site, text in _quantized(types).items())
         yield "quantized GEMMs", sites or "none"
-    yield "training dtype", _dtype(args)
+    yield "training dtype", dtype_of_args(args)
     if training.iteration.isdecimal():
         yield "optimizer steps", f"{int(training.iteration):,}"
     samples, length = args.get("consumed_train_samples"), args.get("seq_length")
@@ -142,10 +143,6 @@ def _dataset(of: Experiment) -> str:
     if of.data_prefix is None:
         return f"mqo's small sample {of.dataset.name} (not all of {of.dataset.published_as})"
     return f"the user's own data, under the name {of.dataset.name}"
-
-
-def _dtype(args: Mapping[str, Any]) -> str:
-    return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
 
 
 def _losses(training: Training) -> Iterator[Row]:
@@ -197,8 +194,8 @@ def _notes(
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {_dtype(training.args)}. The weights here are not "
-            "quantized, and transformers multiplies them unquantized."
+            f"the format and multiplied in {dtype_of_args(training.args)}. The weights here are "
+            "not quantized, and transformers multiplies them unquantized."
         )
     if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."

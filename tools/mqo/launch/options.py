@@ -24,7 +24,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {"linear": LINEAR_SITES["all"], "attenti
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items() if v != ()}
+    # What is empty, or keeps all, is the default.
+    chosen = {k: v for k, v in given.items() if v != () and (k, v) != ("keep_checkpoints", 0)}
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
     try:
         _options.check(listed)
     except ValueError as error:

@@ -37,10 +37,12 @@ def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | 
     sequence = args["max_position_embeddings"]
     tokenizer = given or find_tokenizer(load, args, sample)
     flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]
-    facts = {"checkpoint": str(checkpoint), "arguments": args, "flags": flags}
-    (out / "source.json").write_text(json.dumps(facts | {"tokenizer": str(tokenizer)}))
-    (out / "hf").mkdir()
-    convert.write_configs(out / "hf", config_of(shape, dtype, sequence), tokenizer)
+    config, beside = config_of(shape, dtype, sequence), out / "hf"
+    facts = {"checkpoint": str(checkpoint), "arguments": args, "flags": flags, "config": config}
+    facts |= {"tokenizer": str(tokenizer.resolve()), "beside": str(beside)}
+    (out / "source.json").write_text(json.dumps(facts), encoding="utf-8")
+    beside.mkdir()
+    convert.write_configs(beside, config, tokenizer)
 
 
 def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:

@@ -174,7 +174,7 @@ def build_command(
     }
     if not machine.has_cuda:
         env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
-    return program + [flag for group in flags.values() for flag in group], env
+    return program + flags, env
 
 
 def dry_run(

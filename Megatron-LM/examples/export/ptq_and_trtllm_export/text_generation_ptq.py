@@ -52,11 +52,11 @@ class Source:
     config.json.
     """
 
-    checkpoint: Path
+    checkpoint: str
     flags: list[str]
     arguments: Mapping[str, Any]
-    tokenizer: Path
-    beside: Path
+    tokenizer: str
+    beside: str
     config: Mapping[str, Any]
 
 
@@ -140,15 +140,7 @@ def describe(args: argparse.Namespace, scratch: Path) -> Source:
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path})
     if done.returncode:
         sys.exit(done.returncode)  # it said why
-    facts = json.loads((scratch / "source.json").read_text(encoding="utf-8"))
-    return Source(
-        checkpoint=Path(facts["checkpoint"]),
-        flags=facts["flags"],
-        arguments=facts["arguments"],
-        tokenizer=Path(facts["tokenizer"]),
-        beside=scratch / "hf",
-        config=json.loads((scratch / "hf/config.json").read_text(encoding="utf-8")),
-    )
+    return Source(**json.loads((scratch / "source.json").read_text(encoding="utf-8")))
 
 
 def format_of(source: Source) -> str:
@@ -240,8 +232,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 def own_text(source: Source) -> Mapping[str, Any]:
     """Return the training's arguments, with the tokenizer that the model was calibrated with."""
-    place = str(source.tokenizer.resolve())
-    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": place}
+    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": source.tokenizer}
     return {**source.arguments, **mine}
 
 
@@ -273,7 +264,7 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
         batches = calibration(args, source, tokenizer)
         ptq.check_not_quantised(source.checkpoint)
     with quiet():
-        _, model = weights.load([*source.flags, "--load", str(source.checkpoint)])
+        _, model = weights.load([*source.flags, "--load", source.checkpoint])
     core = weights.unwrapped(model).eval()
     show("before" if wanted else f"as {name}", core, tokenizer, args)
     if wanted:
