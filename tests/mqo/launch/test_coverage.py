@@ -141,7 +141,7 @@ def test_the_tied_head_multiplies_and_the_embedding_looks_up(measured):
 
 
 def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
-    model, found = CELLS["experts"].model, measured["experts"]
+    model, found = CELLS["experts"].experiment.model, measured["experts"]
     sites = {}
     for product in found.products:
         if not product.gemm.endswith("backward"):
@@ -165,14 +165,17 @@ def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
 
 
 def test_experts_get_top_k_of_the_tokens(measured):
-    moe, tokens = CELLS["experts"].model.moe, 4 * 256
+    moe, tokens = CELLS["experts"].experiment.model.moe, 4 * 256
     rows = [p for p in measured["experts"].products if p.gemm == "fprop" and "1.mlp.exp" in p.layer]
     assert {p.m for p in rows} == {tokens * moe.topk // moe.num_experts}
     assert {p.n for p in rows if p.layer.endswith("fc1")} == {2 * moe.expert_ffn_size}
 
 
 def test_a_latent_heads_keys_are_wider_than_its_values(measured):
-    mla, heads = CELLS["experts"].model.mla, CELLS["experts"].model.num_attention_heads
+    mla, heads = (
+        CELLS["experts"].experiment.model.mla,
+        CELLS["experts"].experiment.model.num_attention_heads,
+    )
     layer = "decoder.layers.1.self_attention.core_attention"
     rows = {p.gemm: p for p in measured["experts"].products if p.layer == layer}
     assert (rows["qk"].k, rows["pv"].n) == (
