@@ -14,8 +14,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from mqo.launch.cell import resolve
 from mqo.launch.cli import split_flags
+from mqo.launch.config import resolve
 from mqo.launch.run import run
 from mqo.project import Project
 from mqo.runs import VALID_LOSS, RunFolder
@@ -60,7 +60,7 @@ def train(
 ) -> RunFolder:
     """One run."""
     config = given.distillation_config if teacher else None
-    cell = resolve(
+    config = resolve(
         "llama32-1b",
         "wikipedia",
         mode,
@@ -69,7 +69,7 @@ def train(
         distillation_config=config,
         extra_flags=tuple(extra),
     )
-    done = run(Project.here(), cell, report=lambda text: print(text, file=sys.stderr, flush=True))
+    done = run(Project.here(), config, report=lambda text: print(text, file=sys.stderr, flush=True))
     return RunFolder(Path(done.run))
 
 

@@ -70,9 +70,9 @@ def main() -> None:
 
 def subject_of(given: argparse.Namespace, folder: Path) -> Subject:
     """What the command line says of the model."""
-    cell = RunFolder(given.model).cell
-    if cell.is_file():
-        data = json.loads(cell.read_text(encoding="utf-8"))["dataset"]["name"]
+    run = RunFolder(given.model)
+    if run.config.is_file():
+        data = run.read_config()["experiment"]["dataset"]["name"]
         tokenizer = PROJECT.data / data / "tokenizer"
         return Subject(given.model, tokenizer, data, Text(tokens=given.tokens))
     file = folder / "text.txt"

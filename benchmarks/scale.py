@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from mqo.launch.cell import Cell, Cluster, resolve
+from mqo.launch.config import Cluster, Experiment, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, meta_job, with_layout
 from mqo.matrix import tables
@@ -38,7 +38,7 @@ LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
 class Plan:
     """What the launcher plans for a cell, with the memory of a GPU of the worst stage."""
 
-    cell: Cell
+    of: Experiment
     mode: Mode
     layout: Layout
     stage: int
@@ -47,19 +47,20 @@ class Plan:
     @property
     def micro_batches(self) -> int:
         """Return those of a rank, in a step."""
-        training = self.cell.training
+        training = self.of.training
         return training.global_batch // (training.micro_batch * self.layout.data)
 
 
 def plan(model: str, mode: str, gpus: int) -> Plan:
     """Plan the standard configuration."""
     cluster = Cluster(nnodes=gpus // PER_NODE, nproc_per_node=PER_NODE)
-    cell = resolve(model, "wikipedia", mode, "standard", cluster=cluster)
-    assert cell.types is not None
-    planned = with_layout(cell, imagined(DEVICE, PER_NODE), cell.types).cell
-    layout, row = layout_of(planned.layout, gpus), tables.modes()[mode]
-    stage, memory = worst_stage(cell.model, cell.training, row, layout)
-    return Plan(cell, row, layout, stage, memory)
+    config = resolve(model, "wikipedia", mode, "standard", cluster=cluster)
+    types, of = config.quantization.types, config.experiment
+    assert types is not None
+    planned = with_layout(config, imagined(DEVICE, PER_NODE), types).config
+    layout, row = layout_of(planned.placement.layout, gpus), tables.modes()[mode]
+    stage, memory = worst_stage(of.model, of.training, row, layout)
+    return Plan(of, row, layout, stage, memory)
 
 
 def main() -> None:
@@ -104,28 +105,28 @@ def memory_row(plans: list[Plan]) -> str:
     packed = {each.mode.linear: each.memory.packed for each in plans}
     parts.append(" / ".join(f"{less / GIB:.1f}" for less in packed.values()))
     modes = families([each.mode.name for each in plans])
-    words = [made.cell.model.name, one.gpus, modes, *sizes, *parts]
+    words = [made.of.model.name, one.gpus, modes, *sizes, *parts]
     return f"| {' | '.join(map(str, words))} |"
 
 
 def check_rows(plans: list[Plan]) -> Iterator[str]:
     """Return ours beside upstream's, for a rank of the worst stage of each plan."""
-    jobs = [meta_job(p.cell, p.layout, p.stage * p.layout.gpus // p.layout.pipeline) for p in plans]
+    jobs = [meta_job(p.of, p.layout, p.stage * p.layout.gpus // p.layout.pipeline) for p in plans]
     program = Project.here().tree / "tools/rank_weights.py"
     command = [sys.executable, "-I", "-W", "ignore", str(program)]
     done = subprocess.run(command, input=json.dumps(jobs), stdout=subprocess.PIPE, text=True)
     for made, theirs in zip(plans, json.loads(done.stdout), strict=True):
         memory = made.memory
-        ours = rank_weights(made.cell.model, made.layout, made.stage)
+        ours = rank_weights(made.of.model, made.layout, made.stage)
         built = theirs["dense"] + theirs["expert"]
         if (ours.dense, ours.expert) != (theirs["dense"], theirs["expert"]):
-            raise SystemExit(f"{made.cell.model.name}: {ours}, and built {theirs}")
+            raise SystemExit(f"{made.of.model.name}: {ours}, and built {theirs}")
         states = memory.weights + memory.gradients + memory.optimizer
         activations = memory.activations + memory.logits
         sums = (states, theirs["static_bytes"], activations, theirs["activation_bytes"])
         counts = f"{ours.dense + ours.expert:,} | {built:,}"
         gigabytes = " | ".join(f"{number / 1e9:.2f}" for number in sums)
-        yield f"| {made.cell.model.name} | {made.layout.gpus} | {counts} | {gigabytes} |"
+        yield f"| {made.of.model.name} | {made.layout.gpus} | {counts} | {gigabytes} |"
 
 
 if __name__ == "__main__":

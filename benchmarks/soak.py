@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import random
 import statistics
@@ -99,7 +98,7 @@ class Long:
             for cell in sorted(PROJECT.runs.glob("*/cell.json")):
                 run = RunFolder(cell.parent)
                 with suppress(ValueError):  # it is being written
-                    place = json.loads(cell.read_text(encoding="utf-8")).get("checkpoint")
+                    place = run.read_config()["experiment"].get("checkpoint")
                     known = [known.root for known in self.runs]
                     if place == str(self.checkpoints) and run.root not in known:
                         return run

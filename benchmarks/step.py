@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
 from mqo.perf.ratio import median_step, noisy
@@ -81,13 +81,13 @@ def seconds(name: str, given: argparse.Namespace) -> float:
     sizes |= {"max-position-embeddings": given.sequence, "micro-batch-size": 1}
     sizes |= {"global-batch-size": 1, "train-samples": STEPS, "eval-iters": 0}
     flags = [word for flag, size in sizes.items() for word in (f"--{flag}", str(size))]
-    cell = resolve(
+    config = resolve(
         *("llama32-1b", "wikipedia", variant.mode, "tiny"),
         gemms=variant.gemms,
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )
-    done = run(PROJECT, cell, report=lambda text: print(text, file=sys.stderr, flush=True))
+    done = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
     return median_step(dict(RunFolder(Path(done.run)).read_metrics()[STEP_TIME]))
 
 

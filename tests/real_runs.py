@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from mqo.launch import run as launch
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 # These runs' coverage serves the tests; of others it is not recorded, as it takes a process.

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.project import Project
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS
 

@@ -12,7 +12,6 @@ import tomllib
 
 import pytest
 from mqo.errors import OverlayError, RunError
-from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.overlay.apply import apply
 from mqo.overlay.series import Series
@@ -243,9 +242,7 @@ def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
 
 @pytest.mark.parametrize("flags", [(), DISTRIBUTED_BF16], ids=["fp32", "bf16-distributed"])
 def test_cached_weights_change_no_loss(start, flags):
-    cached = start(
-        "mxfp8", gemms="all", flags=TINY + flags, quantiser=Quantiser(cache_weights=True)
-    )
+    cached = start("mxfp8", gemms="all", flags=TINY + flags, cache_weights=True)
     plain = start("mxfp8", gemms="all", flags=TINY + flags)
     assert losses(cached) == losses(plain)
     assert len(losses(cached)[0]) == 6
@@ -257,7 +254,7 @@ def test_cached_weights_change_no_loss(start, flags):
 
 
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
-    packed = start("linear_mxfp8", flags=TINY, quantiser=Quantiser(save_activations="packed"))
+    packed = start("linear_mxfp8", flags=TINY, save_activations="packed")
     plain = start("linear_mxfp8", flags=TINY)
     assert losses(packed)[0][0] == losses(plain)[0][0]  # before the first gradient
     assert losses(packed)[0][1:] != losses(plain)[0][1:]

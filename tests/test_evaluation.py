@@ -8,8 +8,7 @@ import pytest
 from mqo.data.pair import Pairs, State
 from mqo.errors import CheckpointError
 from mqo.launch import saved
-from mqo.launch.cell import resolve
-from mqo.launch.quantiser import Quantiser
+from mqo.launch.config import resolve
 from mqo.launch.saved import AS_TRAINED, Place, Sampling, Text
 from mqo.project import Project
 
@@ -54,7 +53,7 @@ def run(checkout_with, data, tmp_path_factory):
         tokenizer=PROJECT.data / "wikipedia/tokenizer",
         data_prefix=data,
         exclude=("output_layer",),
-        quantiser=Quantiser(block=16),
+        block=16,
     )
     return real_runs.run(checkout_with(runs=tmp_path_factory.mktemp("runs")), cell)
 

@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import RunError
-from mqo.launch.cell import Cluster
+from mqo.launch.config import Cluster
 
 from .real_runs import TINY
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.project import Project
 from torch.distributed.checkpoint import FileSystemReader
 

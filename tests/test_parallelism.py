@@ -6,7 +6,7 @@ docs/parallelism.md says what is promised, and what was measured.
 from dataclasses import dataclass
 
 import pytest
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS
 
@@ -102,7 +102,8 @@ def train(tmp_path_factory, checkout_with):
             cluster=Cluster(nproc_per_node=layout.processes),
             **rest,
         )
-        return real_runs.run(project, cell.model_copy(update={"types": types}))
+        quantization = cell.quantization.model_copy(update={"types": types})
+        return real_runs.run(project, cell.model_copy(update={"quantization": quantization}))
 
     def start(model):
         place = root / model

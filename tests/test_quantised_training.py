@@ -8,7 +8,7 @@ import sys
 import pytest
 from mqo.errors import CheckpointError, RunError
 from mqo.launch import convert, saved
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.launch.saved import Place, Text
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS

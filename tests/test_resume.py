@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
-from mqo.launch.quantiser import Quantiser
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, RunFolder
@@ -122,7 +121,8 @@ def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
             cluster=where,
             checkpoint=checkpoints,
         )
-        return layout_of(place(PROJECT.tree, cell, machine, cell.types).cell.layout, 8)
+        planned = place(PROJECT.tree, cell, machine, cell.quantization.types)
+        return layout_of(planned.config.placement.layout, 8)
 
     assert kept(train(TWO + SHARDED)[0]) == Planned(8)
     plain = start("bf16").checkpoints
@@ -152,7 +152,7 @@ def test_another_layout_goes_on_alike(train, saved, layout):
 def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     """Three steps, and three more in a new process, are six: the type changes at the fourth."""
     rest = {
-        "quantiser": Quantiser(cache_weights=True),
+        "cache_weights": True,
         "schedule": ("linear: mxfp4 until 0.5, then mxfp8",),
     }
     whole = start("linear_mxfp4", flags=TINY, **rest)
@@ -263,7 +263,7 @@ NODE = """
 import json, sys
 from pathlib import Path
 from mqo.launch import cli, run
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.project import Project
 
 runs, checkpoint, rank, port, *flags = sys.argv[1:]

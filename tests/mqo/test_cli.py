@@ -112,7 +112,7 @@ def test_an_unpatched_tree_has_no_coverage(mqo):
 
 def test_a_coverage_as_text_and_as_json(mqo, monkeypatch):
     made = Coverage(1, 8, 9, (Product("up", "fprop", "mxfp8", 1, 2, 3, 4, 1, 48),), ("words",))
-    monkeypatch.setattr(coverage, "of_cell", lambda project, tree, series, cell: made)
+    monkeypatch.setattr(coverage, "of_config", lambda project, tree, series, cell: made)
     words = ("coverage", "--model", "llama32-1b", "--mode", "linear_mxfp8", "--gemms", "all")
     code, out, _ = mqo(*words)
     assert code == 0

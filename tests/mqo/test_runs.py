@@ -14,9 +14,9 @@ def run(tmp_path):
 
 
 def test_the_checkpoints_of_a_run_are_where_it_saved(run, tmp_path):
-    run.cell.write_text(json.dumps({"checkpoint": None}))
+    run.config.write_text(json.dumps({"experiment": {"checkpoint": None}}))
     assert checkpoints_of(run.root) == run.checkpoints
-    run.cell.write_text(json.dumps({"checkpoint": str(tmp_path / "elsewhere")}))
+    run.config.write_text(json.dumps({"experiment": {"checkpoint": str(tmp_path / "elsewhere")}}))
     assert checkpoints_of(run.root) == tmp_path / "elsewhere"
 
 
@@ -29,7 +29,7 @@ def test_a_folder_of_checkpoints_is_itself_and_a_bare_run_has_its_own(run):
 def test_a_run_and_its_own_checkpoints_belong_to_the_run(run, tmp_path):
     run.checkpoints.mkdir()
     assert run_of(run.root) is None
-    run.cell.write_text("{}")
+    run.config.write_text("{}")
     assert run_of(run.root) == run_of(run.checkpoints) == run
     assert run_of(run.dumps) is None
     assert run_of(tmp_path) is None

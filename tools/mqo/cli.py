@@ -156,17 +156,17 @@ def coverage(
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantised."""
     from mqo.launch import coverage as program
-    from mqo.launch.cell import resolve
+    from mqo.launch.config import resolve
     from mqo.matrix import tables
     from mqo.overlay.series import Series
 
     project = Project.here()
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     # The sizes do not depend on the dataset: any will do.
-    cell = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
-    found = program.of_cell(project, cli.settled(tree), Series.of(project), cell)
-    facts = program.names(cell) | found.as_table()
-    emit("coverage", None, program.as_text(cell, found).rstrip(), as_json, **facts)
+    config = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
+    found = program.of_config(project, cli.settled(tree), Series.of(project), config)
+    facts = program.names(config) | found.as_table()
+    emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
 
 
 @convert.command()

@@ -1,13 +1,13 @@
-"""A run folder: the names of what a run keeps, and how to read it. Needs nothing but the folder."""
+"""A run folder, and how to read it. Needs nothing but the folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo import torch_free
 from mqo.errors import RunError
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
@@ -15,36 +15,16 @@ STEP_TIME = "iteration-time"  # in seconds
 Series = list[tuple[int, float]]
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The folder of one run.
+_files = torch_free.load("run.files")
 
-    `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
-    coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
-    failure.txt, dumps/, tensorboard/ and checkpoints/.
-    """
 
-    root: Path
+class RunFolder(_files.RunFiles):
+    """The folder of one run, and what it says."""
 
-    source = property(lambda self: self.root / "source")
-    overlay_diff = property(lambda self: self.root / "overlay.diff")
-    quant_config = property(lambda self: self.root / "quant.toml")
-    command = property(lambda self: self.root / "command.sh")
-    cell = property(lambda self: self.root / "cell.json")
-    environment = property(lambda self: self.root / "environment.json")
-    log = property(lambda self: self.root / "log.txt")
-    metrics = property(lambda self: self.root / "metrics.jsonl")
-    quant_stats = property(lambda self: self.root / "quant_stats.json")
-    device = property(lambda self: self.root / "device.json")
-    implementation = property(lambda self: self.root / "implementation.json")
-    failure = property(lambda self: self.root / "failure.txt")
-    result = property(lambda self: self.root / "result.json")
-    coverage = property(lambda self: self.root / "coverage.json")
-    coverage_table = property(lambda self: self.root / "coverage.txt")
-    checkpoints = property(lambda self: self.root / "checkpoints")
-    dumps = property(lambda self: self.root / "dumps")
-    tensorboard = property(lambda self: self.root / "tensorboard")
+    def read_config(self) -> dict[str, Any]:
+        """Return cell.json, by the parts of mqo.launch.config.RunConfig."""
+        table = json.loads(self.config.read_text(encoding="utf-8"))
+        return table if "experiment" in table else _parts(table)
 
     def read_metrics(self) -> Mapping[str, Series]:
         """{metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
@@ -70,6 +50,29 @@ class RunFolder:
         return {kind: ", ".join(names) or "none" for kind, names in table.items()}
 
 
+def _parts(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flat cell.json of earlier runs by its parts now."""
+
+    def take(*names: str) -> dict[str, Any]:
+        return {name: flat[name] for name in names if name in flat}
+
+    def chosen(**options: Any) -> dict[str, Any]:
+        # What nobody chose stood there, too.
+        return {k: v for k, v in options.items() if v not in (None, []) and v is not False}
+
+    quantizer = chosen(**flat.get("quantiser", {}), **take("exclude"))
+    kept = flat.get("keep_checkpoints") or None
+    recorder = chosen(every=flat.get("record_every"), keep_checkpoints=kept)
+    recorder |= chosen(**take("dump", "check_nan"))
+    weights = ("checkpoint", "tokenizer", "data_prefix", "teacher", "distillation_config")
+    return {
+        "experiment": take("model", "dataset", "training", "dtype", "extra_flags", *weights),
+        "quantization": take("mode", "types", "gemms", "schedule") | {"options": quantizer},
+        "placement": take("cluster", "megatron", "layout", "without"),
+        "recording": take("tensorboard") | {"options": recorder},
+    }
+
+
 def training_losses(metrics: Mapping[str, Series]) -> Series:
     """What a run was trained on, step by step; empty where it recorded nothing.
 
@@ -90,8 +93,8 @@ def last_of_each_step(series: Series) -> Series:
 def checkpoints_of(path: Path) -> Path:
     """The folder of checkpoints that `path` means: where that run saved, or `path` itself."""
     run = RunFolder(path.resolve())
-    if run.cell.is_file():
-        given = json.loads(run.cell.read_text(encoding="utf-8")).get("checkpoint")
+    if run.config.is_file():
+        given = run.read_config()["experiment"].get("checkpoint")
         return Path(given) if given else run.checkpoints
     return run.checkpoints if run.checkpoints.is_dir() else run.root
 
@@ -101,7 +104,7 @@ def run_of(path: Path) -> RunFolder | None:
     path = path.resolve()
     for root in (path, path.parent):
         run = RunFolder(root)
-        if run.cell.is_file() and path in (run.root, run.checkpoints):
+        if run.config.is_file() and path in (run.root, run.checkpoints):
             return run
     return None
 

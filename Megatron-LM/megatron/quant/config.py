@@ -4,94 +4,40 @@ import functools
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from . import excludes
-from .formats import (
-    BLOCK_SIZES,
-    OVERFLOWS,
-    ROUNDINGS,
-    SAVED_FORMS,
-    SCALE_RULES,
-    check_choice,
-    check_seed,
-    check_type,
-)
+from .formats import check_choice, check_type
+from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
 from .schedule import Phase, Schedule, parse, type_at
 from .sites import SITES
 from .spec import QuantSpec
 
-ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"
-
 
 @dataclass(frozen=True)
-class QuantConfig:
-    """What a run may choose beyond the types that stand in its source.
+class QuantConfig(Options):
+    """What a run quantises: its options, what its source should say, and its schedules.
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
-    it. `exclude` are patterns of layers that stay unquantised (excludes.py). `rounding` None is
-    each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
-    `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing and
-    only counts. `dump` are the iterations whose operands are kept. `schedule` maps a site to the
-    types that it runs as, the first of which is the one in the source. `keep_checkpoints` is how
-    many a run leaves of its own, 0 for all; `check_nan` has it look at every output.
+    it. `schedule` maps a site to the types that it runs as, the first of which is the one in the
+    source.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
-    block: int = 32
-    scale_rule: str = "floor"
-    rounding: str | None = None
-    overflow: str = "saturate"
-    tensor_scale: bool = False
-    seed: int = 0
-    cache_weights: bool = False
-    save_activations: str = "full"
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
-    every: int = 50
-    dump: tuple[int, ...] = ()
-    exclude: tuple[str, ...] = ()
-    keep_checkpoints: int = 0
-    check_nan: bool = False
 
     def phases(self, site: str) -> Schedule:
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
 
-# bool is an int in Python, and `true` is no number.
-def _check_count(value: object) -> None:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number; valid: 0, 1, 2, ...")
-
-
-def _check_dump(value: object) -> None:
-    if not isinstance(value, list) or not all(type(i) is int and i > 0 for i in value):
-        raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
-
-
 # The tables of the file, with a check for each of their keys.
-_CHECKS: dict[str, dict[str, Callable[[object], None]]] = {
-    "quantiser": {
-        "block": lambda value: check_choice("block size", value, BLOCK_SIZES),
-        "scale_rule": lambda value: check_choice("scale rule", value, SCALE_RULES),
-        "rounding": lambda value: check_choice("rounding", value, ROUNDINGS),
-        "overflow": lambda value: check_choice("overflow", value, OVERFLOWS),
-        "tensor_scale": lambda value: check_choice("tensor scale", value, (False, True)),
-        "seed": check_seed,
-        "cache_weights": lambda value: check_choice("cache of weights", value, (False, True)),
-        "save_activations": lambda value: check_choice("form of activations", value, SAVED_FORMS),
-    },
-    "layers": {"exclude": excludes.check},
-    "record": {"every": _check_count, "dump": _check_dump},
-    "run": {
-        "keep_checkpoints": _check_count,
-        "check_nan": lambda value: check_choice("look for NaN", value, (False, True)),
-    },
+_CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
+    table: {o.name: o.check for o in OPTIONS.values() if o.table == table} for table in TABLES
 }
-_CHECKS["asked"] = dict.fromkeys(SITES, check_type)
-_CHECKS["schedule"] = dict.fromkeys(SITES, parse)
+_CHECKS |= {"asked": dict.fromkeys(SITES, check_type), "schedule": dict.fromkeys(SITES, parse)}
 
 
 @functools.cache
@@ -111,14 +57,10 @@ def current() -> QuantConfig:
 def spec_of(quant_type: str) -> QuantSpec:
     """Return how this process quantises to `quant_type`; raises what `current` raises."""
     config = current()
-    return QuantSpec(
-        quant_type,
-        block=config.block,
-        scale_rule=config.scale_rule,
-        rounding=config.rounding,
-        overflow=config.overflow,
-        tensor_scale=config.tensor_scale,
-    )
+    choices = {
+        f.name: getattr(config, f.name) for f in fields(QuantSpec) if hasattr(config, f.name)
+    }
+    return QuantSpec(quant_type, **choices)
 
 
 @functools.cache
@@ -164,7 +106,4 @@ def _check_table(name: str, table: object) -> None:
         raise ValueError(f"{name} = {table!r} should be a table, [{name}]")
     for key, value in table.items():
         check_choice(f"key in [{name}]", key, tuple(_CHECKS[name]))
-        try:
-            _CHECKS[name][key](value)
-        except ValueError as error:
-            raise ValueError(f"[{name}] {key}: {error}") from error
+        check_value(name, key, _CHECKS[name][key], value)

@@ -4,13 +4,18 @@ A pattern is GLOB or SITE:GLOB. Case counts, `*` goes across dots, and a pattern
 whole label: `output_layer`, `decoder.layers.0.*`, `qk:decoder.layers.1.*`.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from .formats import check_choice
-from .layers import Layer
 from .sites import SITES
+
+if TYPE_CHECKING:
+    from .layers import Layer  # which imports torch
 
 NEAREST = 3
 

@@ -5,7 +5,7 @@ The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing
 
 from .checkpoints import CheckpointError, before_load, before_save, to_verify
 from .divergence import DivergenceError, check_finite_loss, end_if_diverged
-from .folder import run_folder
+from .files import run_folder
 from .guard import GuardError, after_step, before_model, before_step
 from .implementation import ImplementationError, check_available
 from .labels import label_timers

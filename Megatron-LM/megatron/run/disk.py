@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.nn import Module, Parameter
 
 from .checkpoints import being_saved, newest_saved
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,7 +59,8 @@ def explain(error: BaseException) -> DiskError | None:
         return DiskError(_text(begun.parent))
     named = (getattr(one, "filename", None) for one in _chain(error))
     places = [Path(name).parent for name in named if isinstance(name, str)]
-    places = places or [place for place in (_save, run_folder()) if place is not None]
+    run = run_folder()
+    places = places or [place for place in (_save, run and run.root) if place is not None]
     return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
 
 

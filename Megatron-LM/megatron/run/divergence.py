@@ -16,7 +16,7 @@ from megatron.quant.config import current
 from megatron.quant.progress import step
 
 from .checkpoints import newest_saved
-from .folder import METRICS, run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
 LOSSES, GRADIENT_NORM = ("lm loss", "kd loss"), "grad-norm"
@@ -101,7 +101,7 @@ def _what(seen: list[Seen]) -> str:
 
 def _last_steps() -> str:
     folder = run_folder()
-    rows = finite_steps(folder / METRICS) if folder is not None else []
+    rows = finite_steps(folder.metrics) if folder is not None else []
     if not rows:
         return "No finite step was recorded before."
     listed = "; ".join(

@@ -36,7 +36,7 @@ from torch.nn import Module
 
 from . import disk, divergence, implementation
 from .checkpoints import keep_last
-from .folder import run_folder
+from .files import run_folder
 from .modelopt import quantised_layers
 from .nan import watch
 from .observe import end_step

@@ -12,10 +12,9 @@ from typing import Any
 from megatron.device import HAS_CUDA
 from torch.nn import Module
 
-from .folder import run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
-IMPLEMENTATION = "implementation.json"
 _NEED_TRANSFORMER_ENGINE = ("transformer_engine", "inference_optimized")
 
 
@@ -60,7 +59,7 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
         return
     found = _merged(all_ranks(describe(model, optimizer)))
     if rank() == 0:
-        (folder / IMPLEMENTATION).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        folder.implementation.write_text(json.dumps(found, indent=1), encoding="utf-8")
         said = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in found.items())
         print(f"mqo: {said}", flush=True)
 

@@ -7,10 +7,9 @@ from typing import Any
 from megatron.quant import RECORDER, Measurement, merge_measurements
 from torch import Tensor
 
-from .folder import METRICS, run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
 
-DUMPS = "dumps"
 # Upstream's TensorBoard writer, on the rank that has one.
 _writer: Any = None
 
@@ -33,10 +32,10 @@ def end_step(iteration: int) -> None:
         measurements = merge_measurements(all_ranks(RECORDER.end_step()))
         if _writer is not None:
             for measurement in measurements:
-                _write(_writer, folder / METRICS, iteration, measurement)
+                _write(_writer, folder.metrics, iteration, measurement)
     kept = RECORDER.take_dump()
     if kept:
-        dump(folder / DUMPS, iteration, kept)
+        dump(folder.dumps, iteration, kept)
 
 
 def dump(folder: Path, iteration: int, operands: dict[str, Tensor]) -> None:

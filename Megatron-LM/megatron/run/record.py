@@ -14,11 +14,9 @@ from megatron.quant.config import current
 from . import disk, guard, observe, unpickle
 from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
-from .folder import METRICS, run_folder
+from .files import run_folder
 from .ranks import all_ranks, rank
-from .usage import DEVICE, peak_memory, write_usage
-
-QUANT_STATS, FAILURE = "quant_stats.json", "failure.txt"
+from .usage import peak_memory, write_usage
 
 
 @contextmanager
@@ -34,7 +32,7 @@ def recorded(writer: Any) -> Iterator[None]:
         yield
         return
     if writer is not None:
-        _copy_scalars(writer, folder / METRICS)
+        _copy_scalars(writer, folder.metrics)
     observe.use_writer(writer)
     early: SystemExit | None = None
     try:
@@ -48,18 +46,18 @@ def recorded(writer: Any) -> Iterator[None]:
         records = guard.gather()
         peaks = all_ranks(peak_memory())
         if rank() == 0:
-            write_stats(folder / QUANT_STATS, records)
-            write_usage(folder / DEVICE, peaks)
+            write_stats(folder.quant_stats, records)
+            write_usage(folder.device, peaks)
         guard.check_all(records)
     except FiniteError as error:
         found = DivergenceError(describe(str(error), layer_is_known=True))
-        _leave(folder / FAILURE, found)
+        _leave(folder.failure, found)
         raise found from error
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # upstream's CheckpointException is no Exception
         found = disk.explain(error) or unpickle.explain(error)
-        _leave(folder / FAILURE, found or error)
+        _leave(folder.failure, found or error)
         if found:
             raise found from error
         raise

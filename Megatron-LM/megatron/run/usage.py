@@ -6,8 +6,6 @@ from pathlib import Path
 
 from megatron.device import HAS_CUDA, accelerator
 
-DEVICE = "device.json"
-
 
 def peak_memory() -> int:
     """The most memory that this process held, in bytes: on its GPU, else resident on the CPU."""

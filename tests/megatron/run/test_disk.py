@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.run import before_save, checkpoints, disk, recorded
 from megatron.run.disk import DiskError
-from megatron.run.record import FAILURE
+from megatron.run.files import RunFiles
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
@@ -144,7 +144,7 @@ def test_a_failed_save_leaves_the_disk_as_its_reason(place, free, run):
     before_save(Namespace(save=str(place)), 7)
     with pytest.raises(DiskError), recorded(None):
         raise collected(RuntimeError(MASKED))
-    assert (folder / FAILURE).read_text().startswith("DiskError: The disk of ")
+    assert RunFiles(folder).failure.read_text().startswith("DiskError: The disk of ")
 
 
 def test_a_failed_save_on_a_disk_with_room_keeps_its_words(place, free, run):
@@ -153,7 +153,7 @@ def test_a_failed_save_on_a_disk_with_room_keeps_its_words(place, free, run):
     before_save(Namespace(save=str(place)), 7)
     with pytest.raises(CheckpointException), recorded(None):
         raise collected(RuntimeError(MASKED))
-    assert MASKED in (folder / FAILURE).read_text()
+    assert MASKED in RunFiles(folder).failure.read_text()
 
 
 def test_a_disk_without_room_is_warned_of_before_the_first_step(place, free):

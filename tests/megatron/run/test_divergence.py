@@ -16,8 +16,7 @@ from megatron.run import (
     recorded,
 )
 from megatron.run.checkpoints import TRACKER
-from megatron.run.folder import METRICS
-from megatron.run.record import FAILURE
+from megatron.run.files import RunFiles
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +44,7 @@ def write_metrics(folder, steps):
         for at, (loss, norm) in enumerate(steps, 1)
         for name, value in (("lm loss", loss), ("grad-norm", norm), ("batch-size", 8.0))
     ]
-    (folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    RunFiles(folder).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 # -- whether a step ends the run ---------------------------------------------------------------
@@ -114,20 +113,20 @@ def test_the_newest_checkpoint_is_named(run, tmp_path):
 def test_steps_that_are_not_finite_or_not_whole_do_not_count(run):
     folder = run()
     write_metrics(folder, [(8.0, 0.5), (7.5, "inf"), ("nan", 0.5), (7.0, 0.1)])
-    with (folder / METRICS).open("a") as lines:
+    with RunFiles(folder).metrics.open("a") as lines:
         lines.write('{"iteration": 5, "name": "lm loss", "value": 3.0}\n{"iteration": 6, "na')
-    assert divergence.finite_steps(folder / METRICS) == [(1, 8.0, 0.5), (4, 7.0, 0.1)]
+    assert divergence.finite_steps(RunFiles(folder).metrics) == [(1, 8.0, 0.5), (4, 7.0, 0.1)]
 
 
 def test_of_a_long_run_the_end_is_read(run, monkeypatch):
     folder = run()
     write_metrics(folder, [(8.0 - at / 8, 0.5) for at in range(40)])
     monkeypatch.setattr(divergence, "_TAIL", 1000)
-    assert [at for at, _, _ in divergence.finite_steps(folder / METRICS)] == [38, 39, 40]
+    assert [at for at, _, _ in divergence.finite_steps(RunFiles(folder).metrics)] == [38, 39, 40]
 
 
 def test_without_metrics_there_is_no_step_to_name(tmp_path):
-    assert divergence.finite_steps(tmp_path / METRICS) == []
+    assert divergence.finite_steps(RunFiles(tmp_path).metrics) == []
 
 
 # -- where the layer is known ------------------------------------------------------------------
@@ -142,7 +141,7 @@ def test_a_layer_that_was_found_is_named_with_the_steps_before(run):
     assert text.startswith("NaN in the output of layers.7, in iteration 3. ")
     assert "step 1: loss 8.0000" in text
     assert "--check-nan" not in text
-    assert (folder / FAILURE).read_text() == f"DivergenceError: {text}\n"
+    assert RunFiles(folder).failure.read_text() == f"DivergenceError: {text}\n"
 
 
 # -- on upstream's own machine -----------------------------------------------------------------

@@ -7,7 +7,8 @@ import pytest
 import torch
 from megatron.core.extensions import transformer_engine
 from megatron.run import ImplementationError, check_available, implementation
-from megatron.run.implementation import IMPLEMENTATION, describe, record
+from megatron.run.files import RunFiles
+from megatron.run.implementation import describe, record
 from torch import nn
 
 
@@ -77,7 +78,7 @@ def test_a_single_optimizer_is_named_as_one_of_several_is():
 def test_it_is_written_to_the_run_folder_and_printed(run, capsys):
     folder = run()
     record([Chunk(nn.RMSNorm(2))], None)
-    assert json.loads((folder / IMPLEMENTATION).read_text())["norms"] == ["torch.RMSNorm"]
+    assert json.loads(RunFiles(folder).implementation.read_text())["norms"] == ["torch.RMSNorm"]
     assert "torch.RMSNorm" in capsys.readouterr().out
 
 
@@ -91,7 +92,7 @@ def test_the_ranks_of_a_pipeline_are_named_together(run, monkeypatch):
     other = {"norms": ["torch.LayerNorm"], "optimizers": [], "fusions": ["b"]}
     monkeypatch.setattr(implementation, "all_ranks", lambda here: [here, other])
     record([Chunk(nn.RMSNorm(2), a_fusion=True)], None)
-    assert json.loads((folder / IMPLEMENTATION).read_text()) == {
+    assert json.loads(RunFiles(folder).implementation.read_text()) == {
         "norms": ["torch.LayerNorm", "torch.RMSNorm"],
         "optimizers": [],
         "fusions": ["a_fusion", "b"],

@@ -8,8 +8,8 @@ import pytest
 import torch
 from megatron.quant import RECORDER, Measurement, gemm_operands, quantise_dequantise
 from megatron.quant.config import spec_of
-from megatron.run import after_step, before_step, observe, recorded
-from megatron.run.folder import METRICS
+from megatron.run import after_step, before_step, recorded
+from megatron.run.files import RunFiles
 from safetensors import safe_open
 from torch.utils.tensorboard import SummaryWriter
 
@@ -33,7 +33,7 @@ def step(iteration, *operands):
 
 
 def rows(folder):
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
 
 
 def normal(seed):
@@ -134,7 +134,7 @@ def test_a_rank_without_a_writer_measures_and_writes_nothing(run):
     folder = run(fprop="mxfp8")
     with recorded(None):
         step(1, normal(1))
-    assert not (folder / METRICS).exists()
+    assert not RunFiles(folder).metrics.exists()
     assert {entry.measured for entry in RECORDER.entries()} == {1}
 
 
@@ -148,7 +148,7 @@ def test_a_step_to_be_dumped_leaves_its_operands(run):
     with recorded(None):
         for iteration in (1, 2, 3):
             step(iteration, normal(iteration), normal(9))
-    (path,) = (folder / observe.DUMPS).iterdir()
+    (path,) = RunFiles(folder).dumps.iterdir()
     assert path.name == "iteration_2_rank_0.safetensors"
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"iteration": "2", "rank": "0"}
@@ -160,4 +160,4 @@ def test_a_dumped_step_in_which_nothing_is_quantised_leaves_no_file(run):
     folder = run(record="dump = [1]")
     with recorded(None):
         step(1)
-    assert not (folder / observe.DUMPS).exists()
+    assert not RunFiles(folder).dumps.exists()

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import QuantRecord
 from megatron.run import CheckpointError, GuardError, recorded, run_folder
-from megatron.run.folder import METRICS
-from megatron.run.record import FAILURE, QUANT_STATS, write_stats
-from megatron.run.usage import DEVICE
+from megatron.run.files import RunFiles
+from megatron.run.record import write_stats
 from torch.distributed.checkpoint import CheckpointException
 
 
@@ -33,7 +32,7 @@ def strict(text):
 
 
 def metrics(folder):
-    return [strict(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [strict(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
 
 
 # -- without a run folder ----------------------------------------------------------------------
@@ -72,7 +71,7 @@ def test_each_scalar_is_a_line_and_reaches_tensorboard_too(run):
 @given(value=st.floats(allow_nan=False, allow_infinity=False))
 def test_a_value_comes_back_bit_for_bit(run, value):
     folder, writer = run(), Writer()
-    (folder / METRICS).unlink(missing_ok=True)
+    RunFiles(folder).metrics.unlink(missing_ok=True)
     with recorded(writer):
         writer.add_scalar("x", value, 1)
     (row,) = metrics(folder)
@@ -110,7 +109,7 @@ def test_a_rank_without_a_writer_writes_no_metrics(run):
     folder = run()
     with recorded(None):
         pass
-    assert not (folder / METRICS).exists()
+    assert not RunFiles(folder).metrics.exists()
 
 
 # -- statistics --------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def test_the_statistics_say_type_calls_and_sqnr(run, quantised):
     with recorded(None):
         quantised("fprop", "mxfp8", "x", "weight")
         quantised("fprop", "mxfp8", "x")
-    weight, x = strict((folder / QUANT_STATS).read_text())
+    weight, x = strict(RunFiles(folder).quant_stats.read_text())
     assert {k: x[k] for k in ("site", "layer", "operand", "quant_type", "calls", "measured")} == {
         "site": "fprop",
         "layer": "layers.0",
@@ -156,7 +155,7 @@ def test_the_peak_of_memory_is_written_in_bytes(run):
     folder = run()
     with recorded(None):
         pass
-    found = strict((folder / DEVICE).read_text())
+    found = strict(RunFiles(folder).device.read_text())
     assert found["device"] == accelerator.get_device_name()
     (peak,) = found["peak_memory"]
     assert 1e8 < peak < 1e12 or HAS_CUDA  # what holds torch has 100 MB, and no machine has 1 TB
@@ -166,7 +165,7 @@ def test_a_failed_run_tells_no_peak(run):
     folder = run()
     with pytest.raises(ZeroDivisionError), recorded(None):
         raise ZeroDivisionError
-    assert not (folder / DEVICE).exists()
+    assert not RunFiles(folder).device.exists()
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -176,8 +175,8 @@ def test_a_failure_leaves_its_text_and_goes_on(run):
     folder = run()
     with pytest.raises(ValueError, match="too hot"), recorded(None):
         raise ValueError("too hot")
-    assert (folder / FAILURE).read_text() == "ValueError: too hot\n"
-    assert not (folder / QUANT_STATS).exists()
+    assert RunFiles(folder).failure.read_text() == "ValueError: too hot\n"
+    assert not RunFiles(folder).quant_stats.exists()
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -187,7 +186,7 @@ def test_what_torch_could_not_load_is_left_in_plain_words(run, wrapped):
         found = CheckpointException("load", {0: (CheckpointError("x would run"), None)})
     with pytest.raises(CheckpointError), recorded(None):
         raise found
-    (line,) = (folder / FAILURE).read_text().splitlines()
+    (line,) = RunFiles(folder).failure.read_text().splitlines()
     assert line.startswith("CheckpointError: ")
     assert ("x would run" if wrapped else "posix.system") in line
 
@@ -196,15 +195,15 @@ def test_a_run_that_did_not_quantise_as_asked_fails_at_its_end(run):
     folder = run(qk="mxfp8")
     with pytest.raises(GuardError, match=r"at the end.*qk"), recorded(None):
         pass
-    assert "GuardError" in (folder / FAILURE).read_text()
-    assert (folder / QUANT_STATS).exists()
+    assert "GuardError" in RunFiles(folder).failure.read_text()
+    assert RunFiles(folder).quant_stats.exists()
 
 
 def test_a_good_run_leaves_no_failure(run, quantised):
     folder = run(fprop="mxfp8")
     with recorded(None):
         quantised("fprop", "mxfp8", "x", "weight")
-    assert not (folder / FAILURE).exists()
+    assert not RunFiles(folder).failure.exists()
 
 
 @pytest.mark.parametrize("code", [0, None])
@@ -213,8 +212,8 @@ def test_an_early_end_without_error_is_recorded_as_an_end(run, quantised, code):
     with pytest.raises(SystemExit), recorded(None):
         quantised("fprop", "mxfp8", "x", "weight")
         raise SystemExit(code)
-    assert len(strict((folder / QUANT_STATS).read_text())) == 2
-    assert not (folder / FAILURE).exists()
+    assert len(strict(RunFiles(folder).quant_stats.read_text())) == 2
+    assert not RunFiles(folder).failure.exists()
 
 
 def test_an_early_end_does_not_escape_the_guard(run):
@@ -227,14 +226,14 @@ def test_an_end_with_an_error_code_is_a_failure(run):
     folder = run()
     with pytest.raises(SystemExit), recorded(None):
         raise SystemExit(17)
-    assert (folder / FAILURE).read_text() == "SystemExit: 17\n"
+    assert RunFiles(folder).failure.read_text() == "SystemExit: 17\n"
 
 
 def test_the_first_rank_of_a_group_writes(run, quantised, one_rank):
     folder = run(fprop="mxfp8")
     with recorded(None):
         quantised("fprop", "mxfp8", "x", "weight")
-    assert len(strict((folder / QUANT_STATS).read_text())) == 2
+    assert len(strict(RunFiles(folder).quant_stats.read_text())) == 2
 
 
 def test_another_rank_leaves_the_files_to_the_first_but_tells_its_failure(
@@ -244,8 +243,8 @@ def test_another_rank_leaves_the_files_to_the_first_but_tells_its_failure(
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     with pytest.raises(GuardError), recorded(None):
         pass
-    assert not (folder / QUANT_STATS).exists()
-    assert (folder / FAILURE).read_text().startswith("GuardError: ")
+    assert not RunFiles(folder).quant_stats.exists()
+    assert RunFiles(folder).failure.read_text().startswith("GuardError: ")
 
 
 def test_the_first_failure_is_kept_for_the_others_follow_from_it(run):
@@ -253,11 +252,11 @@ def test_the_first_failure_is_kept_for_the_others_follow_from_it(run):
     for error in (ValueError("too hot"), RuntimeError("Connection reset by peer")):
         with pytest.raises(type(error)), recorded(None):
             raise error
-    assert (folder / FAILURE).read_text() == "ValueError: too hot\n"
+    assert RunFiles(folder).failure.read_text() == "ValueError: too hot\n"
 
 
 def test_a_failure_that_cannot_be_written_is_still_raised(run):
     folder = run()
-    (folder / FAILURE).mkdir()
+    RunFiles(folder).failure.mkdir()
     with pytest.raises(ValueError, match="too hot"), recorded(None):
         raise ValueError("too hot")

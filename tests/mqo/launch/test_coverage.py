@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mqo.errors import RunError
 from mqo.launch import coverage
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.folder import create
 from mqo.launch.prepare import RunData
 from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
@@ -67,7 +67,7 @@ def measured(vendored, tmp_path_factory, checkout_with):
     project = checkout_with(cache=tmp_path_factory.mktemp("cache"))
     series = Series.of(project)
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda c: coverage.of_cell(project, vendored, series, c), CELLS.values())
+        found = pool.map(lambda c: coverage.of_config(project, vendored, series, c), CELLS.values())
         return dict(zip(CELLS, found, strict=True))
 
 
@@ -141,7 +141,7 @@ def test_the_tied_head_multiplies_and_the_embedding_looks_up(measured):
 
 
 def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
-    model, found = CELLS["experts"].model, measured["experts"]
+    model, found = CELLS["experts"].experiment.model, measured["experts"]
     sites = {}
     for product in found.products:
         if not product.gemm.endswith("backward"):
@@ -165,14 +165,17 @@ def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
 
 
 def test_experts_get_top_k_of_the_tokens(measured):
-    moe, tokens = CELLS["experts"].model.moe, 4 * 256
+    moe, tokens = CELLS["experts"].experiment.model.moe, 4 * 256
     rows = [p for p in measured["experts"].products if p.gemm == "fprop" and "1.mlp.exp" in p.layer]
     assert {p.m for p in rows} == {tokens * moe.topk // moe.num_experts}
     assert {p.n for p in rows if p.layer.endswith("fc1")} == {2 * moe.expert_ffn_size}
 
 
 def test_a_latent_heads_keys_are_wider_than_its_values(measured):
-    mla, heads = CELLS["experts"].model.mla, CELLS["experts"].model.num_attention_heads
+    mla, heads = (
+        CELLS["experts"].experiment.model.mla,
+        CELLS["experts"].experiment.model.num_attention_heads,
+    )
     layer = "decoder.layers.1.self_attention.core_attention"
     rows = {p.gemm: p for p in measured["experts"].products if p.layer == layer}
     assert (rows["qk"].k, rows["pv"].n) == (
@@ -203,8 +206,8 @@ def test_a_real_model_is_measured_at_its_real_size(vendored, name, scores):
     pytest.importorskip("torch")
     project = Project.here()
     cell = resolve(name, "wikipedia", "FA_linear_mxfp8", "standard")
-    found = coverage.of_cell(project, vendored, Series.of(project), cell)
-    model, tokens = cell.model, cell.training.sequence
+    found = coverage.of_config(project, vendored, Series.of(project), cell)
+    model, tokens = cell.experiment.model, cell.experiment.training.sequence
     assert found.parameters == model.parameters
     # Every weight of a product once a token, in each of three products.
     linear = 2 * tokens * (model.parameters - unmultiplied(model))
@@ -289,13 +292,13 @@ def test_a_program_that_fails_is_told_in_its_words_and_nothing_is_kept(place):
     assert list((project.cache / "coverage").iterdir()) == []
 
 
-CELL = resolve("llama32-1b", "wikipedia", "linear_mxfp8", "smoke")
+CONFIG = resolve("llama32-1b", "wikipedia", "linear_mxfp8", "smoke")
 
 
 def test_a_run_records_it(place):
     project, folder = place
     said = []
-    coverage.record(project, folder, CELL, RunData(folder.root, folder.root, 4096), said.append)
+    coverage.record(project, folder, CONFIG, RunData(folder.root, folder.root, 4096), said.append)
     facts = json.loads(folder.coverage.read_text())
     assert (facts["model"], facts["mode"], facts["quantised_share"]) == (
         "llama32-1b",
@@ -313,7 +316,7 @@ def test_another_tokenizer_at_the_same_place_is_asked_for_again(place, tmp_path)
     data = RunData(tmp_path, tmp_path, None)
     for content in ("{}", "{}", "[]"):
         (tmp_path / "tokenizer.json").write_text(content)
-        coverage.record(project, folder, CELL, data, lambda text: None)
+        coverage.record(project, folder, CONFIG, data, lambda text: None)
     assert count(folder) == 2
 
 
@@ -321,7 +324,7 @@ def test_a_run_goes_on_without_it(place):
     project, folder = place
     (folder.source / "tools/coverage.py").write_text("raise ValueError('too new')")
     said = []
-    coverage.record(project, folder, CELL, RunData(folder.root, folder.root, 4096), said.append)
+    coverage.record(project, folder, CONFIG, RunData(folder.root, folder.root, 4096), said.append)
     assert len(said) == 1
     assert "not known" in said[0]
     assert "too new" in said[0]

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from mqo.data.pair import HEADER, MAGIC
 from mqo.data.pair_check import document_count
 from mqo.launch import cli
-from mqo.launch.cell import Cluster, resolve
-from mqo.launch.flags import Length, RunPaths, length, megatron_flags
-from mqo.launch.folder import quant_config
+from mqo.launch.config import Cluster, Placement, resolve
+from mqo.launch.flags import Length, RunPaths, architecture_flags, length, megatron_flags
 from mqo.launch.inputs import values
 from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import with_layout
@@ -29,9 +28,9 @@ NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
 
 def flags(model, training="standard"):
     """{flag: its values, joined} of the model's own flags."""
-    cell = resolve(model, "wikipedia", "bf16", training)
+    of = resolve(model, "wikipedia", "bf16", training).experiment
     found = {}
-    for word in megatron_flags(cell, Machine(1, 0), NOWHERE)["model"]:
+    for word in architecture_flags(of.model, of.training.sequence):
         if word.startswith("--"):
             found[word] = []
         else:
@@ -98,7 +97,8 @@ def test_a_model_is_trained_no_longer_than_published(model):
 
 def test_a_runs_length_is_what_the_user_says_last():
     def found(*flags):
-        return length(resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags))
+        made = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags)
+        return length(made.experiment)
 
     assert found() == Length(steps=8, tokens_per_step=4 * 64)
     assert found("--seq-length", "32", "--train-samples", "20") == Length(5, 4 * 32)
@@ -119,7 +119,7 @@ def test_a_real_configuration_warms_up_for_some_steps_and_not_for_long(training)
 def split(training, documents=None):
     cell = resolve("llama32-1b", "wikipedia", "bf16", training)
     paths = dataclasses.replace(NOWHERE, documents=documents)
-    return values(megatron_flags(cell, Machine(1, 0), paths)["data"], "--split")[0]
+    return values(megatron_flags(cell.experiment, Machine(1, 0), paths), "--split")[0]
 
 
 def held_out(split, documents):
@@ -167,7 +167,7 @@ def test_the_documents_of_the_users_data_are_counted(tmp_path, monkeypatch):
 def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
     def kept(training, **rest):
         made = resolve("llama32-1b", "wikipedia", "bf16", training, **rest)
-        return tomllib.loads(quant_config({}, made)).get("run", {}).get("keep_checkpoints", 0)
+        return tomllib.loads(made.quant_toml({})).get("run", {}).get("keep_checkpoints", 0)
 
     assert [kept(name) for name in tables.trainings()] == [0, 0, 0, 0, 3]
     assert kept("standard", keep_checkpoints=0) == 0
@@ -203,11 +203,12 @@ def cell_of_script(name, training):
     script = Path(generate.__file__).parents[3] / "script" / name
     words = shlex.split(script.read_text().partition('train_config.py"')[2], comments=True)
     args = [word for word in words if word.strip() and word != "$@"]
-    return cli.cell_from(cli.parser().parse_args([*args, "--training-config", training]), [])
+    return cli.config_from(cli.parser().parse_args([*args, "--training-config", training]), [])
 
 
 def on(cell, processes):
-    return cell.model_copy(update={"cluster": Cluster(nproc_per_node=processes)})
+    where = Placement(cluster=Cluster(nproc_per_node=processes))
+    return cell.model_copy(update={"placement": where})
 
 
 def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
@@ -220,12 +221,12 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
             cell = cell_of_script(name, training)
             for gpus in (0, 8):
                 # The smallest batch of all is one for a single process.
-                world = 1 if cell.training.is_smoke else max(1, gpus)
+                world = 1 if cell.experiment.training.is_smoke else max(1, gpus)
                 machine = imagined("h100-80gb", gpus)
-                cell = with_layout(on(cell, world), machine, cell.types).cell
-                assert bool(cell.layout) == (world == 8)
-                groups = megatron_flags(cell, machine, NOWHERE).values()
-                words = tuple(word for group in groups for word in group)
+                cell = with_layout(on(cell, world), machine, cell.quantization.types).config
+                assert bool(cell.placement.layout) == (world == 8)
+                layout = cell.placement.layout
+                words = tuple(megatron_flags(cell.experiment, machine, NOWHERE, layout))
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.models()) * len(tables.trainings()) * 2
     done = subprocess.run(
@@ -238,10 +239,10 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
     assert done.returncode == 0, done.stderr[-2000:]
     for (cell, gpus), found in zip(asked.values(), json.loads(done.stdout), strict=True):
         assert found == [
-            cell.model.hidden_size,
-            cell.training.sequence,
-            cell.training.global_batch,
-            "torch.float32" if cell.training.is_smoke else BF16,
+            cell.experiment.model.hidden_size,
+            cell.experiment.training.sequence,
+            cell.experiment.training.global_batch,
+            "torch.float32" if cell.experiment.training.is_smoke else BF16,
             "nccl" if gpus else "gloo",
             "local",
         ]

@@ -1,8 +1,8 @@
 import pytest
 from mqo.errors import LayoutError
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.launch.layout import check_layout
-from mqo.launch.prepare import check_cell
+from mqo.launch.prepare import check_config
 
 TP, PP, CP = (f"--{kind}-parallel-size" for kind in ("tensor-model", "pipeline-model", "context"))
 ODD = "--num-attention-heads 12 --num-query-groups 6 --kv-channels 64"
@@ -60,7 +60,7 @@ def test_experts_that_fit():
 )
 def test_one_that_does_not_is_refused_in_one_line(text, processes, said):
     with pytest.raises(LayoutError) as caught:
-        check_cell(cell(text, processes))
+        check_config(cell(text, processes))
     assert said in str(caught.value)
     assert "Expected: " in str(caught.value)
     assert "\n" not in str(caught.value)

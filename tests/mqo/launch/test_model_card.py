@@ -4,7 +4,7 @@ import json
 
 import pytest
 from mqo.launch import model_card
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.hf_config import config_of
 from mqo.launch.model_card import Training
 from mqo.runs import RunFolder
@@ -35,7 +35,7 @@ def run(tmp_path):
     (made.source / "megatron/core").mkdir(parents=True)
     info = "MAJOR = 0\nMINOR = 19\nPATCH = 2\n"
     (made.source / "megatron/core/package_info.py").write_text(info)
-    made.cell.write_text(cell().model_dump_json())
+    made.config.write_text(cell().model_dump_json())
     facts = {"commit": "abc123+", "packages": {"torch": "2.13.0", "mqo": "0.1.0"}}
     made.environment.write_text(json.dumps(facts | {"inputs": {"files": {}, "iteration": None}}))
     keys = ("name", "iteration", "value")
@@ -54,7 +54,7 @@ def folder(tmp_path):
     made = tmp_path / "model"
     made.mkdir()
     save_file({"a": np.zeros((2, 2)), "b": np.zeros(2)}, made / "model.safetensors")
-    config = config_of(cell().model, "bf16", 256)
+    config = config_of(cell().experiment.model, "bf16", 256)
     (made / "config.json").write_text(json.dumps(config))
     return made
 
@@ -79,7 +79,7 @@ def test_the_card_says_how_the_model_was_trained(folder, run):
 def test_the_sample_is_not_taken_for_the_published_dataset(folder, run, tmp_path):
     assert "sample" in rows(folder, Training(ARGS, "3", run))["dataset"]
     own = cell(data_prefix=tmp_path / "secret/corpus", tokenizer=tmp_path)
-    run.cell.write_text(own.model_dump_json())
+    run.config.write_text(own.model_dump_json())
     found = rows(folder, Training(ARGS, "3", run))["dataset"]
     assert "own data" in found and "secret" not in found and "wikimedia" not in found
 
@@ -121,7 +121,7 @@ def test_imported_weights_have_no_training(folder):
 
 
 def test_an_unquantized_run_does_not_speak_of_emulation(folder, run):
-    run.cell.write_text(cell("bf16").model_dump_json())
+    run.config.write_text(cell("bf16").model_dump_json())
     plain = ARGS | {"mqo_types": dict.fromkeys(("fprop", "qk"), "none")}
     card = model_card.describe(folder, "t", Training(plain, "3", run))
     assert dict(card.rows)["mode"].startswith("bf16 (unquantized),")
@@ -137,6 +137,6 @@ def test_a_training_that_began_with_other_weights_says_so(folder, run):
 
 
 def test_a_run_of_another_release_gives_what_the_checkpoint_says(folder, run):
-    run.cell.write_text('{"schema": 9}')
+    run.config.write_text('{"schema": 9}')
     found = rows(folder, Training(ARGS, "3", run))
     assert "model" not in found and found["optimizer steps"] == "3"

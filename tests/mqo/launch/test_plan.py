@@ -6,14 +6,13 @@ import subprocess
 import pytest
 from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
 from mqo.launch import cli, plan
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import decides, layout_of, place, saved_layout, with_layout
-from mqo.launch.prepare import check_cell
-from mqo.launch.quantiser import Quantiser
+from mqo.launch.prepare import check_config
 from mqo.matrix import generate, tables
 from mqo.project import Project
 from mqo.scale.choose import Job, measure
@@ -36,15 +35,15 @@ def cell(model="llama31-8b", mode="FA_linear_mxfp8", gpus=8, training="standard"
 
 def planned(made, machine=H100, saved=None):
     """The layout that the launcher chooses for a cell."""
-    chosen = with_layout(made, machine, made.types, saved).cell
-    return layout_of(chosen.layout, made.cluster.nnodes * made.cluster.nproc_per_node)
+    chosen = with_layout(made, machine, made.quantization.types, saved).config.placement
+    return layout_of(chosen.layout, chosen.cluster.processes)
 
 
 def need(made, layout):
     """Bytes of a GPU, by the formulas, for the cell's own sizes."""
-    mode = tables.modes()[made.mode]
-    sizes = (layout.gpus, made.cluster.nproc_per_node, 0)
-    return measure(Job(made.model, made.training, mode, made.dtype, *sizes), layout).need
+    of, mode = made.experiment, tables.modes()[made.quantization.mode]
+    sizes = (layout.gpus, made.placement.cluster.nproc_per_node, 0)
+    return measure(Job(of.model, of.training, mode, of.dtype, *sizes), layout).need
 
 
 # -- the scripts -----------------------------------------------------------------------------------
@@ -60,14 +59,14 @@ def of_script(name, *words):
 @pytest.mark.parametrize("nodes", [1, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
-    made = cli.cell_from(of_script(name, "--nnodes", str(nodes)), [], H100)
+    made = cli.config_from(of_script(name, "--nnodes", str(nodes)), [], H100)
     printed = cli.describe(Project(tmp_path), made, H100)
     comments = [line for line in printed.splitlines() if line.startswith("#")]
     command, _ = from_shell(printed[printed.index("MQO_QUANT_CONFIG") :])
     assert command[command.index("--nproc-per-node") + 1] == "8"
     assert set(command) >= EVERY
     layout = layout_of(command, 8 * nodes)
-    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    check_layout(made.with_layout(layout.flags()))
     used = need(made, layout)
     assert used <= LIMIT
     (said,) = [line for line in comments if line.startswith("# layout: ")]
@@ -94,14 +93,15 @@ CELLS = [(m, q, n) for m in tables.models() for q in tables.modes() for n in (8,
 def test_a_plan_fits_and_divides(model, mode, gpus):
     made = cell(model, mode, gpus)
     layout = planned(made)
-    check_layout(made.model_copy(update={"layout": layout.flags()}))
+    check_layout(made.with_layout(layout.flags()))
     assert need(made, layout) <= LIMIT
     assert layout.data * layout.tensor * layout.pipeline == gpus
     assert 128 % layout.data == 0
-    assert made.model.num_attention_heads % layout.tensor == 0
-    assert (made.model.num_query_groups or 1) % layout.tensor == 0 or made.model.mla
-    assert made.model.num_layers % layout.pipeline == 0
-    assert made.model.moe is None or made.model.moe.num_experts % layout.expert == 0
+    shape = made.experiment.model
+    assert shape.num_attention_heads % layout.tensor == 0
+    assert (shape.num_query_groups or 1) % layout.tensor == 0 or shape.mla
+    assert shape.num_layers % layout.pipeline == 0
+    assert shape.moe is None or shape.moe.num_experts % layout.expert == 0
     assert layout.recompute == ("none" if tables.modes()[mode].pv == "none" else "core_attn")
 
 
@@ -117,7 +117,9 @@ def test_each_dtype_has_a_layout_on_each_device(device, dtype):
 
 def test_parameters_are_gathered_behind_computation_but_in_fp16():
     """Upstream ends an evaluation before the first step that fp16's loss scale lets through."""
-    flags = {d: set(with_layout(cell(dtype=d), H100, {}).cell.layout) for d in tables.DTYPES}
+    flags = {
+        d: set(with_layout(cell(dtype=d), H100, {}).config.placement.layout) for d in tables.DTYPES
+    }
     assert flags["bf16"] >= EVERY
     assert flags["fp32"] >= EVERY
     assert EVERY - flags["fp16"] == {"--overlap-param-gather"}
@@ -149,14 +151,17 @@ def test_what_the_users_flags_say_counts():
 
 def test_rounded_weights_that_stay_are_counted():
     made = cell(mode="mxfp8")
-    kept = made.model_copy(update={"quantiser": Quantiser(cache_weights=True)})
+    kept = cell(mode="mxfp8", cache_weights=True)
     assert planned(made).tensor == 2
     assert planned(kept).tensor == 4
 
 
 def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
     made = cell("llama32-1b", "source")
-    chosen = [place(tmp_path, made, H100, {"pv": kind}).cell.layout for kind in ("none", "hifp8")]
+    chosen = [
+        place(tmp_path, made, H100, {"pv": kind}).config.placement.layout
+        for kind in ("none", "hifp8")
+    ]
     assert [layout_of(flags, 8).recompute for flags in chosen] == ["none", "core_attn"]
 
 
@@ -170,12 +175,12 @@ def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
     ],
 )
 def test_on_a_cpu_and_for_small_models_nothing_is_planned(made, machine):
-    assert with_layout(made, machine, made.types) == plan.Planned(made)
-    assert not decides(made, machine)
+    assert with_layout(made, machine, made.quantization.types) == plan.Planned(made)
+    assert not decides(made.experiment, machine)
 
 
 def test_a_plan_of_an_earlier_start_is_made_anew():
-    made = cell().model_copy(update={"layout": Layout(8, tensor=8).flags()})
+    made = cell().with_layout(Layout(8, tensor=8).flags())
     assert planned(made) == Layout(8, tensor=2)
 
 
@@ -186,7 +191,10 @@ def test_what_fits_nowhere_is_refused_with_what_helps():
 
 def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
     made = cell("llama32-1b", gpus=6)
-    check_cell(made.model_copy(update={"training": SMALL, "cluster": Cluster()}), Machine(1, 0))
+    check_config(
+        made.with_experiment(training=SMALL).model_copy(update={"placement": Placement()}),
+        Machine(1, 0),
+    )
     with pytest.raises(LayoutError, match=r"128 sequences cannot be shared out.*6"):
         with_layout(made, H100, {})
 
@@ -217,13 +225,13 @@ def test_a_distillation_says_that_the_teacher_is_not_counted(tmp_path):
 )
 def test_a_layout_of_the_users_is_left_as_it_is(flags):
     made = cell(flags=flags)
-    assert not decides(made, H100)
-    assert with_layout(made, H100, made.types).cell == made
+    assert not decides(made.experiment, H100)
+    assert with_layout(made, H100, made.quantization.types).config == made
 
 
 def test_a_layout_that_is_too_large_is_warned_of_with_the_numbers():
     made = cell(flags="--tensor-model-parallel-size 1 --lr 1e-5")
-    first, second = with_layout(made, H100, made.types).lines
+    first, second = with_layout(made, H100, made.quantization.types).lines
     alone = Layout(8, sharded=False, overlap=False)
     assert need(made, alone) > 134 * GIB
     assert f"computed: {need(made, alone) / GIB:.1f} of {LIMIT / GIB:.1f} GiB" in first
@@ -235,7 +243,7 @@ def test_a_layout_that_is_too_large_is_warned_of_with_the_numbers():
 def test_a_layout_that_fits_is_said_with_its_memory():
     flags = "--use-distributed-optimizer --tensor-model-parallel-size 4 --sequence-parallel"
     made = cell(flags=flags)
-    (line,) = with_layout(made, H100, made.types).lines
+    (line,) = with_layout(made, H100, made.quantization.types).lines
     layout = Layout(8, tensor=4, overlap=False)
     assert "warning" not in line
     assert f"{need(made, layout) / GIB:.1f} of" in line
@@ -244,14 +252,14 @@ def test_a_layout_that_fits_is_said_with_its_memory():
 def test_a_layout_that_cannot_start_is_refused():
     made = cell(flags="--tensor-model-parallel-size 3")
     with pytest.raises(LayoutError, match="tensor 3"):
-        check_cell(made, H100)
+        check_config(made, H100)
 
 
 def test_flags_that_the_formulas_do_not_know_are_named():
     made = cell("llama32-1b", flags="--num-experts 8")
-    (line,) = with_layout(made, H100, made.types).lines
+    (line,) = with_layout(made, H100, made.quantization.types).lines
     assert "--num-experts" in line
-    assert not decides(made, H100)
+    assert not decides(made.experiment, H100)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +305,10 @@ def saved(tmp_path, monkeypatch):
 
 def resumed(folder, **rest):
     made = cell(checkpoint=folder, **rest)
-    gpus = made.cluster.nnodes * made.cluster.nproc_per_node
-    return layout_of(place(folder, made, H100, made.types).cell.layout, gpus)
+    gpus = made.placement.cluster.processes
+    return layout_of(
+        place(folder, made, H100, made.quantization.types).config.placement.layout, gpus
+    )
 
 
 def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(saved):
@@ -313,7 +323,7 @@ def test_a_resumed_run_keeps_its_kind_of_optimizer(saved):
     plain = {"use_distributed_optimizer": False, "overlap_grad_reduce": False}
     folder = saved(tensor_model_parallel_size=4, data_parallel_size=2, **plain)
     assert resumed(folder) == Layout(8, tensor=4, sharded=False, overlap=False)
-    assert not EVERY & set(place(folder, cell(checkpoint=folder), H100, {}).cell.layout)
+    assert not EVERY & set(place(folder, cell(checkpoint=folder), H100, {}).config.placement.layout)
     bare = resumed(saved(overlap_grad_reduce=False), model="llama32-1b")
     assert (bare.sharded, bare.overlap) == (True, False)
 
@@ -349,14 +359,14 @@ def test_weights_alone_may_have_any_layout(saved, flags, tracker, args):
 
 
 def test_a_folder_without_a_checkpoint_begins_anew(tmp_path):
-    assert saved_layout(tmp_path, cell(checkpoint=tmp_path)) is None
-    assert saved_layout(tmp_path, cell()) is None
+    assert saved_layout(tmp_path, cell(checkpoint=tmp_path).experiment) is None
+    assert saved_layout(tmp_path, cell().experiment) is None
 
 
 def test_the_users_own_load_is_what_is_gone_on_from(saved):
     folder = saved(tensor_model_parallel_size=4)
     made = cell(flags=f"--load {folder}", checkpoint=folder / "elsewhere")
-    assert saved_layout(folder, made) == Layout(8, tensor=4)
+    assert saved_layout(folder, made.experiment) == Layout(8, tensor=4)
 
 
 def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatch):
@@ -369,7 +379,7 @@ def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatc
     with pytest.raises(CheckpointError, match=r"damaged.*behind `--`"):
         resumed(folder)
     made = cell(checkpoint=folder, flags="--use-distributed-optimizer")
-    assert place(folder, made, H100, made.types).cell.layout == ()
+    assert place(folder, made, H100, made.quantization.types).config.placement.layout == ()
 
 
 def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, monkeypatch):
@@ -392,7 +402,7 @@ def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, 
 
 def processes(*words, machine=H100):
     args = of_script(NAMES[0], *words)
-    return cli.cell_from(args, [], machine).cluster.nproc_per_node
+    return cli.config_from(args, [], machine).placement.cluster.nproc_per_node
 
 
 def test_a_real_configuration_takes_all_gpus_and_a_small_one_takes_one():

@@ -5,9 +5,9 @@ import struct
 import pytest
 from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, OverlayError
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.launch.inputs import TRACKER
-from mqo.launch.prepare import check_cell, note_tracker, ready_tree
+from mqo.launch.prepare import check_config, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 
@@ -27,26 +27,27 @@ def tokenizer(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["wikipedia", "dolma"])
 def test_the_sample_serves_the_smoke_configuration(dataset):
-    check_cell(cell(dataset=dataset))
+    check_config(cell(dataset=dataset))
 
 
 def test_a_real_configuration_wants_real_data():
     with pytest.raises(DataError, match=r"No data was given for wikipedia.*TOKENIZER DATA_PREFIX"):
-        check_cell(cell(training="fast"))
+        check_config(cell(training="fast"))
 
 
 def test_a_dataset_without_a_sample_wants_data():
     bare = cell(dataset="dolma")
-    bare = bare.model_copy(update={"dataset": bare.dataset.model_copy(update={"sample": False})})
+    corpus = bare.experiment.dataset.model_copy(update={"sample": False})
+    bare = bare.with_experiment(dataset=corpus)
     with pytest.raises(DataError, match=r"No data was given for dolma; it has no sample"):
-        check_cell(bare)
+        check_config(bare)
 
 
 def test_several_nodes_want_a_place_to_save_that_they_share(tmp_path):
     where = Cluster(nnodes=2, nproc_per_node=2)
     with pytest.raises(DataError, match=r"2 nodes would each save.*CHECKPOINT, a folder that"):
-        check_cell(cell(cluster=where, extra_flags=("--micro-batch-size", "1")))
-    check_cell(
+        check_config(cell(cluster=where, extra_flags=("--micro-batch-size", "1")))
+    check_config(
         cell(cluster=where, extra_flags=("--micro-batch-size", "1"), checkpoint=tmp_path / "new")
     )
 
@@ -54,7 +55,7 @@ def test_several_nodes_want_a_place_to_save_that_they_share(tmp_path):
 def test_a_missing_data_file_is_named(tmp_path, tokenizer):
     (tmp_path / "corpus.bin").write_bytes(b"")
     with pytest.raises(DataError, match=r"corpus\.idx"):
-        check_cell(cell(tokenizer=tokenizer, data_prefix=tmp_path / "corpus"))
+        check_config(cell(tokenizer=tokenizer, data_prefix=tmp_path / "corpus"))
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):
@@ -62,12 +63,12 @@ def test_a_missing_tokenizer_is_named(tmp_path):
     (tmp_path / "corpus.idx").write_bytes(one_document)
     (tmp_path / "corpus.bin").write_bytes(b"xy")
     with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
-        check_cell(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
+        check_config(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
 
 
 def test_tokenizer_and_data_come_together(tokenizer):
     with pytest.raises(DataError, match="Only one of tokenizer and data prefix"):
-        check_cell(cell(tokenizer=tokenizer))
+        check_config(cell(tokenizer=tokenizer))
 
 
 def test_a_tree_of_another_version_is_refused(tmp_path):
@@ -100,19 +101,19 @@ def trained(tmp_path):
 
 def test_a_teacher_is_a_run_or_its_checkpoints(trained):
     for path in (trained, trained / "checkpoints"):
-        check_cell(cell(teacher=path))
+        check_config(cell(teacher=path))
 
 
 def test_a_missing_tracker_beside_checkpoints_is_said(trained):
     folder, said = trained / "checkpoints", []
-    note_tracker(cell(checkpoint=folder), said.append)
+    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
     (folder / TRACKER).unlink()
-    note_tracker(cell(checkpoint=folder), said.append)
+    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
     assert said == []
     (folder / "iter_0000160").mkdir()
     (folder / "iter_0000160/metadata.json").write_text("{}")
-    note_tracker(cell(checkpoint=folder), said.append)
-    note_tracker(cell(), said.append)
+    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
+    note_tracker(cell().experiment.checkpoint, said.append)
     assert len(said) == 1
     assert "160" in said[0]
 
@@ -126,4 +127,4 @@ def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):
         ({"teacher": trained, "megatron": tmp_path}, "no program that distils"),
     ):
         with pytest.raises(DataError, match=says):
-            check_cell(cell(**given))
+            check_config(cell(**given))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.progress import Progress
 
 
@@ -19,10 +19,10 @@ def watch(tmp_path):
                 lines.write(json.dumps(row) + "\n")
 
     def start(training="tiny", *flags, **rest):
-        cell = resolve(
+        made = resolve(
             "llama32-1b", "wikipedia", "bf16", training, extra_flags=tuple(flags), **rest
         )
-        return Progress(cell, metrics), add
+        return Progress(made.experiment, metrics), add
 
     return start
 

@@ -6,13 +6,13 @@ import sys
 import pytest
 from mqo.errors import RunError
 from mqo.launch import rerun as program
-from mqo.launch.cell import Cluster, resolve
+from mqo.launch.config import Cluster, resolve
 from mqo.launch.folder import as_shell, create, from_shell, write_facts
 from mqo.launch.rerun import BitEqual, Differs, compare, redirected, rerun
 from mqo.project import Project
 from mqo.runs import RunFolder
 
-CELL = resolve("llama32-1b", "wikipedia", "bf16", "tiny")
+CONFIG = resolve("llama32-1b", "wikipedia", "bf16", "tiny")
 LOSSES = [(1, "lm loss", 8.0), (2, "lm loss", "nan"), (2, "lm loss validation", 7.5)]
 
 # What trains: losses as they were, or as the variable says.
@@ -35,7 +35,7 @@ def write_losses(run, losses):
 def original(tmp_path, monkeypatch):
     """A run folder as the launcher leaves one, of a program of our own."""
     monkeypatch.setattr(Project, "runs", tmp_path / "runs")
-    run = create(tmp_path / "old runs", CELL.title)
+    run = create(tmp_path / "old runs", CONFIG.title)
     run.source.mkdir()
     (run.source / "pretrain_gpt.py").write_text("")
     (run.source / "train.py").write_text(TRAIN)
@@ -46,7 +46,7 @@ def original(tmp_path, monkeypatch):
         (tmp_path / f"corpus.{ending}").write_text("tokens")
     command = [sys.executable, str(run.source / "train.py"), str(run.source)]
     command += ["--data-path", str(prefix), "--save", str(run.checkpoints)]
-    write_facts(run, CELL, command, {"DATA": str(prefix), "LOSSES": json.dumps(LOSSES)})
+    write_facts(run, CONFIG, command, {"DATA": str(prefix), "LOSSES": json.dumps(LOSSES)})
     return run
 
 
@@ -142,8 +142,8 @@ def test_a_run_without_losses_is_refused(original):
 
 
 def test_one_node_of_several_is_refused(original):
-    cell = CELL.model_copy(update={"cluster": Cluster(nnodes=2)})
-    original.cell.write_text(cell.model_dump_json())
+    cell = resolve("llama32-1b", "wikipedia", "bf16", "tiny", cluster=Cluster(nnodes=2))
+    original.config.write_text(cell.model_dump_json())
     with pytest.raises(RunError, match="one node's part of a run on 2 nodes"):
         replay(original)
 

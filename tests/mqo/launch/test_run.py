@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
-from mqo.launch.cell import Cell, Cluster, resolve
+from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.folder import create
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
@@ -23,12 +23,13 @@ from mqo.project import Project
 from mqo.runs import RunFolder, latest
 from mqo.scale.layout import Layout
 
-CELL = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
+NAMES = ("llama32-1b", "wikipedia", "bf16", "smoke")
+CONFIG = resolve(*NAMES)
 
 
 def train(folder, program, report=lambda text: None):
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    launch._train(folder, command, {"METRICS": str(folder.metrics)}, CELL, report)
+    launch._train(folder, command, {"METRICS": str(folder.metrics)}, CONFIG.experiment, report)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_progress_and_result_come_from_the_metrics(folder):
         "validation loss 6.2500",
     ]
     data = RunData(folder.root, folder.root, 4096)
-    result = launch._sum_up(folder, CELL, data, {"qk": "mxfp8"}, 9.6)
+    result = launch._sum_up(folder, CONFIG, data, {"qk": "mxfp8"}, 9.6)
     assert (result.iterations, result.train_loss, result.valid_loss) == (160, 6.5, 6.25)
     assert result.line() == (
         "validation loss 6.2500, training loss 6.5000 (chance: 8.32) after 160 steps in 10 s; "
@@ -80,7 +81,7 @@ def test_what_torchrun_leaves_in_the_temporary_folder_is_removed(folder, tmp_pat
 
 
 def test_of_a_student_the_loss_that_it_is_trained_on_counts(folder):
-    student = CELL.model_copy(update={"teacher": folder.root})
+    student = CONFIG.with_experiment(teacher=folder.root)
     train(folder, WRITE + "    row(4, 'logits loss', 0.5); row(4, 'kd loss', 0.75)\n")
     data = RunData(folder.root, folder.root, None)
     assert launch._sum_up(folder, student, data, {}, 1.0).train_loss == 0.75
@@ -128,7 +129,7 @@ def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
     data = RunData(folder.root, folder.root, None)
     command = [sys.executable, "-c", "print('some output')"]
     with pytest.raises(DiskFullError, match=f"disk of {folder.root} is full"):
-        launch.train(folder, CELL, command, {}, data, {}, print)
+        launch.train(folder, CONFIG, command, {}, data, {}, print)
 
 
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
@@ -138,9 +139,7 @@ def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
 
 
 def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
-    first, last = (
-        CELL.model_copy(update={"cluster": Cluster(nnodes=2, node_rank=rank)}) for rank in (0, 1)
-    )
+    first, last = (resolve(*NAMES, cluster=Cluster(nnodes=2, node_rank=rank)) for rank in (0, 1))
     data = RunData(folder.root, folder.root, None)
     result = launch._sum_up(folder, first, data, {}, 1.4)
     assert result.line() == "trained in 1 s; the last node has the losses"
@@ -185,7 +184,7 @@ def test_an_error_of_ours_in_the_log_comes_first(folder):
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):
     with pytest.raises(RunError, match="recorded no loss"):
-        launch._sum_up(folder, CELL, RunData(folder.root, folder.root, None), {}, 1.0)
+        launch._sum_up(folder, CONFIG, RunData(folder.root, folder.root, None), {}, 1.0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -205,10 +204,10 @@ def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
         from pathlib import Path
         from mqo.launch import run
         from mqo.launch.folder import create
-        from mqo.launch.cell import resolve
-        cell = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
+        from mqo.launch.config import resolve
+        of = resolve("llama32-1b", "wikipedia", "bf16", "smoke").experiment
         folder = create(Path({str(tmp_path)!r}), "run")
-        run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, cell, print)
+        run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, of, print)
     """
     launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     with pipe.open("rb", buffering=0) as reader:
@@ -221,20 +220,20 @@ def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
 def test_a_run_on_gpus_is_started_in_the_planners_layout_and_says_so(tmp_path, monkeypatch):
     made = resolve("llama31-8b", "wikipedia", "bf16", "standard", cluster=Cluster(nproc_per_node=8))
     fakes = {
-        "check_cell": None,
+        "check_config": None,
         "detect": imagined("h100-80gb", 8),
         "ready_tree": None,
         "ready_data": RunData(tmp_path, tmp_path, None),
-        "take_source": Snapshot(Tree(tmp_path), made.types, made.types),
+        "take_source": Snapshot(Tree(tmp_path), made.quantization.types, made.quantization.types),
     }
     for name, value in fakes.items():
         monkeypatch.setattr(launch, name, lambda *args, value=value, **rest: value)
     monkeypatch.setattr(launch.coverage, "record", lambda *args: None)
-    monkeypatch.setattr(launch, "train", lambda folder, cell, command, *rest: command)
+    monkeypatch.setattr(launch, "train", lambda folder, config, command, *rest: command)
     folder, said = create(tmp_path / "runs", "one"), []
     command = launch.run(Project.here(), made, report=said.append, folder=folder)
     assert layout_of(command, 8) == Layout(8, tensor=2)
-    assert Cell.model_validate_json(folder.cell.read_text()).layout == Layout(8, tensor=2).flags()
+    assert RunConfig.read(folder).placement.layout == Layout(8, tensor=2).flags()
     (line,) = [text for text in said if text.startswith("layout")]
     assert "TP 2, DP 4, distributed optimizer; computed: 56.3 of 71.2 GiB" in line
 

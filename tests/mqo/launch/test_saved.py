@@ -37,7 +37,7 @@ def run(tmp_path):
     """A run with options of its own, which saved a checkpoint."""
     root = tmp_path / "runs/one"
     (root / "checkpoints").mkdir(parents=True)
-    (root / "cell.json").write_text('{"checkpoint": null}')
+    (root / "cell.json").write_text('{"experiment": {"checkpoint": null}}')
     (root / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     (root / "checkpoints/types.json").write_text(
         '{"fprop": "mxfp8", "dgrad": "mxfp8", "wgrad": "mxfp8", "qk": "mxfp8", "pv": "none"}'
@@ -118,7 +118,7 @@ def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path)
     assert Place.of(run).folder == run / "checkpoints"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (run / "cell.json").write_text(json.dumps({"checkpoint": str(elsewhere)}))
+    (run / "cell.json").write_text(json.dumps({"experiment": {"checkpoint": str(elsewhere)}}))
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*elsewhere"):
         Place.of(run)
     for number in (9, 10):

@@ -2,8 +2,7 @@
 
 import pytest
 from mqo.errors import EditedError, OverlayError
-from mqo.launch.cell import resolve
-from mqo.launch.quantiser import Quantiser
+from mqo.launch.config import resolve
 from mqo.launch.source import PROGRAM, ready_checkout, source_diff, take_source
 from mqo.runs import RunFolder
 
@@ -16,7 +15,8 @@ SAID = {"fprop": "hifp8", "dgrad": "mxfp8", "wgrad": "none", "qk": "mxfp4", "pv"
 
 def cell(quantization="bf16", types=None, **rest):
     made = resolve("llama32-1b", "wikipedia", quantization, "smoke", **rest)
-    return made.model_copy(update={"types": types}) if types else made
+    asked = made.quantization.model_copy(update={"types": types})
+    return made.model_copy(update={"quantization": asked}) if types else made
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def folder(tmp_path):
 def test_a_patched_checkout_is_copied_with_the_types_and_stays_as_it_is(checkout, folder):
     wanted = cell(types={"fprop": "mxfp8", "dgrad": "none"}, megatron=checkout.tree.root)
     before = contents(checkout.tree.root)
-    tree = ready_checkout(wanted, wanted.megatron, allow_edits=False)
+    tree = ready_checkout(wanted, wanted.placement.megatron, allow_edits=False)
     shot = take_source(folder, tree, checkout.series, wanted)
     assert shot.tree.root == folder.source
     assert dict(shot.types) == {"fprop": "mxfp8", "dgrad": "none"}
@@ -112,8 +112,8 @@ def test_types_that_it_does_not_say_are_refused_with_the_command_that_sets_them(
     "options",
     [
         {"exclude": ("x",)},
-        {"quantiser": Quantiser(block=16)},
-        {"record_every": 0},
+        {"block": 16},
+        {"every": 0},
         {"dump": (1,)},
         {"schedule": ("qk: mxfp8",)},
         {"keep_checkpoints": 2},

@@ -25,19 +25,23 @@ def asked(config="smoke", **rest):
 
 def test_the_pair_of_the_mode_differs_in_the_profiler_alone():
     made = plan(asked(), CPU)
-    one, again = made.mode.cell, made.again.cell
-    more = [flag for flag in again.extra_flags if flag not in one.extra_flags]
+    one, again = made.mode.config, made.again.config
+    first = one.experiment.extra_flags
+    more = [flag for flag in again.experiment.extra_flags if flag not in first]
     assert {flag for flag in more if flag.startswith("--")} == set(PROFILER)
-    assert one.model_copy(update={"extra_flags": again.extra_flags}) == again
-    assert (made.baseline.cell.mode, one.mode) == ("bf16", "FA_linear_mxfp8")
-    assert made.baseline.cell.extra_flags == one.extra_flags
+    assert one.with_experiment(extra_flags=again.experiment.extra_flags) == again
+    assert (made.baseline.config.quantization.mode, one.quantization.mode) == (
+        "bf16",
+        "FA_linear_mxfp8",
+    )
+    assert made.baseline.config.experiment.extra_flags == one.experiment.extra_flags
 
 
 def test_as_many_steps_are_run_as_are_judged_or_as_there_are():
-    assert plan(asked(), CPU).mode.cell.extra_flags == ("--exit-interval", "50")
-    assert plan(asked("tiny"), CPU).mode.cell.extra_flags == ("--exit-interval", "8")
+    assert plan(asked(), CPU).mode.config.experiment.extra_flags == ("--exit-interval", "50")
+    assert plan(asked("tiny"), CPU).mode.config.experiment.extra_flags == ("--exit-interval", "8")
     for config, last in (("smoke", 50), ("tiny", 8)):
-        assert plan(asked(config), CPU).again.cell.training.save_interval == last
+        assert plan(asked(config), CPU).again.config.experiment.training.save_interval == last
 
 
 @pytest.mark.parametrize("steps", [2, 3, 8, 50])
@@ -49,12 +53,12 @@ def test_the_profiler_watches_steps_that_there_are(steps):
 
 def test_both_runs_of_the_scaling_have_one_batch_and_as_many_threads():
     one, two = plan(asked(), CPU).scaling
-    assert [p.cell.cluster.nproc_per_node for p in (one, two)] == [1, 2]
-    assert one.cell.extra_flags == two.cell.extra_flags
-    assert "--micro-batch-size" in one.cell.extra_flags
+    assert [p.config.placement.cluster.nproc_per_node for p in (one, two)] == [1, 2]
+    assert one.config.experiment.extra_flags == two.config.experiment.extra_flags
+    assert "--micro-batch-size" in one.config.experiment.extra_flags
     assert one.threads == two.threads == 2
     assert {p.threads for p in plan(asked(), GPUS).scaling} == {None}
-    assert [p.cell.training.save_interval for p in (one, two)] == [0, 0]
+    assert [p.config.experiment.training.save_interval for p in (one, two)] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -89,31 +93,33 @@ def test_the_command_of_a_run_is_that_of_its_cell():
         assert threads == (f"OMP_NUM_THREADS={planned.threads}" if planned.threads else "")
         assert words[:2] == ["python3", "script/train_config.py"]
         own, extra = cli.split_flags(words[2:])
-        cell = cli.cell_from(cli.parser().parse_intermixed_args(own), extra)
-        assert cell == planned.cell.model_copy(update={"training": cell.training})
+        cell = cli.config_from(cli.parser().parse_intermixed_args(own), extra)
+        assert cell == planned.config.with_experiment(training=cell.experiment.training)
 
 
 def test_at_real_size_a_command_names_its_processes():
     """There the launcher's default is all GPUs."""
-    command = Planned("one", asked("fast").cell("bf16", steps=3)).command()
+    command = Planned("one", asked("fast").config_of("bf16", steps=3)).command()
     assert "--nproc-per-node 1 " in command
-    assert "--nproc-per-node" not in Planned("one", asked().cell("bf16", steps=3)).command()
+    assert "--nproc-per-node" not in Planned("one", asked().config_of("bf16", steps=3)).command()
 
 
 def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
     seen = []
 
-    def run(project, cell, *, report, folder):
-        seen.append((cell.mode, os.environ.get("OMP_NUM_THREADS")))
+    def run(project, config, *, report, folder):
+        seen.append((config.quantization.mode, os.environ.get("OMP_NUM_THREADS")))
         folder.root.rmdir()
-        make_run(folder.root, cell.mode)
+        make_run(folder.root, config.quantization.mode)
 
     monkeypatch.setattr(program, "run", run)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
-    cells = [Planned("one", asked().cell("bf16", steps=3))]
-    cells.append(Planned("two", asked().cell("mxfp4", steps=3), threads=1))
+    cells = [Planned("one", asked().config_of("bf16", steps=3))]
+    cells.append(Planned("two", asked().config_of("mxfp4", steps=3), threads=1))
     done = train(Project.here(), cells, tmp_path / "runs", lambda text: None)
     assert seen == [("bf16", "9"), ("mxfp4", "1")]
     assert os.environ["OMP_NUM_THREADS"] == "9"
     assert [run.mode for run in done.values()] == ["bf16", "mxfp4"]
-    assert json.loads((tmp_path / "runs/two/cell.json").read_text())["mode"] == "mxfp4"
+    assert (
+        json.loads((tmp_path / "runs/two/cell.json").read_text())["quantization"]["mode"] == "mxfp4"
+    )

@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.flags import shape_flags
-from mqo.launch.folder import as_shell, quant_config
+from mqo.launch.folder import as_shell
 from mqo.runs import RunFolder
 
 SHARES = {"bf16": 0.0, "FA_mxfp8": 0.02, "FA_linear_mxfp8": 0.33, "mxfp4": 0.35}
@@ -41,12 +41,12 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     """A run that ended well at these losses; `rest` is what `facts` takes, and flags."""
     folder = RunFolder(root)
     flags = ("--seed", str(seed), "--train-samples", str(4 * steps), *rest.pop("flags", ()))
-    names = {name: rest.pop(name) for name in ("gemms", "quantiser", "model") if name in rest}
+    names = {name: rest.pop(name) for name in ("gemms", "model") if name in rest}
     model = names.pop("model", "llama32-1b")
     cell = resolve(model, "wikipedia", mode, "smoke", extra_flags=flags, **names)
     folder.root.mkdir(parents=True)
-    folder.cell.write_text(cell.model_dump_json())
-    folder.quant_config.write_text(quant_config(cell.types or {}, cell))
+    folder.config.write_text(cell.model_dump_json())
+    folder.quant_config.write_text(cell.quant_toml(cell.quantization.types or {}))
     facts(folder, cell, **rest)
     losses = falling(steps, loss)
     rows = [(n, "lm loss", value) for n, value in enumerate(losses, 1)]
@@ -56,7 +56,8 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     lines = [json.dumps({"iteration": n, "name": name, "value": v}) for n, name, v in rows]
     folder.metrics.write_text("\n".join(lines) + "\n")
     result = {"run": str(root), "iterations": steps, "train_loss": losses[-1], "vocab_size": 4096}
-    write(folder.result, result | {"valid_loss": loss, "seconds": 9.0, "types": cell.types})
+    types = cell.quantization.types
+    write(folder.result, result | {"valid_loss": loss, "seconds": 9.0, "types": types})
     return folder
 
 
@@ -80,16 +81,22 @@ def facts(
     python = ["/usr/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     program = ["--standalone", str(folder.source / "pretrain_gpt.py")]
     paths = ["--data-path", "/data/d_text", "--tensorboard-dir", str(folder.tensorboard)]
-    command = [*python, *program, *shape_flags(cell), *paths, *cell.extra_flags]
+    command = [
+        *python,
+        *program,
+        *shape_flags(cell.experiment),
+        *paths,
+        *cell.experiment.extra_flags,
+    ]
     folder.command.write_text(as_shell(command, {"OMP_NUM_THREADS": "2"}) + "\n")
     inputs = {"files": {"/data/d_text.bin": MARK | {"sha256": digest}}, "iteration": None}
     environment = {"python": "3.11.9 (main)", "cpu": cpu, "cores": 2, "commit": "abc+"}
     environment |= {"packages": {"torch": "2.13.0"}, "inputs": inputs}
     write(folder.environment, environment)
     write(folder.device, {"device": "cpu", "peak_memory": [memory // 2, memory]})
-    share = SHARES.get(cell.mode, 0.1) if share is None else share
+    share = SHARES.get(cell.quantization.mode, 0.1) if share is None else share
     write(folder.coverage, {"quantised_share": share})
-    types = {site: kind for site, kind in (cell.types or {}).items() if kind != "none"}
+    types = {site: kind for site, kind in (cell.quantization.types or {}).items() if kind != "none"}
     stats = {"layer": "layers.0", "operand": "x", "calls": 3, "measured": 1, "sqnr_db": 20.0}
     stats |= {"signal": 100.0, "noise": 1.0}
     write(folder.quant_stats, [stats | {"site": s, "quant_type": t} for s, t in types.items()])

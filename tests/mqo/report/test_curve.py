@@ -15,8 +15,10 @@ Axes = pytest.importorskip("matplotlib.axes").Axes
 def run(tmp_path):
     folder = RunFolder(tmp_path / "a run")
     folder.root.mkdir()
-    cell = {"model": {"name": "m"}, "dataset": {"name": "d"}, "mode": "bf16", "gemms": "fprop"}
-    folder.cell.write_text(json.dumps(cell | {"training": {"name": "smoke"}, "dtype": "fp32"}))
+    names = {"model": {"name": "m"}, "dataset": {"name": "d"}, "training": {"name": "smoke"}}
+    asked = {"mode": "bf16", "gemms": "fprop"}
+    config = {"experiment": names | {"dtype": "fp32"}, "quantization": asked}
+    folder.config.write_text(json.dumps(config))
     folder.quant_config.write_text('[asked]\nfprop = "mxfp8"\n')
     folder.result.write_text(json.dumps({"vocab_size": 4096}))
     rows = [(1, "lm loss", 8.3), (2, "lm loss", 7.9), (2, "lm loss validation", 7.8)]

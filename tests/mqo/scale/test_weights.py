@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from mqo.launch.cell import resolve
+from mqo.launch.config import resolve
 from mqo.launch.plan import meta_job
 from mqo.matrix import tables
 from mqo.scale.layout import Layout
@@ -28,7 +28,7 @@ def built(vendored):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [
-        meta_job(resolve(name, "wikipedia", "bf16", "standard"), layout, rank)
+        meta_job(resolve(name, "wikipedia", "bf16", "standard").experiment, layout, rank)
         for name, layout, rank, _ in RANKS
     ]
     done = subprocess.run(

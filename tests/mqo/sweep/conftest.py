@@ -23,7 +23,7 @@ HEAD = """
     import json, os, signal, sys
     from pathlib import Path
     run = Path(sys.argv[1])
-    mode = json.loads((run / "cell.json").read_text())["mode"]
+    mode = json.loads((run / "cell.json").read_text())["quantization"]["mode"]
 """
 
 

@@ -10,13 +10,13 @@ def jobs(models="llama32-1b", datasets="wikipedia", modes="bf16", training="tiny
 def test_all_by_all_by_the_modes_of_the_scripts_are_sixty():
     made = jobs("all", "all", None)
     assert len({job.name for job in made}) == len({job.digest for job in made}) == 60
-    assert {job.cell.training.name for job in made} == {"tiny"}
+    assert {job.config.experiment.training.name for job in made} == {"tiny"}
 
 
 def test_each_seed_is_a_run_with_the_flag_last():
     made = jobs(seeds=(1, 2, 1), extra_flags=("--lr", "1"))
     assert [job.name.rpartition("_")[2] for job in made] == ["seed1", "seed2"]
-    assert [job.cell.extra_flags for job in made] == [
+    assert [job.config.experiment.extra_flags for job in made] == [
         ("--lr", "1", "--seed", "1"),
         ("--lr", "1", "--seed", "2"),
     ]

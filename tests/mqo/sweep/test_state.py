@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from mqo.errors import MqoError
+from mqo.launch.config import RunConfig
 from mqo.sweep import cells
 from mqo.sweep.state import Entry
 
@@ -51,6 +52,20 @@ def test_a_cell_with_other_settings_is_refused(folder):
         folder.entries(jobs(extra_flags=("--lr", "1")))
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_digest_of_an_earlier_version_counts_if_the_run_has_the_same_settings(folder, same):
+    job = jobs()[0]
+    run = folder.new_run(job)
+    run.result.write_text(json.dumps(RESULT))
+    folder.write({job.name: Entry(job.name, "of old", "done", run.root.name, 1, **RESULT)})
+    if same:
+        found = folder.entries(jobs())[job.name]
+        assert (found.state, found.digest) == ("done", job.digest)
+    else:
+        with pytest.raises(MqoError, match="with other settings"):
+            folder.entries(jobs(extra_flags=("--lr", "1")))
+
+
 @pytest.mark.parametrize("text", ["{", '{"schema": 2, "cells": []}', '{"schema": 1}', "[]"])
 def test_a_file_of_something_else_is_refused_and_left(folder, text):
     folder.file.write_text(text)
@@ -71,4 +86,4 @@ def test_each_attempt_has_a_folder_that_holds_the_cell(folder):
     job = jobs()[0]
     first, second = folder.new_run(job), folder.new_run(job)
     assert (first.root.name, second.root.name) == (job.name, f"{job.name}_2")
-    assert type(job.cell).model_validate_json(second.cell.read_text()) == job.cell
+    assert RunConfig.read(second) == job.config

@@ -26,7 +26,7 @@ def progress(tmp_path):
     text = [json.dumps({"iteration": 3, "name": name, "value": value}) for name, value in rows]
     run = RunFolder(tmp_path)
     run.metrics.write_text("\n".join(text) + '\n{"iteration": 4')
-    made = Progress(job.cell, run.metrics)
+    made = Progress(job.config.experiment, run.metrics)
     made.update()
     return made
 
@@ -46,7 +46,7 @@ def test_progress_is_read_from_the_metrics(progress):
 
 def test_a_run_without_metrics_has_no_speed(tmp_path):
     (job,) = cells.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
-    made = Progress(job.cell, RunFolder(tmp_path).metrics)
+    made = Progress(job.config.experiment, RunFolder(tmp_path).metrics)
     made.update()
     assert (made.step, made.loss, made.tokens_per_s, made.seconds_left) == (0, None, None, None)
 

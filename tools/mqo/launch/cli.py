@@ -14,12 +14,12 @@ from typing import NoReturn
 
 from mqo.display import Display
 from mqo.errors import MqoError
-from mqo.launch.cell import SOURCE, Cell, Cluster, resolve
-from mqo.launch.folder import as_shell, quant_config
+from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
+from mqo.launch.folder import as_shell
 from mqo.launch.machine import Machine, detect, imagined
+from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plan import place
-from mqo.launch.prepare import check_cell, check_tree
-from mqo.launch.quantiser import Quantiser, choices
+from mqo.launch.prepare import check_config, check_tree
 from mqo.launch.run import dry_run, run
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
@@ -60,26 +60,28 @@ def _main(argv: list[str], front_end: bool) -> None:
         print(listing(front_end))
         return
     machine = _machine(args)
-    cell = cell_from(args, extra, machine)
+    config = config_from(args, extra, machine)
     project = Project.here(args.runs)
     if args.dry_run:
-        _dry_run(project, cell, machine, args)
+        _dry_run(project, config, machine, args)
         return
     say = Display.on(sys.stdout)
-    result = run(project, cell, allow_edits=args.allow_edits, report=say)
+    result = run(project, config, allow_edits=args.allow_edits, report=say)
     say(f"result   : {result.line()}")
     say(f"folder   : {result.run}")
 
 
-def _dry_run(project: Project, cell: Cell, machine: Machine, args: argparse.Namespace) -> None:
+def _dry_run(
+    project: Project, config: RunConfig, machine: Machine, args: argparse.Namespace
+) -> None:
     """Print what the command would do; raise what it would refuse.
 
     A machine that is planned for has data and a tree of its own: then the refusal is a note.
     """
-    print(describe(project, cell, machine))
+    print(describe(project, config, machine))
     try:
-        check_cell(cell, machine)
-        check_tree(project, cell, allow_edits=args.allow_edits)
+        check_config(config, machine)
+        check_tree(project, config, allow_edits=args.allow_edits)
     except MqoError as error:
         if args.device is None:
             raise
@@ -125,14 +127,17 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
-    kept = "checkpoints to keep; 0: all; default: standard keeps 3, the others all"
-    add("--keep-last", type=_whole, metavar="N", help=kept)
-    add("--check-nan", action="store_true", help="find the layer of the first NaN or Inf; slow")
     add("--allow-edits", action="store_true", help="run a tree edited by hand")
     add("--dry-run", action="store_true", help="show the command and the memory, do nothing")
     names = ", ".join(DEVICES)
     add("--device", metavar="NAME", help=f"with --dry-run: plan for such GPUs: {names}")
-    _add_quantiser(made.add_argument_group("the quantisers (docs/formats.md)"))
+    quantizer, recorder = split(OPTIONS)
+    group = made.add_argument_group("the quantisers (docs/formats.md)")
+    add_arguments(group, quantizer.values())
+    changing = "types that change, repeatable: 'linear: mxfp4 until 0.9, then bf16', "
+    changing += "'qk: mxfp8 until 500, ...'"
+    group.add_argument("--schedule", metavar="SITE:TYPES", help=changing, **repeatable)
+    add_arguments(made.add_argument_group("what the run keeps"), recorder.values())
     _add_cluster(made.add_argument_group("processes (torchrun's terms)"))
     return made
 
@@ -182,62 +187,6 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     )
 
 
-def _add_quantiser(group: argparse._ArgumentGroup) -> None:
-    for option, meaning in (
-        ("block", "elements that share an mx scale (default: 32)"),
-        ("scale_rule", "how an mx scale follows from its block (default: floor)"),
-        ("rounding", "of elements (default: nearest-even for mx, nearest-away for hifp8)"),
-        ("overflow", "what hifp8 makes of what is too large (default: saturate)"),
-        ("save_activations", "what linear layers keep of inputs; packed: codes (default: full)"),
-    ):
-        valid = choices(option)
-        kind, name = type(valid[0]), "--" + option.replace("_", "-")
-        group.add_argument(name, type=kind, choices=valid, help=meaning)
-    yes = {"action": "store_const", "const": True}
-    group.add_argument("--tensor-scale", help="give hifp8 a scale for each tensor", **yes)
-    group.add_argument(
-        "--quant-seed", type=_whole, metavar="N", help="of stochastic rounding (default: 0)"
-    )
-    group.add_argument("--cache-weights", help="quantise a weight once an optimizer step", **yes)
-    group.add_argument(
-        "--schedule",
-        action="append",
-        default=[],
-        metavar="SITE:TYPES",
-        help="types that change, repeatable: 'linear: mxfp4 until 0.9, then bf16', "
-        "'qk: mxfp8 until 500, ...'",
-    )
-    group.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="[SITE:]GLOB",
-        help="layers to leave unquantised, repeatable: output_layer, 'decoder.layers.0.*', "
-        "'qk:*.1.*'",
-    )
-    group.add_argument(
-        "--record-every",
-        type=_whole,
-        metavar="N",
-        help="measure the quantisers in each Nth iteration; 0: never (default: 50)",
-    )
-    group.add_argument(
-        "--dump",
-        action="append",
-        type=_whole,
-        default=[],
-        metavar="ITERATION",
-        help="an iteration whose operands are saved, for `mqo stats`; repeatable",
-    )
-
-
-def _whole(text: str) -> int:
-    """A whole number from 0 on, for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
-    return int(text)
-
-
 def _machine(args: argparse.Namespace) -> Machine:
     """This machine, or with --device the one to plan for."""
     if args.device is None:
@@ -251,8 +200,10 @@ def _machine(args: argparse.Namespace) -> Machine:
     return imagined(args.device, args.nproc_per_node or GPUS_PER_NODE)
 
 
-def cell_from(args: argparse.Namespace, extra: list[str], machine: Machine | None = None) -> Cell:
-    """The cell that the arguments name; a missing or unknown name lists the valid ones.
+def config_from(
+    args: argparse.Namespace, extra: list[str], machine: Machine | None = None
+) -> RunConfig:
+    """Return what the arguments name; a missing or unknown name lists the valid ones.
 
     Its processes are, unless given, as many as the machine has GPUs; by default that is this one.
     """
@@ -270,55 +221,25 @@ def cell_from(args: argparse.Namespace, extra: list[str], machine: Machine | Non
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
     tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
-    fields = ("nnodes", "node_rank", "master_addr", "master_port")
-    where = {name: getattr(args, name) for name in fields}
+    where = {name: getattr(args, name) for name in Cluster.model_fields}
     training = tables.pick(tables.trainings(), "training configuration", args.training_config)
     gpus = 0 if training.is_smoke else (machine or detect()).gpus
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
+    plain = ("dtype", "gemms", *_POSITIONAL, "teacher", "distillation_config", "megatron")
     return resolve(
         args.model,
         args.dataset,
         mode,
         args.training_config,
-        gemms=args.gemms,
         linear=args.linear_quantization,
         attention=args.attention_quantization,
-        dtype=args.dtype,
         cluster=Cluster(**where),
-        checkpoint=args.checkpoint,
-        tensorboard=args.tensorboard,
-        tokenizer=args.tokenizer,
-        data_prefix=args.data_prefix,
-        megatron=args.megatron,
-        extra_flags=tuple(extra),
         without=tuple(args.without),
-        quantiser=quantiser_from(args),
         schedule=tuple(args.schedule),
-        exclude=tuple(args.exclude),
-        record_every=args.record_every,
-        dump=tuple(args.dump),
-        keep_checkpoints=_kept(args, training),
-        check_nan=args.check_nan,
-        teacher=args.teacher,
-        distillation_config=args.distillation_config,
+        extra_flags=tuple(extra),
+        **{name: getattr(args, name) for name in dict.fromkeys(plain)},
+        **given(args),
     )
-
-
-def _kept(args: argparse.Namespace, training: tables.Training) -> int:
-    """How many checkpoints to keep, 0 for all: by default none of those that are there goes.
-
-    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
-    """
-    if args.keep_last is not None:
-        return args.keep_last
-    there = len(list(args.checkpoint.glob("iter_*"))) if args.checkpoint else 0
-    return 0 if there > training.keep_last + 1 else training.keep_last
-
-
-def quantiser_from(args: argparse.Namespace) -> Quantiser:
-    """The quantisers' options that the arguments give."""
-    given = {name: getattr(args, name) for name in Quantiser.model_fields if name != "seed"}
-    return Quantiser(seed=args.quant_seed, **given)
 
 
 def listing(front_end: bool = False) -> str:
@@ -339,36 +260,37 @@ def _modes(front_end: bool) -> list[str]:
     return [name for name, mode in tables.modes().items() if mode.front_end or not front_end]
 
 
-def describe(project: Project, cell: Cell, machine: Machine | None = None) -> str:
-    """What a run of the cell would do, as shell: its command, and in comments what it would write.
+def describe(project: Project, config: RunConfig, machine: Machine | None = None) -> str:
+    """Return what a run would do, as shell: its command, and in comments what it would write.
 
     That is the types in its source, how that source would differ from the tree's, its options, and
     on GPUs the layout with the memory that it needs. `machine` is by default this one. Reads the
     tree if it is there, and changes nothing.
     """
-    machine = machine or detect()
-    lines = [f"source: {site} = {value}" for site, value in (cell.types or {}).items()]
-    tree, diff = _source_of(project, cell)
+    machine, asked = machine or detect(), config.quantization.types
+    lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
+    tree, diff = _source_of(project, config)
     # Sites that the tree gives their types: which, is known when it is read.
-    sites = cell.types or dict.fromkeys(tables.SITES, SOURCE)
-    options = quant_config(sites, cell).splitlines()[2 + len(sites) :]
+    sites = asked or dict.fromkeys(tables.SITES, SOURCE)
+    options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    planned = place(project.tree, cell, machine, cell.types or _types_there(project, cell))
+    types = asked or _types_there(project, config.placement.megatron)
+    planned = place(project.tree, config, machine, types)
     lines += [f"layout: {line}" for line in planned.lines]
-    command, variables = dry_run(project, planned.cell, machine, tree)
+    command, variables = dry_run(project, planned.config, machine, tree)
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
 
 
-def _types_there(project: Project, cell: Cell) -> Mapping[str, str]:
-    """The types that stand in the tree; none where it is not there yet."""
-    tree = Tree((cell.megatron or project.tree).resolve())
-    return types_of(tree) if cell.megatron or tree.manifest() else {}
+def _types_there(project: Project, megatron: Path | None) -> Mapping[str, str]:
+    """Return the types that stand in the tree; none where it is not there yet."""
+    tree = Tree((megatron or project.tree).resolve())
+    return types_of(tree) if megatron or tree.manifest() else {}
 
 
-def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:
-    """A tree that would be run as it is, and how the source would differ from the tree's."""
-    if cell.megatron:
-        tree = ready_checkout(cell, cell.megatron, allow_edits=True)
+def _source_of(project: Project, config: RunConfig) -> tuple[Path | None, list[str]]:
+    """Return a tree that would be run as it is, and how the source would differ from the tree's."""
+    if config.placement.megatron:
+        tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
         if tree.manifest() is None:
             return tree.root, [f"source: {tree.root} as it is"]
     else:
@@ -377,5 +299,5 @@ def _source_of(project: Project, cell: Cell) -> tuple[Path | None, list[str]]:
             there = tree.root / "megatron/core"
             what = "is not patched" if there.exists() else "holds no Megatron"
             return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
-    diff = source_diff(tree, cell.types).splitlines()
+    diff = source_diff(tree, config.quantization.types).splitlines()
     return None, diff or [f"source: as {tree.root} has it, to the byte"]

@@ -1,4 +1,4 @@
-"""Has a tree's own source say which products of a cell's training step it quantises.
+"""Has a tree's own source say which products of a run's training step it quantises.
 
 The program (Megatron-LM/tools/coverage.py) needs torch and some ten seconds, most of them imports,
 so what it said is kept below .cache, by everything that it depends on.
@@ -17,9 +17,10 @@ from typing import Any
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.errors import MqoError
 from mqo.launch import bytecode
-from mqo.launch.cell import Cell
-from mqo.launch.flags import RunPaths, megatron_flags
+from mqo.launch.config import RunConfig
+from mqo.launch.flags import model_flags
 from mqo.launch.machine import Machine
+from mqo.launch.options import ENVIRONMENT_VARIABLE, quant_toml
 from mqo.launch.prepare import RunData
 from mqo.launch.products import Coverage, lines
 from mqo.overlay.series import Series
@@ -34,34 +35,37 @@ PROGRAM = "tools/coverage.py"
 # What the program runs beside Megatron: a tree from elsewhere has none, or its own.
 OURS = (PROGRAM, "own_tree.py", "pretrain_gpt.py")
 TIME_LIMIT_S = 300
+_CPU = Machine(1, 0)
 
 
-def of_cell(project: Project, tree: Tree, series: Series, cell: Cell) -> Coverage:
-    """What a run of the cell on `tree` would quantise, at the vocabulary it would have.
+def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -> Coverage:
+    """Return what a run on `tree` would quantise, at the vocabulary it would have.
 
     That is the sample's for a smoke run, and the published one otherwise.
     """
-    vocabulary = DEFAULT_VOCAB_SIZE if cell.training.is_smoke else cell.model.vocab_size
+    of, asked = config.experiment, config.quantization
+    vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
+    without = config.placement.without
     with temporary_folder("mqo-coverage-") as folder:
         source = folder / "source"
-        snapshot(tree, source, types=cell.types, without=cell.without, series=series)
+        snapshot(tree, source, types=asked.types, without=without, series=series)
         bytecode.share(tree, source)
         for name in OURS:
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project.tree / name, source / name)
-        flags = ["--vocab-size", str(vocabulary), *model_flags(cell)]
-        return measure(project, source, flags, exclude=cell.exclude)
+        flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags]
+        return measure(project, source, flags, asked.options.get("exclude", ()))
 
 
 def record(
     project: Project,
     folder: RunFolder,
-    cell: Cell,
+    config: RunConfig,
     data: RunData,
     report: Callable[[str], None],
 ) -> None:
-    """coverage.json and coverage.txt of a run; one that cannot be had is said, and no error."""
+    """Write a run's coverage.json and coverage.txt; say where they cannot be had."""
     reads: list[Path] = []
     if data.vocab_size:
         words = ["--vocab-size", str(data.vocab_size)]
@@ -71,49 +75,42 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         # The words first: what the user gave behind `--` comes later and counts.
-        flags = [*words, *model_flags(cell)]
-        found = measure(project, folder.source, flags, reads=reads, exclude=cell.exclude)
+        of, asked = config.experiment, config.quantization
+        flags = [*words, *model_flags(of, _CPU), *of.extra_flags]
+        found = measure(project, folder.source, flags, asked.options.get("exclude", ()), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
-    folder.coverage.write_text(as_json(cell, found), encoding="utf-8")
-    folder.coverage_table.write_text(as_text(cell, found), encoding="utf-8")
+    folder.coverage.write_text(as_json(config, found), encoding="utf-8")
+    folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
 
 
-def as_text(cell: Cell, coverage: Coverage) -> str:
-    """The table under the cell's name."""
-    names = (cell.model.name, cell.mode, f"{cell.gemms} GEMMs", cell.training.name)
+def as_text(config: RunConfig, coverage: Coverage) -> str:
+    """Return the table under the run's names."""
+    of, asked = config.experiment, config.quantization
+    names = (of.model.name, asked.mode, f"{asked.gemms} GEMMs", of.training.name)
     return "\n".join([", ".join(names), *lines(coverage), ""])
 
 
-def as_json(cell: Cell, coverage: Coverage) -> str:
-    """The names of the cell, and every product."""
-    return json.dumps(names(cell) | coverage.as_table(), indent=1)
+def as_json(config: RunConfig, coverage: Coverage) -> str:
+    """Return the run's names, and every product."""
+    return json.dumps(names(config) | coverage.as_table(), indent=1)
 
 
-def names(cell: Cell) -> dict[str, Any]:
-    """What the coverage is of."""
-    where = {"model": cell.model.name, "training": cell.training.name, "dtype": cell.dtype}
-    return where | {"mode": cell.mode, "gemms": cell.gemms}
-
-
-def model_flags(cell: Cell) -> list[str]:
-    """A run's own flags, as on a machine without CUDA; without data and output, which cost."""
-    nowhere = Path("none")
-    paths = RunPaths(nowhere, nowhere, nowhere, nowhere, nowhere, load=False)
-    flags = megatron_flags(cell, Machine(1, 0), paths)
-    groups = ("model", "training", "precision", "platform", "given after --")
-    return [word for group in groups for word in flags[group]]
+def names(config: RunConfig) -> dict[str, Any]:
+    """Return what the coverage is of."""
+    of, asked = config.experiment, config.quantization
+    where = {"model": of.model.name, "training": of.training.name, "dtype": of.dtype}
+    return where | {"mode": asked.mode, "gemms": asked.gemms}
 
 
 def measure(
     project: Project,
     source: Path,
     flags: list[str],
-    *,
-    reads: Sequence[Path] = (),
     exclude: Sequence[str] = (),
+    reads: Sequence[Path] = (),
 ) -> Coverage:
     """What the program in `source` says, or said before; RunError when it fails.
 
@@ -129,7 +126,7 @@ def measure(
     with temporary_folder("mqo-coverage-", kept.parent) as folder:
         target = folder / kept.name
         options = target.with_name("quant.toml")
-        options.write_text(f"[layers]\nexclude = {json.dumps(exclude)}\n", encoding="utf-8")
+        options.write_text(quant_toml({}, {"exclude": list(exclude)}), encoding="utf-8")
         _run(source, target, flags, options)
         found = Coverage.from_table(json.loads(target.read_text(encoding="utf-8")))
         target.replace(kept)
@@ -148,7 +145,7 @@ def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
 def _run(source: Path, target: Path, flags: list[str], options: Path) -> None:
     """Run the program on the CPU, alone, with nothing of this environment's Megatron."""
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    chosen["MQO_QUANT_CONFIG"] = str(options)
+    chosen[ENVIRONMENT_VARIABLE] = str(options)
     run_program(
         source / PROGRAM,
         [str(target), *flags],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch.cell import Cell
+from mqo.launch.config import Experiment
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
-
-Flags = dict[str, list[str]]
 
 # Without Transformer Engine and apex, which the local implementation does not need, these fusions
 # have nothing to fuse with.
@@ -41,19 +40,18 @@ class RunPaths:
     documents: int | None = None
 
 
-def megatron_flags(cell: Cell, machine: Machine, paths: RunPaths) -> Flags:
-    """{group: flags} for pretrain_gpt.py."""
-    return {
-        "model": architecture_flags(cell.model, cell.training.sequence),
-        "training": _training(cell.training),
-        "precision": list(DTYPES[cell.dtype]),
-        "platform": platform_flags(machine),
-        "data": _data(cell.training, paths),
-        "output": _output(cell.training, paths),
-        **({"distillation": _distillation(paths)} if paths.teacher else {}),
-        "layout": list(cell.layout),
-        "given after --": list(cell.extra_flags),
-    }
+def megatron_flags(
+    of: Experiment, machine: Machine, paths: RunPaths, layout: Sequence[str] = ()
+) -> list[str]:
+    """Return all flags for pretrain_gpt.py."""
+    given = [*_data(of.training, paths), *_output(of.training, paths), *_distillation(paths)]
+    return [*model_flags(of, machine), *given, *layout, *of.extra_flags]
+
+
+def model_flags(of: Experiment, machine: Machine) -> list[str]:
+    """Return the flags of the model and its training, as the machine can do it."""
+    model = architecture_flags(of.model, of.training.sequence)
+    return [*model, *_training(of.training), *DTYPES[of.dtype], *platform_flags(machine)]
 
 
 def platform_flags(machine: Machine) -> list[str]:
@@ -61,10 +59,10 @@ def platform_flags(machine: Machine) -> list[str]:
     return _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU))
 
 
-def shape_flags(cell: Cell) -> list[str]:
-    """The flags that say the sizes of model, batch and layout, the user's own last."""
-    model = architecture_flags(cell.model, cell.training.sequence)
-    return [*model, *_training(cell.training), *cell.layout, *cell.extra_flags]
+def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:
+    """Return the flags that say the sizes of model, batch and layout, the user's own last."""
+    model = architecture_flags(of.model, of.training.sequence)
+    return [*model, *_training(of.training), *layout, *of.extra_flags]
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,12 @@ class Length:
     tokens_per_step: int
 
 
-def length(cell: Cell) -> Length:
-    """With what the user's own flags say."""
+def length(of: Experiment) -> Length:
+    """Return it, with what the user's own flags say."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
         parser.add_argument(f"--{name}", type=int)
-    sizes = parser.parse_known_args(shape_flags(cell))[0]
+    sizes = parser.parse_known_args(shape_flags(of))[0]
     batch = sizes.global_batch_size
     return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
 
@@ -193,11 +191,9 @@ def _output(training: Training, paths: RunPaths) -> list[str]:
 
 
 def _distillation(paths: RunPaths) -> list[str]:
+    teacher = ["--export-kd-teacher-load", str(paths.teacher)]
     config = ["--export-kd-cfg", str(paths.distillation_config)]
-    return [
-        *("--export-kd-teacher-load", str(paths.teacher)),
-        *(config if paths.distillation_config else []),
-    ]
+    return (teacher if paths.teacher else []) + (config if paths.distillation_config else [])
 
 
 def _words(lines: list[str]) -> list[str]:

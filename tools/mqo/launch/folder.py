@@ -14,10 +14,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from mqo.launch.cell import Cell
+from mqo.launch.config import RunConfig
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
-from mqo.launch.quantiser import quant_toml
 from mqo.project import Project
 from mqo.runs import RunFolder
 
@@ -37,29 +36,12 @@ def create(runs: Path, title: str) -> RunFolder:
     raise FileExistsError(runs / f"{stamp}_{title}")
 
 
-def quant_config(types: Mapping[str, str], cell: Cell) -> str:
-    """quant.toml of a run of the cell, whose source says `types`."""
-    return quant_toml(
-        types,
-        quantiser=cell.quantiser,
-        schedule=cell.schedule,
-        exclude=cell.exclude,
-        record_every=cell.record_every,
-        dump=cell.dump,
-        run=_own(cell),
-    )
-
-
-def _own(cell: Cell) -> dict[str, int | bool]:
-    """The [run] table: what is not about quantising."""
-    keep = {"keep_checkpoints": cell.keep_checkpoints} if cell.keep_checkpoints else {}
-    return keep | ({"check_nan": True} if cell.check_nan else {})
-
-
-def write_facts(folder: RunFolder, cell: Cell, command: list[str], env: Mapping[str, str]) -> None:
-    """The command (to be pasted), the resolved cell, and the environment with what is read."""
+def write_facts(
+    folder: RunFolder, config: RunConfig, command: list[str], env: Mapping[str, str]
+) -> None:
+    """Write the command, to be pasted, the configuration, and the environment with its inputs."""
     folder.command.write_text(f"#!/usr/bin/env bash\n{as_shell(command, env)}\n", encoding="utf-8")
-    folder.cell.write_text(cell.model_dump_json(indent=1), encoding="utf-8")
+    config.write(folder)
     facts = json.dumps(_environment(env) | {"inputs": Inputs.of(command).as_table()}, indent=1)
     folder.environment.write_text(facts, encoding="utf-8")
 

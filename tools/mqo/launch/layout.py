@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from mqo.errors import LayoutError
-from mqo.launch.cell import Cell
+from mqo.launch.config import RunConfig
 from mqo.launch.flags import shape_flags
 
 # The flags that a layout is checked by. The last mention counts, as it does for upstream.
@@ -31,10 +31,11 @@ _SIZES = {
 }
 
 
-def check_layout(cell: Cell) -> None:
-    """LayoutError when the cell's sizes, with the user's own flags, cannot be built or split."""
-    world = cell.cluster.nnodes * cell.cluster.nproc_per_node
-    fault = next(_faults(read_sizes(shape_flags(cell)), world), None)
+def check_layout(config: RunConfig) -> None:
+    """LayoutError when the run's sizes, with the user's own flags, cannot be built or split."""
+    placed = config.placement
+    sizes = read_sizes(shape_flags(config.experiment, placed.layout))
+    fault = next(_faults(sizes, placed.cluster.processes), None)
     if fault:
         found, expected, flags = fault
         raise LayoutError(found, expected=expected, help=f"Change {flags}")

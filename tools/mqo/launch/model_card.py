@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from mqo.launch.cell import Cell
+from mqo.errors import MqoError
+from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import release_in
@@ -66,9 +65,9 @@ def write(folder: Path, title: str, training: Training) -> None:
 def describe(folder: Path, title: str, training: Training) -> Card:
     """Return what the page of the converted model in `folder` says."""
     config = read_json(folder / "config.json")
-    cell = _cell(training.run)
-    types = _types(training, cell)
-    rows = [*_rows(training, cell, types), *_losses(training), *_versions(training.run)]
+    config_of_run = _config(training.run)
+    types = _types(training, config_of_run)
+    rows = [*_rows(training, config_of_run, types), *_losses(training), *_versions(training.run)]
     return Card(
         title=title,
         architecture=config["architectures"][0],
@@ -76,7 +75,7 @@ def describe(folder: Path, title: str, training: Training) -> Card:
         dtype=config["torch_dtype"],
         has_tokenizer=(folder / "tokenizer_config.json").exists(),
         rows=tuple(rows),
-        notes=tuple(_notes(training, cell, types)),
+        notes=tuple(_notes(training, config_of_run, types)),
         options=_options(training.run),
     )
 
@@ -93,33 +92,36 @@ def count_weights(folder: Path) -> int:
     return total
 
 
-def _cell(run: RunFolder | None) -> Cell | None:
-    """Return what the run was resolved from; None of a run of another release."""
+def _config(run: RunFolder | None) -> RunConfig | None:
+    """Return the configuration of a run; None of a run of another release."""
     if run is None:
         return None
     try:
-        return Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
+        return RunConfig.read(run)
+    except (OSError, ValueError, MqoError):
         return None
 
 
-def _types(training: Training, cell: Cell | None) -> Mapping[str, str] | None:
+def _types(training: Training, config: RunConfig | None) -> Mapping[str, str] | None:
     """Return {site: type or schedule}; None where it was not recorded."""
     found = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
-    return found if isinstance(found, dict) else cell.types if cell else None
+    return found if isinstance(found, dict) else config.quantization.types if config else None
 
 
 def _quantized(types: Mapping[str, str] | None) -> dict[str, str]:
     return {site: text for site, text in (types or {}).items() if text not in UNQUANTIZED}
 
 
-def _rows(training: Training, cell: Cell | None, types: Mapping[str, str] | None) -> Iterator[Row]:
+def _rows(
+    training: Training, config: RunConfig | None, types: Mapping[str, str] | None
+) -> Iterator[Row]:
     args = training.args
-    if cell:
-        yield "model", f"{cell.model.name}, the architecture of {cell.model.published_as}"
-        yield "dataset", _dataset(cell)
-        unquantized = "" if _quantized(types) or cell.mode != "bf16" else " (unquantized)"
-        yield "mode", f"{cell.mode}{unquantized}, training configuration {cell.training.name}"
+    if config:
+        of, mode = config.experiment, config.quantization.mode
+        yield "model", f"{of.model.name}, the architecture of {of.model.published_as}"
+        yield "dataset", _dataset(of)
+        unquantized = "" if _quantized(types) or mode != "bf16" else " (unquantized)"
+        yield "mode", f"{mode}{unquantized}, training configuration {of.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
     yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
     if types is not None:
@@ -133,11 +135,11 @@ def _rows(training: Training, cell: Cell | None, types: Mapping[str, str] | None
         yield "tokens seen", f"{samples * length:,}, in sequences of {length:,}"
 
 
-def _dataset(cell: Cell) -> str:
+def _dataset(of: Experiment) -> str:
     """Say what was read: the published dataset's name alone would claim too much."""
-    if cell.data_prefix is None:
-        return f"mqo's small sample {cell.dataset.name} (not all of {cell.dataset.published_as})"
-    return f"the user's own data, under the name {cell.dataset.name}"
+    if of.data_prefix is None:
+        return f"mqo's small sample {of.dataset.name} (not all of {of.dataset.published_as})"
+    return f"the user's own data, under the name {of.dataset.name}"
 
 
 def _losses(training: Training) -> Iterator[Row]:
@@ -175,14 +177,16 @@ def _versions(run: RunFolder | None) -> Iterator[Row]:
     yield "converted with", f"mqo {importlib.metadata.version('mqo')}"
 
 
-def _notes(training: Training, cell: Cell | None, types: Mapping[str, str] | None) -> Iterator[str]:
+def _notes(
+    training: Training, config: RunConfig | None, types: Mapping[str, str] | None
+) -> Iterator[str]:
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
             f"the format and multiplied in {dtype_of_args(training.args)}. The weights here are "
             "not quantized, and transformers multiplies them unquantized."
         )
-    if cell and cell.teacher:
+    if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."
     if _started_from_weights(training):
         yield "The training began with the weights of another checkpoint; its tokens do not count."

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
-from mqo.launch.cell import Cell
+from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
 from mqo.launch.flags import DTYPES, platform_flags, shape_flags
 from mqo.launch.inputs import TRACKER, values
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
-from mqo.launch.quantiser import schedules
+from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE, Mode
 from mqo.scale.choose import Job, choose, measure
 from mqo.scale.devices import GIB, usable
@@ -39,30 +39,31 @@ _FRESH = {"--no-load-optim", "--finetune"}
 
 @dataclass(frozen=True)
 class Planned:
-    """The cell with the flags of its layout, and lines that say which it is and what it needs."""
+    """A run with the flags of its layout, and lines that say which it is and what it needs."""
 
-    cell: Cell
+    config: RunConfig
     lines: tuple[str, ...] = ()
 
 
-def decides(cell: Cell, machine: Machine) -> bool:
+def decides(of: Experiment, machine: Machine) -> bool:
     """Return whether the launcher chooses the layout: on GPUs, at real size, where none is given.
 
     And where it knows what the user's other flags make of the memory.
     """
-    return _is_real(cell, machine) and not (_names(cell, _OWN) or _names(cell, _STRANGE))
+    return _is_real(of, machine) and not (_names(of, _OWN) or _names(of, _STRANGE))
 
 
-def place(tree: Path, cell: Cell, machine: Machine, types: Mapping[str, str]) -> Planned:
-    """Return the cell as `with_layout` has it; `tree` reads the checkpoint it goes on from."""
-    saved = saved_layout(tree, cell) if decides(cell, machine) else None
-    return with_layout(cell, machine, types, saved)
+def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Planned:
+    """Return the run as `with_layout` has it; `tree` reads the checkpoint it goes on from."""
+    of = config.experiment
+    saved = saved_layout(tree, of) if decides(of, machine) else None
+    return with_layout(config, machine, types, saved)
 
 
 def with_layout(
-    cell: Cell, machine: Machine, types: Mapping[str, str], saved: Layout | None = None
+    config: RunConfig, machine: Machine, types: Mapping[str, str], saved: Layout | None = None
 ) -> Planned:
-    """Return the cell with the planner's layout, where it has none of the user's.
+    """Return the run with the planner's layout, where it has none of the user's.
 
     `types` are the quant types by site, `saved` is the layout of a checkpoint that the run goes on
     from. A layout of the user's is kept; the lines say where it needs more memory than there is.
@@ -70,22 +71,22 @@ def with_layout(
     Raises:
         LayoutError: no layout fits, or the sizes divide in none.
     """
-    bare = cell.model_copy(update={"layout": ()})
-    if not _is_real(cell, machine):
+    bare, of = config.with_layout(()), config.experiment
+    if not _is_real(of, machine):
         return Planned(bare)
-    if strange := sorted(_names(cell, _STRANGE)):
+    if strange := sorted(_names(of, _STRANGE)):
         text = f"as given; what it needs is not known, since {strange[0]} changes the memory"
         return Planned(bare, (text,))
     job = _job(bare, machine, types)
-    if not decides(bare, machine):
+    if not decides(of, machine):
         return Planned(bare, tuple(_judged(bare, machine, job)))
     fit = choose(job, lambda layout: _divides(bare, layout), saved)
     if fit is None:
-        check_layout(bare.model_copy(update={"layout": saved.flags() if saved else ()}))
-        raise _nothing_fits(cell, machine, job, saved)
-    chosen = bare.model_copy(update={"layout": fit.layout.flags(cell.dtype)})
+        check_layout(bare.with_layout(saved.flags() if saved else ()))
+        raise _nothing_fits(bare, machine, job, saved)
+    chosen = bare.with_layout(fit.layout.flags(of.dtype))
     whence = "as in the checkpoint: " if saved else ""
-    teacher = "; the teacher's memory is not counted" if cell.teacher else ""
+    teacher = "; the teacher's memory is not counted" if of.teacher else ""
     line = f"{whence}{fit.layout}; computed: {_gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
@@ -122,7 +123,7 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     )
 
 
-def saved_layout(tree: Path, cell: Cell) -> Layout | None:
+def saved_layout(tree: Path, of: Experiment) -> Layout | None:
     """Return the layout of the checkpoint that the run goes on from, which stays.
 
     None where there is none, or none of whose optimizer anything is loaded. `tree` is the Megatron
@@ -131,9 +132,9 @@ def saved_layout(tree: Path, cell: Cell) -> Layout | None:
     Raises:
         CheckpointError: it does not say.
     """
-    flags = _words(cell)
+    flags = _words(of)
     given = values(flags, "--load")
-    folder = Path(given[0]) if given else cell.checkpoint
+    folder = Path(given[0]) if given else of.checkpoint
     if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
         return None
     if (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip() == "release":
@@ -174,43 +175,44 @@ def _layout_of_args(args: Mapping[str, Any]) -> Layout:
     )
 
 
-def meta_job(cell: Cell, layout: Layout, rank: int) -> dict[str, object]:
+def meta_job(of: Experiment, layout: Layout, rank: int) -> dict[str, object]:
     """Return what Megatron-LM/tools/rank_weights.py takes to build that rank's part of a model."""
-    planned = cell.model_copy(update={"layout": layout.flags(cell.dtype)})
-    flags = ["--vocab-size", str(cell.model.vocab_size), *shape_flags(planned)]
-    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[cell.dtype]]
+    shape = shape_flags(of, layout.flags(of.dtype))
+    flags = ["--vocab-size", str(of.model.vocab_size), *shape]
+    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]
     return {"world": layout.gpus, "rank": rank, "flags": flags}
 
 
-def _is_real(cell: Cell, machine: Machine) -> bool:
-    return machine.has_cuda and not cell.training.is_smoke
+def _is_real(of: Experiment, machine: Machine) -> bool:
+    return machine.has_cuda and not of.training.is_smoke
 
 
-def _words(cell: Cell) -> list[str]:
+def _words(of: Experiment) -> list[str]:
     """Return the user's flags with their values as words of their own, whichever way given."""
     return [
         part
-        for word in cell.extra_flags
+        for word in of.extra_flags
         for part in (word.split("=", 1) if word.startswith("--") else [word])
     ]
 
 
-def _names(cell: Cell, pattern: re.Pattern[str]) -> set[str]:
+def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
     """Return the flags of the user's that match."""
-    return {word for word in _words(cell) if word.startswith("--") and pattern.fullmatch(word)}
+    return {word for word in _words(of) if word.startswith("--") and pattern.fullmatch(word)}
 
 
-def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
+def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     """Return what is trained, with the sizes that the user's own flags say."""
-    sizes = read_sizes(shape_flags(cell))
+    of, asked, where = config.experiment, config.quantization, config.placement.cluster
+    sizes = read_sizes(shape_flags(of))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
-    unfused = values(_words(cell), "--attention-backend") == ["unfused"]
-    scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, cell.schedule)
+    unfused = values(_words(of), "--attention-backend") == ["unfused"]
+    scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
     linear = types.get("fprop", NONE)
     return Job(
-        model=cell.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
-        training=cell.training.model_copy(
+        model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
+        training=of.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,
                 "global_batch": sizes.global_batch_size,
@@ -218,35 +220,35 @@ def _job(cell: Cell, machine: Machine, types: Mapping[str, str]) -> Job:
             }
         ),
         # Which type it is does not matter to what is counted here.
-        mode=Mode(name=cell.mode, linear=linear, pv="any" if scored else NONE),
-        dtype=cell.dtype,
-        gpus=cell.cluster.nnodes * cell.cluster.nproc_per_node,
-        per_node=cell.cluster.nproc_per_node,
+        mode=Mode(name=asked.mode, linear=linear, pv="any" if scored else NONE),
+        dtype=of.dtype,
+        gpus=where.processes,
+        per_node=where.nproc_per_node,
         limit=usable(machine.memory),
-        cached=bool(cell.quantiser.cache_weights),
+        cached=asked.options.get("cache_weights", False),
     )
 
 
-def _divides(cell: Cell, layout: Layout) -> bool:
+def _divides(config: RunConfig, layout: Layout) -> bool:
     try:
-        check_layout(cell.model_copy(update={"layout": layout.flags(cell.dtype)}))
+        check_layout(config.with_layout(layout.flags(config.experiment.dtype)))
     except LayoutError:
         return False
     return True
 
 
-def _judged(cell: Cell, machine: Machine, job: Job) -> list[str]:
+def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     """Return what the user's own layout needs, and where that is too much what would fit."""
-    check_layout(cell)
-    own = measure(job, layout_of(cell.extra_flags, job.gpus))
+    check_layout(config)
+    own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
     line = f"as given: {own.layout}; computed: {_gib(own.need)} of {_room(machine)}"
     if own.need <= job.limit:
         return [line]
-    free = cell.model_copy(update={"extra_flags": _without_own(cell.extra_flags)})
+    free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
     fit = choose(job, lambda layout: _divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
-        flags = " ".join(fit.layout.flags(cell.dtype))
+        flags = " ".join(fit.layout.flags(job.dtype))
         lines.append(f"warning: the planner's layout needs {_gib(fit.need)} GiB: {flags}")
     return lines
 
@@ -261,10 +263,13 @@ def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _nothing_fits(cell: Cell, machine: Machine, job: Job, saved: Layout | None) -> LayoutError:
+def _nothing_fits(
+    config: RunConfig, machine: Machine, job: Job, saved: Layout | None
+) -> LayoutError:
     where = f" in the checkpoint's layout ({saved})" if saved else ""
+    name, mode = config.experiment.model.name, config.quantization.mode
     return LayoutError(
-        f"No layout of {cell.model.name} in mode {cell.mode}{where} fits {job.gpus} GPUs of "
+        f"No layout of {name} in mode {mode}{where} fits {job.gpus} GPUs of "
         f"{_gib(job.limit)} usable GiB",
         expected="one whose memory, computed, does",
         help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it is",

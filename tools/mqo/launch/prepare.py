@@ -9,7 +9,7 @@ from pathlib import Path
 from mqo.data.pair_check import check_fit, check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
-from mqo.launch.cell import Cell
+from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.inputs import TRACKER, lacking, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
@@ -35,40 +35,41 @@ class RunData:
     vocab_size: int | None
 
 
-def check_cell(cell: Cell, machine: Machine | None = None) -> None:
+def check_config(config: RunConfig, machine: Machine | None = None) -> None:
     """Refuse at once what would fail minutes later: a layout or data that does not fit.
 
     What the user's own flags say counts. A layout that the launcher chooses for the machine, by
     default this one, is checked when it is chosen.
     """
-    if not decides(cell, machine or detect()):
-        check_layout(cell)
-    _check_teacher(cell)
-    if cell.cluster.nnodes > 1 and cell.checkpoint is None:
+    of, nodes = config.experiment, config.placement.cluster.nnodes
+    if not decides(of, machine or detect()):
+        check_layout(config)
+    _check_teacher(of, config.placement.megatron)
+    if nodes > 1 and of.checkpoint is None:
         raise DataError(
-            f"{cell.cluster.nnodes} nodes would each save their part in a run folder of their own",
+            f"{nodes} nodes would each save their part in a run folder of their own",
             expected="the argument CHECKPOINT, a folder that all nodes share",
         )
-    if cell.data_prefix is not None:
-        check_prefix(cell.data_prefix)
-    if cell.tokenizer is not None and not cell.tokenizer.exists():
+    if of.data_prefix is not None:
+        check_prefix(of.data_prefix)
+    if of.tokenizer is not None and not of.tokenizer.exists():
         raise DataError(
-            f"There is no tokenizer at {cell.tokenizer}",
+            f"There is no tokenizer at {of.tokenizer}",
             expected="a folder with tokenizer.json (as transformers saves one)",
         )
-    if (cell.tokenizer is None) != (cell.data_prefix is None):
+    if (of.tokenizer is None) != (of.data_prefix is None):
         raise DataError(
             "Only one of tokenizer and data prefix was given",
             expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
         )
-    if cell.tokenizer is not None and cell.data_prefix is not None:
-        check_fit(cell.tokenizer, cell.data_prefix)
-    if cell.data_prefix is None and not has_sample(cell):
+    if of.tokenizer is not None and of.data_prefix is not None:
+        check_fit(of.tokenizer, of.data_prefix)
+    if of.data_prefix is None and not has_sample(of):
         small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
         sample = f"its sample serves '--training-config' of {small} only"
         none = "it has no sample"
         raise DataError(
-            f"No data was given for {cell.dataset.name}; {sample if cell.dataset.sample else none}",
+            f"No data was given for {of.dataset.name}; {sample if of.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
             help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
             "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
@@ -76,29 +77,29 @@ def check_cell(cell: Cell, machine: Machine | None = None) -> None:
         )
 
 
-def _check_teacher(cell: Cell) -> None:
-    if cell.teacher is None:
-        if cell.distillation_config is not None:
+def _check_teacher(of: Experiment, megatron: Path | None) -> None:
+    if of.teacher is None:
+        if of.distillation_config is not None:
             raise DataError("A distillation was configured", expected="--teacher, to learn from")
         return
-    if cell.megatron is not None:
+    if megatron is not None:
         raise DataError(
-            f"{cell.megatron} has no program that distils", expected="--teacher without --megatron"
+            f"{megatron} has no program that distils", expected="--teacher without --megatron"
         )
-    folder = checkpoints_of(cell.teacher)
+    folder = checkpoints_of(of.teacher)
     if not (folder / TRACKER).is_file():
         found, help = lacking(folder, " of a teacher")
         raise DataError(
             found, expected=f"a folder with {TRACKER}, or a run with checkpoints", help=help
         )
-    config = cell.distillation_config
+    config = of.distillation_config
     if config is not None and not config.is_file():
         raise DataError(f"There is no distillation configuration {config}", expected="a YAML file")
 
 
-def has_sample(cell: Cell) -> bool:
-    """Whether the cell needs no data given: a sample is for trying."""
-    return cell.training.is_smoke and cell.dataset.sample
+def has_sample(of: Experiment) -> bool:
+    """Return whether a run needs no data given: a sample is for trying."""
+    return of.training.is_smoke and of.dataset.sample
 
 
 def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:
@@ -119,13 +120,13 @@ def ready_tree(project: Project, series: Series, report: Report, *, allow_edits:
     return tree
 
 
-def check_tree(project: Project, cell: Cell, *, allow_edits: bool) -> None:
-    """Refuse a tree that a run of the cell would refuse, and change nothing.
+def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> None:
+    """Refuse a tree that a run would refuse, and change nothing.
 
     The shared tree may lack Megatron or the patches: a run sees to that.
     """
-    if cell.megatron is not None:
-        ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
+    if (checkout := config.placement.megatron) is not None:
+        ready_checkout(config, checkout, allow_edits=allow_edits)
         return
     tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
     if tree.manifest():
@@ -145,9 +146,8 @@ def _check_version(tree: Tree, pin: Pin) -> None:
         )
 
 
-def note_tracker(cell: Cell, report: Report) -> None:
-    """Say that CHECKPOINT holds checkpoints and no tracker: the training takes the newest."""
-    folder = cell.checkpoint
+def note_tracker(folder: Path | None, report: Report) -> None:
+    """Say that CHECKPOINT, `folder`, has checkpoints and no tracker: the newest is taken."""
     if folder is not None and not (folder / TRACKER).is_file() and (found := saved(folder)):
         report(
             f"note     : {folder} has no {TRACKER}; the run goes on from the newest whole one of "
@@ -155,11 +155,11 @@ def note_tracker(cell: Cell, report: Report) -> None:
         )
 
 
-def ready_data(project: Project, cell: Cell, report: Report) -> RunData:
-    """The user's data, or the dataset's sample."""
-    if cell.tokenizer and cell.data_prefix:
-        report(f"data     : {cell.data_prefix}")
-        return RunData(cell.tokenizer.resolve(), cell.data_prefix.resolve(), None)
-    ready = prepare(project, cell.dataset.name, report=report)
+def ready_data(project: Project, of: Experiment, report: Report) -> RunData:
+    """Return the user's data, or the dataset's sample."""
+    if of.tokenizer and of.data_prefix:
+        report(f"data     : {of.data_prefix}")
+        return RunData(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
+    ready = prepare(project, of.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
     return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.display import facts
-from mqo.launch.cell import Cell
+from mqo.launch.config import Experiment
 from mqo.launch.flags import length
 from mqo.launch.inputs import values
 from mqo.runs import KD_LOSS, STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail
@@ -19,11 +19,11 @@ RECENT = 20  # step times, of which the median counts: a busy machine's steps di
 class Progress:
     """The last step and losses of a run, and its speed over the last steps."""
 
-    def __init__(self, cell: Cell, metrics: Path) -> None:
-        whole = length(cell)
+    def __init__(self, of: Experiment, metrics: Path) -> None:
+        whole = length(of)
         self.steps, self._tokens = whole.steps, whole.tokens_per_step
-        self._exit = int(*values(cell.extra_flags, "--exit-interval") or [0])
-        self._loss, self._tail = loss_name(cell), MetricsTail(metrics)
+        self._exit = int(*values(of.extra_flags, "--exit-interval") or [0])
+        self._loss, self._tail = loss_name(of), MetricsTail(metrics)
         self.step = 0
         self.loss: float | None = None
         self.valid: float | None = None
@@ -87,6 +87,6 @@ class Progress:
         return f"  step {step:>6}/{self.steps}"
 
 
-def loss_name(cell: Cell) -> str:
-    """The metric that is trained on: a student may learn from its teacher alone."""
-    return KD_LOSS if cell.teacher else TRAIN_LOSS
+def loss_name(of: Experiment) -> str:
+    """Return the metric that is trained on: a student may learn from its teacher alone."""
+    return KD_LOSS if of.teacher else TRAIN_LOSS

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.launch.cell import Cell
+from mqo.launch.config import RunConfig
 from mqo.launch.folder import create, from_shell, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
 from mqo.launch.prepare import RunData
@@ -64,19 +64,19 @@ def rerun(
     RunError where what the run read is not there any more, or, unless `allow_versions`, where the
     packages are others; and where training fails.
     """
-    cell, facts = _read(original)
-    _check_inputs(original, cell, facts)
+    config, facts = _read(original)
+    _check_inputs(original, config, facts)
     _check_versions(original, facts, allow_versions, report)
     command, env = from_shell(original.command.read_text(encoding="utf-8"))
-    folder = create(project.runs, f"{cell.title}_rerun")
-    for name in ("source", "quant.toml", "overlay.diff", "coverage.json", "coverage.txt"):
-        _copy(original.root / name, folder.root / name)
+    folder = create(project.runs, f"{config.title}_rerun")
+    for name in ("source", "quant_config", "overlay_diff", "coverage", "coverage_table"):
+        _copy(getattr(original, name), getattr(folder, name))
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]
     env = {name: _moved(value, was, folder) for name, value in env.items()}
     command = redirected(moved, folder, Inputs(**facts["inputs"]).iteration)
-    write_facts(folder, cell, command, env)
-    result = train(folder, cell, command, env, *_known(original), report)
+    write_facts(folder, config, command, env)
+    result = train(folder, config, command, env, *_known(original), report)
     return compare(original, RunFolder(Path(result.run)))
 
 
@@ -124,9 +124,9 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
     return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 
-def _read(run: RunFolder) -> tuple[Cell, Mapping[str, Any]]:
-    """The cell and the environment of a run that can be replayed; RunError for another."""
-    needed = (run.source / PROGRAM, run.command, run.cell, run.environment, run.quant_config)
+def _read(run: RunFolder) -> tuple[RunConfig, Mapping[str, Any]]:
+    """Return configuration and environment of a run that can be replayed; RunError for another."""
+    needed = (run.source / PROGRAM, run.command, run.config, run.environment, run.quant_config)
     missing = [str(path.relative_to(run.root)) for path in needed if not path.is_file()]
     if not run.root.is_dir() or missing:
         raise RunError(
@@ -136,16 +136,17 @@ def _read(run: RunFolder) -> tuple[Cell, Mapping[str, Any]]:
         )
     if not training_losses(run.read_metrics()):
         raise RunError(f"{run.root} recorded no loss, so that there is nothing to compare with")
-    cell = Cell.model_validate_json(run.cell.read_text(encoding="utf-8"))
-    if cell.cluster.nnodes > 1:
+    config = RunConfig.read(run)
+    nodes = config.placement.cluster.nnodes
+    if nodes > 1:
         raise RunError(
-            f"{run.root} is one node's part of a run on {cell.cluster.nnodes} nodes",
+            f"{run.root} is one node's part of a run on {nodes} nodes",
             expected="a run on one node",
         )
-    return cell, json.loads(run.environment.read_text(encoding="utf-8"))
+    return config, json.loads(run.environment.read_text(encoding="utf-8"))
 
 
-def _check_inputs(run: RunFolder, cell: Cell, facts: Mapping[str, Any]) -> None:
+def _check_inputs(run: RunFolder, config: RunConfig, facts: Mapping[str, Any]) -> None:
     if "inputs" not in facts:
         raise RunError(
             f"{run.environment} does not say what data the run read",
@@ -158,7 +159,7 @@ def _check_inputs(run: RunFolder, cell: Cell, facts: Mapping[str, Any]) -> None:
             f"What the run read is not there any more: {'; '.join(changed[:LISTED])}{more}",
             expected="data, tokenizer and checkpoint as they were when it started",
             help="Put them back from a copy, at the same place"
-            if cell.data_prefix or cell.checkpoint
+            if config.experiment.data_prefix or config.experiment.checkpoint
             else "`mqo setup` makes the sample anew",
         )
 

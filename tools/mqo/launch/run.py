@@ -1,4 +1,4 @@
-"""A run from cell to result: prepare, take the source, train as a subprocess, sum up."""
+"""A run from configuration to result: prepare, take the source, train as a subprocess, sum up."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from mqo.data.pair_check import document_count
 from mqo.display import Display
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
-from mqo.launch.cell import Cell
+from mqo.launch.config import Cluster, Experiment, RunConfig
 from mqo.launch.events import copy_events
 from mqo.launch.failure import reason
 from mqo.launch.flags import RunPaths, length, megatron_flags
-from mqo.launch.folder import create, quant_config, write_facts
+from mqo.launch.folder import create, write_facts
 from mqo.launch.machine import Machine, detect
+from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.plan import place
 from mqo.launch.prepare import (
     RunData,
-    check_cell,
+    check_config,
     has_sample,
     note_tracker,
     ready_data,
@@ -84,46 +85,47 @@ class Result:
 
 def run(
     project: Project,
-    cell: Cell,
+    config: RunConfig,
     *,
     allow_edits: bool = False,
     report: Report = print,
     folder: RunFolder | None = None,
 ) -> Result:
-    """Train the cell in a folder of its own, a new one or `folder`; RunError when training fails.
+    """Train in a folder of its own, a new one or `folder`; RunError when training fails.
 
     `folder` exists, and holds nothing that a run keeps.
     """
     series, machine = Series.of(project), detect()
-    check_cell(cell, machine)
-    if cell.megatron is None:
+    check_config(config, machine)
+    of, asked, megatron = config.experiment, config.quantization, config.placement.megatron
+    if megatron is None:
         tree = ready_tree(project, series, report, allow_edits=allow_edits)
     else:
-        tree = ready_checkout(cell, cell.megatron, allow_edits=allow_edits)
+        tree = ready_checkout(config, megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
-    planned = place(project.tree, cell, machine, cell.types or types_of(tree))
-    cell = planned.cell
+    planned = place(project.tree, config, machine, asked.types or types_of(tree))
+    config = planned.config
     for line in planned.lines:
         report(f"layout   : {line}")
-    data = ready_data(project, cell, report)
-    note_tracker(cell, report)
-    folder = folder or create(project.runs, cell.title)
-    shot = take_source(folder, tree, series, cell)
+    data = ready_data(project, of, report)
+    note_tracker(of.checkpoint, report)
+    folder = folder or create(project.runs, config.title)
+    shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run does not")
     report(f"source   : {_types(shot.types)}")
-    asked = quant_config(cell.types or shot.types, cell)
-    folder.quant_config.write_text(asked, encoding="utf-8")
-    command, env = build_command(project, cell, machine, folder, data, shot.tree.root)
-    write_facts(folder, cell, command, env)
-    if cell.megatron is None:  # else the source has its own idea of a program
-        coverage.record(project, folder, cell, data, report)
-    return train(folder, cell, command, env, data, dict(shot.types), report)
+    options = config.quant_toml(dict(asked.types or shot.types))
+    folder.quant_config.write_text(options, encoding="utf-8")
+    command, env = build_command(project, config, machine, folder, data, shot.tree.root)
+    write_facts(folder, config, command, env)
+    if megatron is None:  # else the source has its own idea of a program
+        coverage.record(project, folder, config, data, report)
+    return train(folder, config, command, env, data, dict(shot.types), report)
 
 
 def train(
     folder: RunFolder,
-    cell: Cell,
+    config: RunConfig,
     command: list[str],
     env: dict[str, str],
     data: RunData,
@@ -134,31 +136,33 @@ def train(
     report(f"run      : {folder.root}")
     begun, epoch = time.monotonic(), time.time()
     with full_disk_of(folder.root):
-        _train(folder, command, env, cell, report)
+        _train(folder, command, env, config.experiment, report)
     if taken := folder.read_implementation():
         report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
     if not folder.metrics.exists():
-        copy_events(cell.tensorboard or folder.tensorboard, folder, epoch)
-    result = _sum_up(folder, cell, data, types, time.monotonic() - begun)
+        copy_events(config.recording.tensorboard or folder.tensorboard, folder, epoch)
+    result = _sum_up(folder, config, data, types, time.monotonic() - begun)
     folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
 
 def build_command(
     project: Project,
-    cell: Cell,
+    config: RunConfig,
     machine: Machine,
     folder: RunFolder,
     data: RunData,
     source: Path,
 ) -> tuple[list[str], dict[str, str]]:
     """The training command, which runs the program in `source`, and the variables it needs."""
-    flags = megatron_flags(cell, machine, _paths(project, cell, folder, data))
-    program = [*_torchrun(cell), str(source / (DISTILLER if cell.teacher else PROGRAM))]
-    workers = max(1, cell.cluster.nproc_per_node)
+    of, where = config.experiment, config.placement.cluster
+    paths = _paths(project, config, folder, data)
+    flags = megatron_flags(of, machine, paths, config.placement.layout)
+    program = [*_torchrun(where), str(source / (DISTILLER if of.teacher else PROGRAM))]
+    workers = max(1, where.nproc_per_node)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
-        "MQO_QUANT_CONFIG": str(folder.quant_config),
+        ENVIRONMENT_VARIABLE: str(folder.quant_config),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": threads
         if threads.isdecimal()
@@ -170,45 +174,46 @@ def build_command(
     }
     if not machine.has_cuda:
         env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
-    return program + [flag for group in flags.values() for flag in group], env
+    return program + flags, env
 
 
 def dry_run(
-    project: Project, cell: Cell, machine: Machine, source: Path | None = None
+    project: Project, config: RunConfig, machine: Machine, source: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """The command that `run` would start, in a folder not yet made, and its variables.
 
     Touches nothing. `source` is the tree that would be run, where that is not a snapshot.
     """
-    folder = RunFolder(project.runs / f"TIME_{cell.title}")
-    sample = project.data / cell.dataset.name
-    sample = sample if sample.exists() else project.own_data / cell.dataset.name
-    if cell.tokenizer and cell.data_prefix:
-        data = RunData(cell.tokenizer.resolve(), cell.data_prefix.resolve(), None)
-    elif has_sample(cell):
-        name = f"{cell.dataset.name}_text_document"
+    folder = RunFolder(project.runs / f"TIME_{config.title}")
+    of = config.experiment
+    sample = project.data / of.dataset.name
+    sample = sample if sample.exists() else project.own_data / of.dataset.name
+    if of.tokenizer and of.data_prefix:
+        data = RunData(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
+    elif has_sample(of):
+        name = f"{of.dataset.name}_text_document"
         data = RunData(sample / "tokenizer", sample / name, None)
     else:
         data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    return build_command(project, cell, machine, folder, data, source or folder.source)
+    return build_command(project, config, machine, folder, data, source or folder.source)
 
 
-def _paths(project: Project, cell: Cell, folder: RunFolder, data: RunData) -> RunPaths:
+def _paths(project: Project, config: RunConfig, folder: RunFolder, data: RunData) -> RunPaths:
+    of = config.experiment
     return RunPaths(
         tokenizer=data.tokenizer,
         data_prefix=data.prefix,
         data_cache=project.cache / "indices",
-        checkpoint=(cell.checkpoint or folder.checkpoints).resolve(),
-        tensorboard=(cell.tensorboard or folder.tensorboard).resolve(),
-        load=cell.checkpoint is not None,
-        teacher=cell.teacher and checkpoints_of(cell.teacher),
-        distillation_config=cell.distillation_config and cell.distillation_config.resolve(),
-        documents=cell.data_prefix and document_count(cell.data_prefix),
+        checkpoint=(of.checkpoint or folder.checkpoints).resolve(),
+        tensorboard=(config.recording.tensorboard or folder.tensorboard).resolve(),
+        load=of.checkpoint is not None,
+        teacher=of.teacher and checkpoints_of(of.teacher),
+        distillation_config=of.distillation_config and of.distillation_config.resolve(),
+        documents=of.data_prefix and document_count(of.data_prefix),
     )
 
 
-def _torchrun(cell: Cell) -> list[str]:
-    where = cell.cluster
+def _torchrun(where: Cluster) -> list[str]:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
     words.append(str(where.nproc_per_node))
     if where.nnodes == 1:
@@ -219,14 +224,14 @@ def _torchrun(cell: Cell) -> list[str]:
 
 
 def _train(
-    folder: RunFolder, command: list[str], env: dict[str, str], cell: Cell, report: Report
+    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Report
 ) -> None:
     """Run the command, its output in log.txt, its progress reported.
 
     RunError when it fails, and when it was asked to save and leave: the exit code is then
     os.EX_TEMPFAIL, "try again".
     """
-    progress, rest = Progress(cell, folder.metrics), ""
+    progress, rest = Progress(of, folder.metrics), ""
     with (
         Display.of(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
@@ -256,7 +261,7 @@ def _train(
     if code != 0:
         raise RunError(
             f"Training ended with exit code {code}: {reason(folder)}",
-            expected=f"{length(cell).steps} steps",
+            expected=f"{length(of).steps} steps",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
         )
@@ -282,11 +287,12 @@ def _output(process: subprocess.Popen) -> Iterator[str]:
 
 
 def _sum_up(
-    folder: RunFolder, cell: Cell, data: RunData, types: dict[str, str], seconds: float
+    folder: RunFolder, config: RunConfig, data: RunData, types: dict[str, str], seconds: float
 ) -> Result:
-    metrics, name = folder.read_metrics(), loss_name(cell)
+    metrics, name = folder.read_metrics(), loss_name(config.experiment)
     if name not in metrics:
-        if cell.cluster.node_rank < cell.cluster.nnodes - 1:
+        where = config.placement.cluster
+        if where.node_rank < where.nnodes - 1:
             return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
         raise RunError(
             "Training ended well and recorded no loss",

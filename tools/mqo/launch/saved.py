@@ -23,7 +23,7 @@ from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
 from mqo.launch.inputs import TRACKER, lacking
 from mqo.launch.machine import detect
-from mqo.launch.quantiser import Quantiser, quant_toml
+from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml, split
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
@@ -272,7 +272,7 @@ def _run(
     with _source(tree, place, types) as folder:
         after = [*options, "--", *platform_flags(machine)]
         threads = os.environ.get("OMP_NUM_THREADS", "")
-        variables = {"MQO_QUANT_CONFIG": str(folder / "quant.toml")}
+        variables = {ENVIRONMENT_VARIABLE: str(folder / "quant.toml")}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
         path = folder / "source" / program
         chosen = {"variables": variables, "error": CheckpointError, "watch": watch}
@@ -282,21 +282,18 @@ def _run(
 @contextmanager
 def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
     """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
-    quantiser, exclude = _options(place.quant_config)
     with temporary_folder("mqo-saved-") as folder:
         snapshot(tree, folder / "source", types=types)
         bytecode.share(tree, folder / "source")
         # No weight changes: to quantise each one once gives the same bits.
-        kept = quantiser.model_copy(update={"cache_weights": True, "save_activations": None})
-        config = quant_toml(types, quantiser=kept, exclude=exclude, record_every=0)
-        (folder / "quant.toml").write_text(config, encoding="utf-8")
+        options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
+        options.pop("save_activations", None)
+        (folder / "quant.toml").write_text(quant_toml(types, options), encoding="utf-8")
         yield folder
 
 
-def _options(config: Path | None) -> tuple[Quantiser, list[str]]:
-    """The quantisers' options of a run, and the layers that it left out."""
-    if config is None:
-        return Quantiser(), []
-    table = tomllib.loads(config.read_text(encoding="utf-8"))
-    patterns = table.get("layers", {}).get("exclude", [])
-    return Quantiser(**table.get("quantiser", {})), patterns
+def _options(config: Path | None) -> dict[str, Any]:
+    """Return how a run quantised: its options, and the layers that it left out."""
+    tables = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
+    found = {k: v for table in tables.values() for k, v in table.items() if k in OPTIONS}
+    return split(found)[0]

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from mqo.errors import OverlayError
 from mqo.launch import bytecode
-from mqo.launch.cell import Cell
-from mqo.launch.folder import quant_config
-from mqo.launch.quantiser import quant_toml
+from mqo.launch.config import RunConfig
 from mqo.matrix import tables
 from mqo.overlay import literals
 from mqo.overlay.apply import refuse_edits
@@ -26,11 +24,11 @@ from mqo.runs import RunFolder
 PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 
 
-def ready_checkout(cell: Cell, path: Path, *, allow_edits: bool) -> Tree:
-    """A full checkout that a run of the cell can run; OverlayError where it cannot.
+def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
+    """Return a full checkout that a run can run; OverlayError where it cannot.
 
     One that `mqo apply` patched is copied into the run, with the run's types. Without mqo's records
-    no copy can be given types: the types that stand there must be the cell's.
+    no copy can be given types: the types that stand there must be the run's.
     """
     tree = Tree(path.resolve())
     if not (tree.root / PROGRAM).is_file():
@@ -40,20 +38,21 @@ def ready_checkout(cell: Cell, path: Path, *, allow_edits: bool) -> Tree:
         )
     tree.settle()
     if tree.manifest() is None:
-        _check_by_hand(tree, cell)
+        _check_by_hand(tree, config)
     elif not allow_edits:
         refuse_edits(tree)
     return tree
 
 
-def take_source(folder: RunFolder, tree: Tree, series: Series, cell: Cell) -> Snapshot:
-    """The run's source, and how it differs from upstream where that is known, complete."""
-    if tree.manifest() is None and cell.megatron:
-        types = said_by_hand(tree)
-        shot = Snapshot(tree, types, types)
+def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig) -> Snapshot:
+    """Return the run's source, and how it differs from upstream where that is known, complete."""
+    types, placed = config.quantization.types, config.placement
+    if tree.manifest() is None and placed.megatron:
+        said = said_by_hand(tree)
+        shot = Snapshot(tree, said, said)
     else:
-        shot = snapshot(tree, folder.source, types=cell.types, without=cell.without, series=series)
-        if cell.megatron is None:
+        shot = snapshot(tree, folder.source, types=types, without=placed.without, series=series)
+        if placed.megatron is None:
             bytecode.share(tree, folder.source)
     if tree.is_vendored or tree.is_checkout:
         folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
@@ -91,19 +90,19 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
     return {state.place.site: state.type or literals.NONE for state in report.sites}
 
 
-def _check_by_hand(tree: Tree, cell: Cell) -> None:
+def _check_by_hand(tree: Tree, config: RunConfig) -> None:
     """Nothing may be asked of a tree patched by other means that it would not do, unnoticed."""
-    said = said_by_hand(tree)
-    wrong = {s: t for s, t in (cell.types or {}).items() if said.get(s, literals.NONE) != t}
+    said, asked = said_by_hand(tree), config.quantization
+    wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
     if wrong:
         options = " ".join(f"--{_OPTIONS.get(s, s)}-quant {t}" for s, t in wrong.items())
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
-            f"the types of {cell.mode}; it says {_listed(said, wrong)}",
+            f"the types of {asked.mode}; it says {_listed(said, wrong)}",
             expected=_listed(wrong, wrong),
             help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
-    if cell.without or cell.schedule or quant_config(said, cell) != quant_toml(said):
+    if config.placement.without or asked.schedule or asked.options or config.recording.options:
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
             expected="no option beside the types and the processes",

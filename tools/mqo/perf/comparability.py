@@ -70,7 +70,7 @@ def read(place: Path) -> Timed:
 
 def run_of(place: Path) -> Run:
     """The run of a folder that ended well; MqoError for another."""
-    if not RunFolder(place).cell.is_file():
+    if not RunFolder(place).config.is_file():
         raise MqoError(
             f"{place} is neither a run nor what `mqo perf` wrote",
             expected=f"a folder with {RECORD} or with cell.json",

@@ -46,7 +46,7 @@ def run_test(asked: Asked, folder: Path | None, *, scaling: bool) -> bool:
 def _new(project: Project, planned: Plan, folder: Path | None) -> Path:
     """The folder, empty; MqoError for one that holds something."""
     if folder is None:
-        return create(project.runs / "perf", planned.mode.cell.title).root
+        return create(project.runs / "perf", planned.mode.config.title).root
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MqoError(f"{folder} holds something already", expected="a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.errors import LayoutError, MqoError
-from mqo.launch.cell import Cell, Cluster, resolve
+from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import Machine
-from mqo.launch.prepare import check_cell
+from mqo.launch.prepare import check_config
 from mqo.launch.run import run
 from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
@@ -41,18 +41,19 @@ class Asked:
     flags: tuple[str, ...] = ()
     steps: int = 50
 
-    def cell(
+    def config_of(
         self, mode: str, *flags: str, steps: int, save: bool = False, processes: int = 1
-    ) -> Cell:
+    ) -> RunConfig:
         """A run of `steps` of them or of as many as the training has, saved at the end or not."""
         extra = (*self.flags, *flags)
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, mode, self.config)
-        cell = resolve(*names, gemms=self.gemms, cluster=cluster, extra_flags=extra)
-        last = min(steps, length(cell).steps)
-        training = cell.training.model_copy(update={"save_interval": last if save else 0})
+        made = resolve(*names, gemms=self.gemms, cluster=cluster, extra_flags=extra)
+        last = min(steps, length(made.experiment).steps)
+        saved = {"save_interval": last if save else 0}
+        training = made.experiment.training.model_copy(update=saved)
         extra = (*extra, "--exit-interval", str(last))
-        return cell.model_copy(update={"training": training, "extra_flags": extra})
+        return made.with_experiment(training=training, extra_flags=extra)
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,22 @@ class Planned:
     """A run that is to be; `threads` of each process, None for what the launcher gives it."""
 
     name: str
-    cell: Cell
+    config: RunConfig
     threads: int | None = None
 
     def command(self) -> str:
         """What trains the same, as shell."""
-        cell = self.cell
-        words = ["python3", "script/train_config.py", "--model", cell.model.name]
-        words += ["--dataset", cell.dataset.name, "--quantization", cell.mode]
-        words += ["--gemms", cell.gemms] if cell.gemms != "fprop" else []
-        words += ["--training-config", cell.training.name]
-        processes = cell.cluster.nproc_per_node
+        of, asked = self.config.experiment, self.config.quantization
+        words = ["python3", "script/train_config.py", "--model", of.model.name]
+        words += ["--dataset", of.dataset.name, "--quantization", asked.mode]
+        words += ["--gemms", asked.gemms] if asked.gemms != "fprop" else []
+        words += ["--training-config", of.training.name]
+        processes = self.config.placement.cluster.nproc_per_node
         # At real size the launcher's default is all GPUs.
-        said = processes > 1 or not cell.training.is_smoke
+        said = processes > 1 or not of.training.is_smoke
         words += ["--nproc-per-node", str(processes)] if said else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
-        return before + shlex.join([*words, "--", *cell.extra_flags])
+        return before + shlex.join([*words, "--", *of.extra_flags])
 
 
 @dataclass(frozen=True)
@@ -101,20 +102,20 @@ def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
     """The runs; MqoError where one of them could not run, UnknownNameError for an unknown name."""
     for mode in (asked.mode, asked.baseline):
         tables.pick(tables.modes(), "quantization mode", mode)
-    cells = {
-        "baseline": asked.cell(asked.baseline, steps=asked.steps, save=True),
-        "mode": asked.cell(asked.mode, steps=asked.steps, save=True),
+    runs = {
+        "baseline": asked.config_of(asked.baseline, steps=asked.steps, save=True),
+        "mode": asked.config_of(asked.mode, steps=asked.steps, save=True),
     }
-    steps = min(asked.steps, length(cells["mode"]).steps)
+    steps = min(asked.steps, length(runs["mode"].experiment).steps)
     if steps < LEAST:
         raise MqoError(
             f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
         )
     flags = profiler_flags(steps)
-    cells["again"] = asked.cell(asked.mode, *flags, steps=asked.steps, save=True)
-    for cell in cells.values():
-        check_cell(cell)
-    planned = {name: Planned(name, cell) for name, cell in cells.items()}
+    runs["again"] = asked.config_of(asked.mode, *flags, steps=asked.steps, save=True)
+    for config in runs.values():
+        check_config(config)
+    planned = {name: Planned(name, config) for name, config in runs.items()}
     pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
     return Plan(**planned, scaling=pair, unscaled=reason)
 
@@ -139,13 +140,15 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
     made = tuple(
         Planned(
-            name, asked.cell(asked.mode, *flags, steps=SCALING_STEPS, processes=processes), threads
+            name,
+            asked.config_of(asked.mode, *flags, steps=SCALING_STEPS, processes=processes),
+            threads,
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )
     try:
         for planned in made:
-            check_cell(planned.cell)
+            check_config(planned.config)
     except LayoutError as error:
         return (), str(error)
     return made, ""
@@ -161,7 +164,7 @@ def train(
         folder = RunFolder(place / planned.name)
         folder.root.mkdir(parents=True)
         with _threads(planned.threads):
-            run(project, planned.cell, report=report, folder=folder)
+            run(project, planned.config, report=report, folder=folder)
         done[planned.name] = run_of(folder.root)
     return done
 

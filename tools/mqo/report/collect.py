@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.cell import Cell
+from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
@@ -197,7 +197,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return RunFolder(folder).cell.exists()
+    return RunFolder(folder).config.exists()
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
@@ -224,9 +224,9 @@ def _not_started(place: Path) -> Iterator[LeftOut]:
 
 def _read(name: str, folder: RunFolder) -> Run | LeftOut:
     try:
-        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+        config = RunConfig.read(folder)
         if not folder.result.exists():
-            return _unfinished(name, folder, cell)
+            return _unfinished(name, folder, config)
         result = _json(folder.result)
         if result["train_loss"] is None:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
@@ -236,17 +236,17 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
                 "it learnt from a teacher alone; `skip_lm_loss: false` records its own loss, too"
             )
             return LeftOut(name, "without a loss on its text", words)
-        return _run(name, folder, cell, result, metrics)
+        return _run(name, folder, config, result, metrics)
     except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
         text = " ".join(str(error).split())
         return LeftOut(name, "unreadable", f"{type(error).__name__}: {text[:SHOWN]}")
 
 
-def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
+def _unfinished(name: str, folder: RunFolder, config: RunConfig) -> LeftOut:
     if folder.failure.exists():
         return LeftOut(name, "failed", reason(folder))
     rows = training_losses(folder.read_metrics())
-    at = f"step {rows[-1][0] if rows else 0} of {length(cell).steps}"
+    at = f"step {rows[-1][0] if rows else 0} of {length(config.experiment).steps}"
     words = reason(folder) if folder.log.exists() else "it has no log"
     return LeftOut(name, "unfinished", f"{at}; the last said: {words}")
 
@@ -254,11 +254,11 @@ def _unfinished(name: str, folder: RunFolder, cell: Cell) -> LeftOut:
 def _run(
     name: str,
     folder: RunFolder,
-    cell: Cell,
+    config: RunConfig,
     result: Mapping[str, Any],
     metrics: Mapping[str, Series],
 ) -> Run:
-    text = folder.command.read_text(encoding="utf-8")
+    of, text = config.experiment, folder.command.read_text(encoding="utf-8")
     command, env = from_shell(text)
     facts = _json(folder.environment)
     device = _json(folder.device) if folder.device.exists() else {}
@@ -266,18 +266,18 @@ def _run(
     return Run(
         folder=folder,
         name=name,
-        model=cell.model.name,
-        dataset=cell.dataset.name,
-        config=cell.training.name,
-        dtype=cell.dtype,
-        mode=cell.mode,
-        variant=_variant(folder, cell),
+        model=of.model.name,
+        dataset=of.dataset.name,
+        config=of.training.name,
+        dtype=of.dtype,
+        mode=config.quantization.mode,
+        variant=_variant(folder, config.quantization),
         types=result["types"],
-        setting=_setting(cell, command, facts),
+        setting=_setting(config, command, facts),
         seed=" ".join(values(command, "--seed")) or "default",
         continued=facts.get("inputs", {}).get("iteration") is not None,
         steps=result["iterations"],
-        tokens_per_step=length(cell).tokens_per_step,
+        tokens_per_step=length(of).tokens_per_step,
         vocabulary=result["vocab_size"],
         train=last_of_each_step(metrics[TRAIN_LOSS]),
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
@@ -285,7 +285,7 @@ def _run(
         peak_memory=max(peaks) if peaks else None,
         share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
         sites=tuple(_sites(folder, metrics)),
-        machine=_machine(cell, facts, env, device),
+        machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
         command=text,
         commit=facts["commit"],
@@ -300,9 +300,9 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _variant(folder: RunFolder, cell: Cell) -> str:
-    which = "" if cell.gemms == "fprop" else f", {cell.gemms} GEMMs"
-    return cell.mode + which + "".join(f", {text}" for text in options(folder))
+def _variant(folder: RunFolder, asked: Quantization) -> str:
+    which = "" if asked.gemms == "fprop" else f", {asked.gemms} GEMMs"
+    return asked.mode + which + "".join(f", {text}" for text in options(folder))
 
 
 def options(run: RunFolder) -> Iterator[str]:
@@ -313,7 +313,7 @@ def options(run: RunFolder) -> Iterator[str]:
     yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
 
 
-def _setting(cell: Cell, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
+def _setting(config: RunConfig, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
     """What must agree: the flags, the processes, the patches, the content of what is read."""
     flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
     kept = {name: value for name, value in flags.items() if name not in _FREE}
@@ -322,7 +322,7 @@ def _setting(cell: Cell, command: Sequence[str], facts: Mapping[str, Any]) -> di
     said = values(command, "--data-path")
     weights = [word for word in said if not files or _is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
-    return kept | {"data": digest, "without": " ".join(cell.without)}
+    return kept | {"data": digest, "without": " ".join(config.placement.without)}
 
 
 def _is_number(word: str) -> bool:
@@ -334,14 +334,14 @@ def _is_number(word: str) -> bool:
 
 
 def _machine(
-    cell: Cell, facts: Mapping[str, Any], env: Mapping[str, str], device: Mapping[str, Any]
+    config: RunConfig, facts: Mapping[str, Any], env: Mapping[str, str], device: Mapping[str, Any]
 ) -> Machine:
     name = device.get("device", "cpu")
     return Machine(
         kind="cpu" if name == "cpu" else "gpu",
         device=(facts.get("cpu") or "unnamed CPU") if name == "cpu" else name,
         cores=facts["cores"],
-        processes=cell.cluster.nnodes * cell.cluster.nproc_per_node,
+        processes=config.placement.cluster.processes,
         threads=env.get("OMP_NUM_THREADS", "?"),
     )
 

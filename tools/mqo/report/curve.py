@@ -72,12 +72,12 @@ def _types(run: RunFolder) -> dict[str, str]:
 
 
 def _label(run: RunFolder) -> str:
-    cell = json.loads(run.cell.read_text(encoding="utf-8"))
-    config, dtype = cell["training"]["name"], cell["dtype"]
-    which = "" if cell["gemms"] == "fprop" else f", {cell['gemms']} GEMMs"
-    names = (cell["model"]["name"], cell["dataset"]["name"], cell["mode"])
+    config = run.read_config()
+    of, asked = config["experiment"], config["quantization"]
+    which = "" if asked["gemms"] == "fprop" else f", {asked['gemms']} GEMMs"
+    names = (of["model"]["name"], of["dataset"]["name"], asked["mode"])
     more = "".join(f", {text}" for text in options(run))
-    return f"{' '.join(names)}{which}{more} ({config}, {dtype})"
+    return f"{' '.join(names)}{which}{more} ({of['training']['name']}, {of['dtype']})"
 
 
 def _chance(run: RunFolder) -> float | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
-from mqo.launch.cell import Cell, resolve
-from mqo.launch.prepare import check_cell
+from mqo.launch.config import RunConfig, resolve
+from mqo.launch.prepare import check_config
 from mqo.matrix import tables
 
 
@@ -18,18 +18,18 @@ class Job:
     """A cell of a sweep, under the name that its run folder has."""
 
     name: str
-    cell: Cell
+    config: RunConfig
 
     @property
     def digest(self) -> str:
         """What tells two cells of one name apart."""
-        return hashlib.sha256(self.cell.model_dump_json().encode()).hexdigest()[:16]
+        return hashlib.sha256(self.config.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def data_key(self) -> tuple:
         """Runs that agree in it share the index of shuffles, which the first of them writes."""
-        cell = self.cell
-        return cell.dataset, cell.data_prefix, cell.training, cell.extra_flags
+        of = self.config.experiment
+        return of.dataset, of.data_prefix, of.training, of.extra_flags
 
 
 def jobs(
@@ -45,7 +45,7 @@ def jobs(
     """The product of the names, a job each; `modes` None are those that have scripts.
 
     Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
-    names. `rest` goes to `launch.cell.resolve`. Neighbours have different datasets: see `data_key`.
+    names. `rest` goes to `resolve`. Neighbours have different datasets: see `data_key`.
     """
     if modes is None:
         modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)
@@ -58,9 +58,9 @@ def jobs(
     made = []
     for model, mode, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        cell = resolve(model, dataset, mode, training, extra_flags=flags, **rest)
+        config = resolve(model, dataset, mode, training, extra_flags=flags, **rest)
         name = f"{model}_{dataset}_{mode}" + ("" if seed is None else f"_seed{seed}")
-        made.append(Job(name, cell))
+        made.append(Job(name, config))
     return made
 
 
@@ -81,6 +81,6 @@ def check(jobs: Sequence[Job]) -> None:
 def _faults(jobs: Sequence[Job]) -> Iterator[tuple[Job, MqoError]]:
     for job in jobs:
         try:
-            check_cell(job.cell)
+            check_config(job.config)
         except MqoError as error:
             yield job, error

@@ -57,7 +57,7 @@ def sweep(
     Exit 1 if a cell failed, twice; the others run all the same.
     """
     from mqo.errors import MqoError
-    from mqo.launch.cell import Cluster
+    from mqo.launch.config import Cluster
     from mqo.matrix import tables
     from mqo.project import Project
     from mqo.sweep import cells
@@ -79,7 +79,7 @@ def sweep(
         data_prefix=data_prefix and data_prefix.resolve(),
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
-    if data_prefix and len({job.cell.dataset.name for job in asked}) > 1:
+    if data_prefix and len({job.config.experiment.dataset.name for job in asked}) > 1:
         raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
     cells.check(asked)
     project = Project.here()
@@ -95,7 +95,8 @@ def default_folder(project: Project, asked: Sequence[Job]) -> Path:
     import hashlib
 
     text = "\n".join(f"{job.name} {job.digest}" for job in asked)
-    name = f"{asked[0].cell.training.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    training = asked[0].config.experiment.training
+    name = f"{training.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return project.runs / "sweeps" / name
 
 
@@ -157,5 +158,6 @@ def prepare(project: Project, asked: Sequence[Job]) -> None:
     from mqo.overlay.series import Series
 
     ready_tree(project, Series.of(project), print, allow_edits=False)
-    for cell in {job.cell.dataset.name: job.cell for job in asked}.values():
-        ready_data(project, cell, print)
+    experiments = [job.config.experiment for job in asked]
+    for of in {of.dataset.name: of for of in experiments}.values():
+        ready_data(project, of, print)

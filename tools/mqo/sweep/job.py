@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from mqo import process
-from mqo.launch.cell import Cell
+from mqo.launch.config import RunConfig
 from mqo.launch.run import run
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -31,8 +31,8 @@ def main() -> None:
 
 def train(folder: RunFolder) -> None:
     """Train the folder's cell in it."""
-    cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
-    result = run(Project.here(), cell, report=lambda text: print(text, flush=True), folder=folder)
+    config = RunConfig.read(folder)
+    result = run(Project.here(), config, report=lambda text: print(text, flush=True), folder=folder)
     print(f"result   : {result.line()}")
 
 

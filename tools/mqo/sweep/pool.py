@@ -97,7 +97,9 @@ class Pool:
         self._set(job, state="running", run=run.root.name, attempts=attempts, reason="")
         with held():
             handle = self.executor.start(run, slot)
-            self.running.append(_Running(job, handle, run, slot, Progress(job.cell, run.metrics)))
+            self.running.append(
+                _Running(job, handle, run, slot, Progress(job.config.experiment, run.metrics))
+            )
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:

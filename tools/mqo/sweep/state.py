@@ -13,6 +13,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from mqo.errors import MqoError
+from mqo.launch.config import RunConfig
 from mqo.runs import RunFolder
 from mqo.sweep.cells import Job
 
@@ -93,12 +94,13 @@ class SweepFolder:
         found = {entry.name: self._seen(entry) for entry in self.read()}
         for job in jobs:
             known = found.setdefault(job.name, Entry(job.name, job.digest))
-            if known.digest != job.digest:
+            if known.digest != job.digest and self._was_another(known, job):
                 raise MqoError(
                     f"{self.file} holds {job.name} with other settings",
                     expected="the same training configuration and flags as before",
                     help="Give another folder with -o",
                 )
+            found[job.name] = replace(known, digest=job.digest)
         asked = {job.name for job in jobs}
         return {
             name: replace(entry, state="queued")
@@ -106,6 +108,14 @@ class SweepFolder:
             else entry
             for name, entry in found.items()
         }
+
+    def _was_another(self, entry: Entry, job: Job) -> bool:
+        """Whether the entry's run had other settings: earlier versions took digests otherwise."""
+        try:
+            was = RunConfig.read(self.run_of(entry))
+        except (OSError, ValueError, MqoError):
+            return True
+        return was.with_layout(()) != job.config.with_layout(())
 
     def _seen(self, entry: Entry) -> Entry:
         if entry.run is None or entry.state == "failed":
@@ -143,6 +153,6 @@ class SweepFolder:
                 run.root.mkdir()
             except FileExistsError:
                 continue
-            run.cell.write_text(job.cell.model_dump_json(indent=1), encoding="utf-8")
+            job.config.write(run)
             return run
         raise FileExistsError(self.root / job.name)

@@ -14,28 +14,27 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import json
 import logging
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(TREE.parent / "tools"), str(TREE / "tools")]
+sys.path[:0] = [str(TREE), str(TREE / "tools")]
 
 import convert as weights  # noqa: E402
-from mqo.errors import MqoError  # noqa: E402
-from mqo.launch import convert, hf_config  # noqa: E402
-from mqo.launch.flags import DTYPES  # noqa: E402
-from mqo.matrix.tables import Shape  # noqa: E402
-from mqo.runs import checkpoints_of  # noqa: E402
+from megatron.inference.errors import InferenceError, PtqError  # noqa: E402
 
 PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
@@ -47,16 +46,18 @@ DEFAULT = "(default: %(default)s)"
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint, and what it says of its model; `sequence` in tokens.
+    """A checkpoint, the flags that build its model, and upstream's arguments of its training.
 
-    `arguments` are all of upstream's in it.
+    `beside` is a folder with the tokenizer and configurations of an export; `config` is its
+    config.json.
     """
 
-    checkpoint: Path
-    shape: Shape
-    sequence: int
-    dtype: str
+    checkpoint: str
+    flags: list[str]
     arguments: Mapping[str, Any]
+    tokenizer: str
+    beside: str
+    config: Mapping[str, Any]
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -95,63 +96,60 @@ def positive(text: str) -> int:
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """MqoError where the command asks for nothing, or for what does not go together."""
+    """PtqError where the command asks for nothing, or for what does not go together."""
     if (args.export_format != "none") != (args.export_dir is not None):
-        raise MqoError(
+        raise PtqError(
             f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
             expected="both of them, or neither",
         )
     if args.dequantized and args.export_format != "hf":
-        raise MqoError(
+        raise PtqError(
             f"--dequantized was given, and --export-format is {args.export_format}",
             expected="--export-format hf beside it",
         )
     if args.save is None and args.export_dir is None:
-        raise MqoError("Nothing is to be written", expected="--save, or --export-dir, or both")
+        raise PtqError("Nothing is to be written", expected="--save, or --export-dir, or both")
     if args.tokenizer_model and not (args.tokenizer_model / TOKENIZER).is_file():
-        raise MqoError(f"There is no {TOKENIZER} in {args.tokenizer_model}")
+        raise PtqError(f"There is no {TOKENIZER} in {args.tokenizer_model}")
     if args.save and args.export_quant_cfg is None:
-        raise MqoError(
+        raise PtqError(
             "--save without --export-quant-cfg would write the model as it is",
             expected="--export-quant-cfg FORMAT, or --export-dir alone",
         )
 
 
 def check_new(*targets: Path | None) -> None:
-    """MqoError where a target is there already; found before anything is computed."""
+    """PtqError where a target is there already; found before anything is computed."""
     for target in filter(None, targets):
         if target.exists():
-            raise MqoError(f"{target} is there already", expected="a new folder")
+            raise PtqError(f"{target} is there already", expected="a new folder")
 
 
-def find_source(load: Path, scratch: Path) -> Source:
-    """What `--load` names; a Hugging Face folder goes through the converter, into `scratch`."""
-    checkpoint = checkpoints_of(load)
-    if (load / "config.json").is_file():
-        checkpoint = scratch / "converted"
-        convert.hf_to_megatron(TREE, load, checkpoint)
-    if not (checkpoint / convert.TRACKER).is_file():
-        raise MqoError(
-            f"There is no {convert.TRACKER} and no config.json in {load}",
-            expected="Megatron's checkpoints, a run, or a Hugging Face folder",
-        )
-    args = convert.describe(TREE, checkpoint)
-    return Source(
-        checkpoint,
-        hf_config.shape_of_args(args),
-        args["max_position_embeddings"],
-        hf_config.dtype_of_args(args),
-        args,
-    )
+def describe(args: argparse.Namespace, scratch: Path) -> Source:
+    """Return what `--load` names; a Hugging Face folder is converted into `scratch`.
+
+    mqo knows the models' shapes, and says so in a process of its own.
+    """
+    words = ["--tree", TREE, "--load", args.load, "--out", scratch]
+    words += ["--tokenizer", args.tokenizer_model] if args.tokenizer_model else []
+    if args.calib_dataset in SAMPLES:
+        words += ["--sample", find_texts(args).parent / "tokenizer"]
+    # The library of the checkout that this tree lies in, where it lies in one.
+    path = os.pathsep.join(filter(None, (str(TREE.parent / "tools"), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-W", "ignore", "-m", "mqo.launch.ptq_source", *map(str, words)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path})
+    if done.returncode:
+        sys.exit(done.returncode)  # it said why
+    return Source(**json.loads((scratch / "source.json").read_text(encoding="utf-8")))
 
 
 def format_of(source: Source) -> str:
-    """The format that a checkpoint has; MqoError where this program did not quantise it."""
+    """The format that a checkpoint has; PtqError where this program did not quantise it."""
     from megatron.run.modelopt import QUANTISED_AS
 
     name = source.arguments.get(QUANTISED_AS)
     if name is None:
-        raise MqoError(
+        raise PtqError(
             f"The checkpoint in {source.checkpoint} was not quantised by this program",
             expected="one that was, or --export-quant-cfg FORMAT",
         )
@@ -163,23 +161,6 @@ def find_texts(args: argparse.Namespace) -> Path:
     if args.calib_dataset in SAMPLES:
         return TREE.parent / "data" / args.calib_dataset / "text.jsonl"
     return Path(args.calib_dataset)
-
-
-def find_tokenizer(args: argparse.Namespace, source: Source) -> Path:
-    """Its folder: what was asked for, that beside the model, that of its training, the sample's."""
-    if args.tokenizer_model:
-        return args.tokenizer_model
-    trained = source.arguments.get("tokenizer_model")
-    places = [args.load, *([Path(trained)] if trained else [])]
-    if args.calib_dataset in SAMPLES:
-        places.append(find_texts(args).parent / "tokenizer")
-    for place in places:
-        if (place / TOKENIZER).is_file():
-            return place
-    raise MqoError(
-        f"There is no {TOKENIZER} in {', nor in '.join(map(str, places))}",
-        help="Name the tokenizer's folder with --tokenizer-model",
-    )
 
 
 def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> None:
@@ -201,36 +182,57 @@ def calibration(args: argparse.Namespace, source: Source, tokenizer: Any) -> Any
         ptq.read_texts(find_texts(args)),
         lambda text: tokenizer.encode(text, add_special_tokens=False),
         samples=args.calib_size,
-        length=min(args.calib_length or 512, source.sequence),
-        vocabulary=source.shape.vocab_size,
+        length=min(args.calib_length or 512, source.config["max_position_embeddings"]),
+        vocabulary=source.config["vocab_size"],
     )
     return samples.split(args.calib_batch_size)
 
 
-def write(args: argparse.Namespace, source: Source, model: Any, tokenizer: Path) -> None:
-    """The checkpoint and the export; neither of them where one fails."""
+def write(args: argparse.Namespace, source: Source, model: Any) -> None:
+    """Write the checkpoint and the export; neither of them where one fails."""
     from megatron.inference import export, ptq
 
     core = weights.unwrapped(model)
     with ExitStack() as stack:
         if args.save:
-            folder = stack.enter_context(convert.staged(args.save))
-            ptq.save(model, folder, args.export_quant_cfg, own_text(source, tokenizer))
+            folder = stack.enter_context(staged(args.save))
+            ptq.save(model, folder, args.export_quant_cfg, own_text(source))
         if args.export_format == "none":
             return
-        folder = stack.enter_context(convert.staged(args.export_dir))
-        config = hf_config.config_of(source.shape, source.dtype, source.sequence)
+        folder = stack.enter_context(staged(args.export_dir))
         if args.export_format == "tensorrt_llm":
             ranks = args.inference_tensor_parallel
-            export.export_tensorrt_llm(core, folder, ranks, config["rope_scaling"])
+            export.export_tensorrt_llm(core, folder, ranks, source.config["rope_scaling"])
             return
-        convert.write_configs(folder, config, tokenizer)
+        shutil.copytree(source.beside, folder, dirs_exist_ok=True)
         (export.export_dequantized if args.dequantized else export.export_hf)(core, folder)
 
 
-def own_text(source: Source, tokenizer: Path) -> Mapping[str, Any]:
-    """The arguments of the model's training, with the tokenizer that it was calibrated with."""
-    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tokenizer.resolve())}
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """Yield a folder beside `target` that becomes it when all went well."""
+    from megatron.run import disk
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        stage = Path(folder) / target.name
+        stage.mkdir()
+        try:
+            yield stage
+        except Exception as error:
+            if full := disk.explain(error):
+                raise PtqError(str(full)) from error
+            raise
+        readable = stage.stat().st_mode & 0o666
+        for path in stage.rglob("*"):
+            if path.is_file():
+                path.chmod(readable)  # safetensors leaves its files to their owner alone
+        stage.rename(target)
+
+
+def own_text(source: Source) -> Mapping[str, Any]:
+    """Return the training's arguments, with the tokenizer that the model was calibrated with."""
+    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": source.tokenizer}
     return {**source.arguments, **mine}
 
 
@@ -243,12 +245,10 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     """All of it, in order; the checks that cost nothing come first."""
     check_targets(args)
     check_new(args.save, args.export_dir)
-    source = find_source(args.load, scratch)
-    tokenizer_folder = find_tokenizer(args, source)
-    flags = [*convert.program_flags(source.shape, source.sequence), *DTYPES[source.dtype]]
+    source = describe(args, scratch)
     weights.enter_tree()
     if importlib.util.find_spec("modelopt") is None:
-        raise MqoError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
+        raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
         from megatron.inference import export, ptq
         from transformers import AutoTokenizer
@@ -258,13 +258,13 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     ptq.check_source(TREE / "megatron/core")
     ptq.format_of(name)
     target = export.DEQUANTIZED if args.dequantized else args.export_format
-    export.check(target, name, args.decoder, bool(source.shape.mla))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
+    export.check(target, name, args.decoder, "--multi-latent-attention" in source.flags)
+    tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False)
     if wanted:
         batches = calibration(args, source, tokenizer)
         ptq.check_not_quantised(source.checkpoint)
     with quiet():
-        _, model = weights.load([*flags, "--load", str(source.checkpoint)])
+        _, model = weights.load([*source.flags, "--load", source.checkpoint])
     core = weights.unwrapped(model).eval()
     show("before" if wanted else f"as {name}", core, tokenizer, args)
     if wanted:
@@ -273,7 +273,7 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
         print(f"calibrated in {time.monotonic() - started:.1f} s", flush=True)
         show(f"after, as {name}", core, tokenizer, args)
     with quiet():
-        write(args, source, model, tokenizer_folder)
+        write(args, source, model)
     for target in filter(None, (args.save, args.export_dir)):
         print(f"written: {target}")
     if args.export_format == "hf" and not args.dequantized:
@@ -294,19 +294,9 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
         try:
             quantise(args, Path(scratch))
-        except (MqoError, weights.ConvertError) as error:
-            fail(error)
-        except RuntimeError as error:
-            # The tree's own errors are importable only once it was entered.
-            if type(error).__name__ != "PtqError":
-                raise
-            fail(error)
-
-
-def fail(error: Exception) -> None:
-    """Say what is wrong, and leave."""
-    print(f"text_generation_ptq.py: {error}", file=sys.stderr)
-    sys.exit(2)
+        except (InferenceError, weights.ConvertError) as error:
+            print(f"text_generation_ptq.py: {error}", file=sys.stderr)
+            sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mqo.launch import convert
@@ -140,41 +141,30 @@ def test_a_quantised_checkpoint_is_refused(quantised):
     ],
 )
 def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, words, message):
-    from mqo.errors import MqoError
-
     monkeypatch.chdir(place)
     args = program.parse_args(["--load", "hf", "--export-quant-cfg", "fp8", *words])
-    with pytest.raises(MqoError, match=message):
+    with pytest.raises(program.PtqError, match=message):
         program.quantise(args, place)
 
 
-def test_a_folder_that_is_no_model_is_refused(program, tmp_path):
-    from mqo.errors import MqoError
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    code, _, err = run("--load", tmp_path, "--save", tmp_path / "new", "--export-quant-cfg", "fp8")
+    assert code == 2
+    assert f"no config.json in {tmp_path}" in err and "Traceback" not in err
 
-    with pytest.raises(MqoError, match=r"no config\.json in"):
-        program.find_source(tmp_path, tmp_path)
 
-
-def test_the_tokenizer_is_the_one_that_belongs_to_the_model(program, tmp_path):
-    from mqo.errors import MqoError
-
-    def tokenizer(name):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer.json").touch()
-        return tmp_path / name
-
-    model, trained, asked = tmp_path / "model", tokenizer("trained"), tokenizer("asked")
-    model.mkdir()
-    words = ["--load", str(model), "--calib-dataset"]
-    said = {"tokenizer_model": str(trained)}
-    source = program.Source(model, None, 64, "fp32", said)
-    args = program.parse_args([*words, "wikipedia"])
-    assert program.find_tokenizer(args, source) == trained  # and not the sample's
-    silent = program.Source(model, None, 64, "fp32", {})
-    assert program.find_tokenizer(args, silent).parts[-2:] == ("wikipedia", "tokenizer")
-    with pytest.raises(MqoError, match=r"no tokenizer\.json in .*model"):
-        program.find_tokenizer(program.parse_args([*words, "texts.txt"]), silent)
-    (model / "tokenizer.json").touch()
-    assert program.find_tokenizer(args, source) == model
-    args = program.parse_args([*words, "wikipedia", "--tokenizer-model", str(asked)])
-    assert program.find_tokenizer(args, source) == asked
+def test_a_target_appears_whole_or_not_at_all(program, vendored, tmp_path):
+    with pytest.raises(ValueError), program.staged(tmp_path / "new") as folder:
+        (folder / "weights").touch()
+        raise ValueError("out of luck")
+    with (
+        pytest.raises(program.PtqError, match=r"The disk of .* is full"),
+        program.staged(tmp_path / "new"),
+        Path("/dev/full").open("w") as file,
+    ):
+        file.write("weights")
+    assert list(tmp_path.iterdir()) == []
+    with program.staged(tmp_path / "new") as folder:
+        (folder / "weights").touch(mode=0o600)
+    mode = (tmp_path / "new").stat().st_mode
+    assert (tmp_path / "new/weights").stat().st_mode & 0o666 == mode & 0o666

@@ -1,28 +1,17 @@
 """The indexing program takes upstream's flags, and does what the library does."""
 
 import base64
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from mqo.data import tokenizer
+from mqo.data import preprocess, tokenizer
 from mqo.project import Project
 
 _PROGRAM = Project.here().tree / "tools" / "preprocess_data.py"
 _TEXTS = ["The miller weighs the flour.", "", "The baker pays \u2014 in bread."]
-
-
-@pytest.fixture
-def program(monkeypatch):
-    """The program as a module."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    spec = importlib.util.spec_from_file_location("preprocess_data", _PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -40,7 +29,7 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def main(program, monkeypatch, capsys, text, tmp_path):
+def main(monkeypatch, capsys, text, tmp_path):
     """Runs the program on the corpus; its exit code, output, and errors."""
 
     def run(*flags):
@@ -48,7 +37,7 @@ def main(program, monkeypatch, capsys, text, tmp_path):
         monkeypatch.setattr(sys, "argv", [str(w) for w in (*words, *flags)])
         code = 0
         try:
-            program.main()
+            preprocess.main()
         except SystemExit as left:
             code = left.code
         return code, *capsys.readouterr()

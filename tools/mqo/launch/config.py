@@ -1,0 +1,209 @@
+"""What decides a run, and nothing else: four parts, written once, to the run's cell.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from mqo.errors import MqoError
+from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
+from mqo.matrix import tables
+from mqo.matrix.tables import Dataset, Dtype, Gemms, Mode, Model, Training
+from mqo.runs import RunFolder
+
+SOURCE = "source"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Experiment(_Part):
+    """What is trained, on which data, and from which weights.
+
+    `model` is as it is trained: shrunk where the configuration shrinks. `extra_flags` are the
+    user's own, for Megatron. `teacher` is a folder of checkpoints, or a run that left some, of a
+    model that this one learns from as `distillation_config`, a YAML file, says.
+    """
+
+    model: Model
+    dataset: Dataset
+    training: Training
+    dtype: Dtype
+    checkpoint: Path | None = None
+    tokenizer: Path | None = None
+    data_prefix: Path | None = None
+    extra_flags: tuple[str, ...] = ()
+    teacher: Path | None = None
+    distillation_config: Path | None = None
+
+
+class Quantization(_Part):
+    """How a run quantises.
+
+    `types` are the quant types per site that are written into its source; None leaves the literals
+    of the tree as they are (`--quantization source`). `schedule` are 'SITE: schedule' texts. The
+    run itself checks that each layer it is to leave out is there.
+    """
+
+    mode: str
+    types: dict[str, str] | None
+    gemms: Gemms = "fprop"
+    schedule: tuple[str, ...] = ()
+    options: Chosen = {}
+
+
+class Cluster(_Part):
+    """Where a run's processes are: torchrun's own terms."""
+
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int | None = None
+    nproc_per_node: int = 1
+
+    @property
+    def processes(self) -> int:
+        """All of them."""
+        return self.nnodes * self.nproc_per_node
+
+
+class Placement(_Part):
+    """Where a run runs: its processes, the planner's flags, and the source.
+
+    `megatron` is a full checkout to run in place of the shared tree, by its own pretrain_gpt.py;
+    `without` are patches that are left out.
+    """
+
+    cluster: Cluster = Cluster()
+    layout: tuple[str, ...] = ()
+    megatron: Path | None = None
+    without: tuple[str, ...] = ()
+
+
+class Recording(_Part):
+    """What a run keeps of itself: its options, and where TensorBoard's events go."""
+
+    tensorboard: Path | None = None
+    options: Chosen = {}
+
+
+class RunConfig(_Part):
+    """A cell of the matrix, resolved, with what the user changed."""
+
+    experiment: Experiment
+    quantization: Quantization
+    placement: Placement = Placement()
+    recording: Recording = Recording()
+
+    @classmethod
+    def read(cls, run: RunFolder) -> RunConfig:
+        """Return the configuration of a run; OSError or ValueError where it has none."""
+        return cls.model_validate(run.read_config())
+
+    def write(self, run: RunFolder) -> None:
+        """Write it into a run's folder."""
+        run.config.write_text(self.model_dump_json(indent=1), encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """Name it for a folder; of several nodes each has a folder."""
+        of = self.experiment
+        name = f"{of.model.name}_{of.dataset.name}_{self.quantization.mode}_{of.training.name}"
+        name += "_distilled" if of.teacher else ""
+        where = self.placement.cluster
+        return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
+
+    def quant_toml(self, types: dict[str, str]) -> str:
+        """Return quant.toml of a run whose source says `types`."""
+        options = self.quantization.options | self.recording.options
+        return quant_toml(types, options, self.quantization.schedule)
+
+    def with_layout(self, flags: Sequence[str]) -> RunConfig:
+        """Return it with these flags of a layout."""
+        placement = self.placement.model_copy(update={"layout": tuple(flags)})
+        return self.model_copy(update={"placement": placement})
+
+    def with_experiment(self, **changes: Any) -> RunConfig:
+        """Return it with another experiment."""
+        experiment = self.experiment.model_copy(update=changes)
+        return self.model_copy(update={"experiment": experiment})
+
+
+def resolve(
+    model: str,
+    dataset: str,
+    quantization: str,
+    training: str,
+    *,
+    dtype: Dtype | None = None,
+    gemms: Gemms = "fprop",
+    linear: str | None = None,
+    attention: str | None = None,
+    **rest: Any,
+) -> RunConfig:
+    """Return the configuration of these names; UnknownNameError lists the valid ones.
+
+    `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
+    `attention` change the mode, as `tables.changed` has it. `rest` are fields of the parts, and
+    options by their names; without `keep_checkpoints`, as many stay as the training configuration
+    says, and all where there are more.
+    """
+    published = tables.pick(tables.models(), "model", model)
+    corpus = tables.pick(tables.datasets(), "dataset", dataset)
+    config = tables.pick(tables.trainings(), "training configuration", training)
+    mode = _mode(quantization, linear, attention)
+    options = {name: rest.pop(name) for name in OPTIONS if name in rest}
+    options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
+    quantizer, recorder = split(options)
+    parts = (Experiment, Quantization, Placement, Recording)
+    of, how, where, what = (
+        {name: rest.pop(name) for name in part.model_fields if name in rest} for part in parts
+    )
+    if rest:
+        raise TypeError(f"no part of a run's configuration has {', '.join(rest)}")
+    sequence = min(config.sequence, published.train_sequence)
+    return RunConfig(
+        experiment=Experiment(
+            model=published.shrunk(config.shrink_width, config.shrink_depth),
+            dataset=corpus,
+            training=config.model_copy(update={"sequence": sequence}),
+            dtype=dtype or config.dtype,
+            **of,
+        ),
+        quantization=Quantization(
+            mode=mode.name if mode else SOURCE,
+            types=mode.types(gemms) if mode else None,
+            gemms=gemms,
+            options=quantizer,
+            **how,
+        ),
+        placement=Placement(**where),
+        recording=Recording(options=recorder, **what),
+    )
+
+
+def _kept(checkpoint: Path | None, training: Training) -> int:
+    """Return how many checkpoints to keep, 0 for all: by default none of those that are there goes.
+
+    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
+    """
+    there = len(list(checkpoint.glob("iter_*"))) if checkpoint else 0
+    return 0 if there > training.keep_last + 1 else training.keep_last
+
+
+def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:
+    """Return the mode with its changes; None for the types that stand in the tree."""
+    if quantization != SOURCE:
+        mode = tables.pick(tables.modes(), "quantization mode", quantization)
+        return tables.changed(mode, linear, attention)
+    if linear or attention:
+        raise MqoError(
+            f"With the quantization '{SOURCE}' all types are those in the tree",
+            expected="no other type beside it",
+            help="script/quant_type_modifier.py changes those in the tree",
+        )
+    return None

@@ -1,0 +1,116 @@
+"""The options of a run: flags of the command line, checked values, and quant.toml.
+
+Which there are, Megatron-LM/megatron/quant/options.py says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from mqo import torch_free
+from mqo.errors import MqoError
+from mqo.matrix.tables import LINEAR_SITES, NONE, SITES, check_choice
+
+_options = torch_free.load("quant.options")
+ENVIRONMENT_VARIABLE = _options.ENVIRONMENT_VARIABLE
+OPTIONS: Mapping[str, Any] = _options.OPTIONS  # by name
+# Names that a schedule may have for all sites of a kind that are quantised.
+GROUPS: Mapping[str, tuple[str, ...]] = {"linear": LINEAR_SITES["all"], "attention": ("qk", "pv")}
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    # What is empty, or keeps all, is the default.
+    chosen = {k: v for k, v in given.items() if v != () and (k, v) != ("keep_checkpoints", 0)}
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
+    try:
+        _options.check(listed)
+    except ValueError as error:
+        raise MqoError(str(error)) from None
+    return listed
+
+
+# What was chosen, by name; what is missing is as quantisers and run have it by default.
+Chosen = Annotated[dict[str, Any], AfterValidator(_checked)]
+
+
+def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of `given` that say how a run quantises, and those of what it records."""
+    tables = ("quantiser", "layers")
+    quantization = {k: v for k, v in given.items() if OPTIONS[k].table in tables}
+    return quantization, {k: v for k, v in given.items() if k not in quantization}
+
+
+def add_arguments(group: argparse._ArgumentGroup, options: Iterable[Any]) -> None:
+    """Add the flags of some options."""
+    for option in options:
+        shown = option.shown or option.default
+        default = "" if option.many or shown is False else f" (default: {shown})"
+        more: dict[str, Any] = {"action": "store_const", "const": True}
+        if option.kind is not bool:
+            more = {"type": whole if option.kind is int else str, "metavar": option.metavar}
+            more |= {"choices": option.valid or None}
+            more |= {"action": "append"} if option.many else {}
+        text = option.help + (", repeatable" if option.many else "") + default
+        group.add_argument(option.flag, dest=option.name, help=text, **more)
+
+
+def whole(text: str) -> int:
+    """Return a whole number from 0 on, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+    return int(text)
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that the arguments choose."""
+    found = {name: getattr(args, name) for name in OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def quant_toml(
+    types: Mapping[str, str], options: Mapping[str, Any], schedule: Iterable[str] = ()
+) -> str:
+    """Return quant.toml: the types of a run's source, for the guard to hold it to, and its options.
+
+    Raises:
+        MqoError: `schedule` names a site that does not exist, or twice, or a kind of which no site
+            is quantised.
+    """
+    tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantiser": {}}
+    tables["schedule"] = schedules(types, schedule)
+    for name, option in OPTIONS.items():
+        if name in options:
+            tables.setdefault(option.table, {})[name] = options[name]
+    lines = ["# What this run quantises; its guard ends it when a site does not run so."]
+    for name, table in tables.items():
+        if table or name == "asked":
+            # A string, a number, a list of strings in JSON is one in TOML, too.
+            rows = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in table.items())
+            lines += [f"[{name}]", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
+    """Return {site: schedule} of 'SITE: schedule' texts; raises what `quant_toml` raises."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, _, phases = (part.strip() for part in text.partition(":"))
+        check_choice("GEMM site or kind of them", name, (*SITES, *GROUPS))
+        sites = (name,)
+        if name in GROUPS:
+            sites = tuple(site for site in GROUPS[name] if types.get(site, NONE) != NONE)
+        if not sites:
+            raise MqoError(
+                f"The schedule '{text}' is for no site, since no {name} one is quantised",
+                help=f"Name the site itself, one of {', '.join(GROUPS[name])}, or another mode",
+            )
+        for site in sites:
+            if site in found:
+                raise MqoError(f"There are two schedules for {site}", expected="one a site")
+            found[site] = phases
+    return found

@@ -1,0 +1,87 @@
+"""Say what a model is to Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py.
+
+    python -m mqo.launch.ptq_source --tree TREE --load MODEL --out FOLDER
+
+FOLDER gets source.json (the checkpoint, the flags that build its model, the arguments of its
+training, its tokenizer) and hf/, the files beside exported weights. A model from Hugging Face is
+converted into FOLDER first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import ConvertError
+from mqo.launch import convert
+from mqo.launch.flags import DTYPES
+from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args
+from mqo.launch.inputs import TRACKER
+from mqo.runs import checkpoints_of
+from mqo.terminal import guarded
+
+TOKENIZER = "tokenizer.json"
+
+
+def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | None) -> None:
+    """Write source.json and hf/ into `out`; ConvertError where `load` is no model.
+
+    `given` is the tokenizer's folder; without it, it is found. `sample` comes last.
+    """
+    checkpoint = find_checkpoint(tree, load, out)
+    args = convert.describe(tree, checkpoint)
+    shape, dtype = shape_of_args(args), dtype_of_args(args)
+    sequence = args["max_position_embeddings"]
+    tokenizer = given or find_tokenizer(load, args, sample)
+    flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]
+    config, beside = config_of(shape, dtype, sequence), out / "hf"
+    facts = {"checkpoint": str(checkpoint), "arguments": args, "flags": flags, "config": config}
+    facts |= {"tokenizer": str(tokenizer.resolve()), "beside": str(beside)}
+    (out / "source.json").write_text(json.dumps(facts), encoding="utf-8")
+    beside.mkdir()
+    convert.write_configs(beside, config, tokenizer)
+
+
+def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
+    """Return the folder of checkpoints that `load` means; a Hugging Face folder is converted."""
+    checkpoint = checkpoints_of(load)
+    if (load / "config.json").is_file():
+        checkpoint = out / "converted"
+        convert.hf_to_megatron(tree, load, checkpoint)
+    if not (checkpoint / TRACKER).is_file():
+        raise ConvertError(
+            f"There is no {TRACKER} and no config.json in {load}",
+            expected="Megatron's checkpoints, a run, or a Hugging Face folder",
+        )
+    return checkpoint
+
+
+def find_tokenizer(load: Path, args: dict[str, Any], sample: Path | None) -> Path:
+    """Return the folder of the tokenizer beside the model, else of its training, else `sample`."""
+    trained = args.get("tokenizer_model")
+    places = [place for place in (load, trained and Path(trained), sample) if place]
+    for place in places:
+        if (place / TOKENIZER).is_file():
+            return place
+    raise ConvertError(
+        f"There is no {TOKENIZER} in {', nor in '.join(map(str, places))}",
+        help="Name the tokenizer's folder with --tokenizer-model",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; an error is one paragraph and exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    for name in ("tree", "load", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("tokenizer", "sample"):
+        parser.add_argument(f"--{name}", type=Path)
+    args = parser.parse_args(argv)
+    guarded(lambda: write(args.tree, args.load, args.out, args.tokenizer, args.sample))
+
+
+if __name__ == "__main__":
+    main()
