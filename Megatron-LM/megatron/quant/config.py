@@ -14,13 +14,13 @@ from .formats import (
     ROUNDINGS,
     SAVED_FORMS,
     SCALE_RULES,
+    SITES,
     check_choice,
     check_seed,
     check_type,
 )
 from .progress import step, total
 from .schedule import Phase, Schedule, parse, type_at
-from .sites import SITES
 from .spec import QuantSpec
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"
@@ -31,16 +31,16 @@ class QuantConfig:
     """What a run may choose beyond the types that stand in its source.
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
-    it. `exclude` are patterns of layers that stay unquantised (excludes.py). `rounding` None is
-    each format's own. `seed` is the base that the seeds of stochastic rounding are derived from.
-    `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing and
-    only counts. `dump` are the iterations whose operands are kept. `schedule` maps a site to the
-    types that it runs as, the first of which is the one in the source. `keep_checkpoints` is how
-    many a run leaves of its own, 0 for all; `check_nan` has it look at every output.
+    it. `exclude` are patterns of layers that stay unquantised (excludes.py). `block` and `rounding`
+    None are each format's own. `seed` is the base that the seeds of stochastic rounding are derived
+    from. `every` is in iterations: the first one is measured, and each multiple; 0 measures nothing
+    and only counts. `dump` are the iterations whose operands are kept. `schedule` maps a site to
+    the types that it runs as, the first of which is the one in the source. `keep_checkpoints` is
+    how many a run leaves of its own, 0 for all; `check_nan` has it look at every output.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
-    block: int = 32
+    block: int | None = None
     scale_rule: str = "floor"
     rounding: str | None = None
     overflow: str = "saturate"
@@ -58,6 +58,24 @@ class QuantConfig:
     def phases(self, site: str) -> Schedule:
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
+
+    def spec(self, quant_type: str) -> QuantSpec:
+        """Return how `quant_type` is quantised."""
+        return QuantSpec(
+            quant_type,
+            block=self.block,
+            scale_rule=self.scale_rule,
+            rounding=self.rounding,
+            overflow=self.overflow,
+            tensor_scale=self.tensor_scale,
+        )
+
+    def blocks(self) -> dict[str, int]:
+        """Return the longest block of each site that quantises in blocks at any step."""
+        sizes = {
+            site: [self.spec(p.quant_type).block or 0 for p in self.phases(site)] for site in SITES
+        }
+        return {site: max(found) for site, found in sizes.items() if any(found)}
 
 
 # bool is an int in Python, and `true` is no number.
@@ -110,15 +128,7 @@ def current() -> QuantConfig:
 @functools.cache
 def spec_of(quant_type: str) -> QuantSpec:
     """Return how this process quantises to `quant_type`; raises what `current` raises."""
-    config = current()
-    return QuantSpec(
-        quant_type,
-        block=config.block,
-        scale_rule=config.scale_rule,
-        rounding=config.rounding,
-        overflow=config.overflow,
-        tensor_scale=config.tensor_scale,
-    )
+    return current().spec(quant_type)
 
 
 @functools.cache

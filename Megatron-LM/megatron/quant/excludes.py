@@ -8,9 +8,8 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from .formats import check_choice
+from .formats import SITES, check_choice
 from .layers import Layer
-from .sites import SITES
 
 NEAREST = 3
 

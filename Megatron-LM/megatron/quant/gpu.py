@@ -29,8 +29,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .formats import (
-    HIF8,
-    MX_ELEMENTS,
     SCALE_EXPONENT_MIN,
     MxElement,
     TaperedFormat,
@@ -217,7 +215,7 @@ def _tapered_exact(
 def _tapered_fast(
     pattern, EMAX: tl.constexpr, EMIN: tl.constexpr, SATURATE: tl.constexpr
 ) -> tl.tensor:
-    """Round to nearest-away, with the widths of HIF8."""
+    """Round to nearest-away, with the widths of HiFloat8."""
     # All beyond 2^(EMAX + 1) overflows alike. The next 1 would make a NaN of Infinity.
     beyond: tl.constexpr = 2.0 ** (EMAX + 1)
     value = tl.clamp(_as_float(pattern), -beyond, beyond, tl.PropagateNan.ALL)
@@ -355,14 +353,15 @@ def _float32_pattern(value: float) -> int:
 @functools.cache
 def _constants(spec: QuantSpec) -> dict[str, Any]:
     """Return the constexpr arguments that follow from the spec."""
-    if spec.quant_type == "hifp8":
-        constants = _tapered_constants(HIF8)
+    element = spec.format.element
+    if spec.block is None:
+        constants = _tapered_constants(element)
     else:
-        constants = _mx_constants(MX_ELEMENTS[spec.quant_type], spec.scale_rule)
+        constants = _mx_constants(element, spec.scale_rule)
     return constants | {
         "SATURATE": spec.overflow == "saturate",
         "ROUNDING": spec.rounding,
-        "SCALED": spec.quant_type == "hifp8" and spec.tensor_scale,
+        "SCALED": spec.block is None and spec.tensor_scale,
     }
 
 
@@ -511,7 +510,7 @@ def _launch(
     """Write `x`, quantised, to `out`, and with blocks along the last axis but one to `columns`."""
     if not x.numel():
         return
-    mx, both = spec.quant_type != "hifp8", columns is not None
+    mx, both = spec.block is not None, columns is not None
     axes = (axis if mx else None, -2 if both else None)
     plan = _plan(x.shape, x.stride(), out.stride(), *axes, spec.block if mx else 32)
     if plan is None:
@@ -529,7 +528,7 @@ def _launch(
             x.view(seen),
             out.view(seen),
             columns.view(seen) if both else None,
-            _tensor_exponent(x) if constants["SCALED"] else None,
+            _tensor_exponent(x, spec.format.element) if constants["SCALED"] else None,
             seed,
             *(dim.size for dim in plan.dims[1:]),
             *(dim.x for dim in plan.dims),
@@ -543,11 +542,11 @@ def _launch(
         )
 
 
-def _tensor_exponent(x: Tensor) -> Tensor:
-    """Return the exponent of hifp8's tensor scale, int32 on x's device: reference.py's."""
+def _tensor_exponent(x: Tensor, element: TaperedFormat) -> Tensor:
+    """Return the exponent of a tensor scale, int32 on x's device: reference.py's."""
     low, high = x.aminmax()
     pattern = torch.maximum(-low, high).float().view(torch.int32)
-    exponent = ((pattern >> 23) - 127 - HIF8.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
+    exponent = ((pattern >> 23) - 127 - element.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
     return torch.where((pattern > 0) & (pattern < _float32_pattern(math.inf)), exponent, 0)
 
 
@@ -556,7 +555,7 @@ def _tensor_exponent(x: Tensor) -> Tensor:
 # A spec goes in as its fields, since an operator takes no objects, and a seed as a signed number.
 # They are defined one level below torch.library.custom_op, whose checks of every call cost more
 # than the launch.
-_SPEC = "str quant_type, int block, str scale_rule, str rounding, str overflow, bool tensor_scale"
+_SPEC = "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale"
 _SCHEMAS = {
     "qdq": f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor",
     "qdq_out": f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()",
@@ -622,9 +621,10 @@ def qdq(
 ) -> Tensor | None:
     """What `backend.quantise_dequantise` returns, which checks the arguments.
 
-    None for a tensor that is not on a CUDA device, unless in Triton's interpreter.
+    None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for a
+    tapered element that is not HiFloat8's.
     """
-    if not (x.is_cuda or INTERPRETED):
+    if not (x.is_cuda or INTERPRETED) or not (spec.block or spec.format.element.name == "hif8"):
         return None
     arguments = (axis, _signed(seed), *_fields(spec))
     if out is None:
@@ -636,10 +636,10 @@ def qdq(
 def qdq_both(x: Tensor, spec: QuantSpec, seed: int | None = None) -> tuple[Tensor, Tensor] | None:
     """Return `qdq` along the last axis and along the one before it, of one reading of `x`.
 
-    x: [..., rows, columns], of a dtype in backend.DTYPES. hifp8, which has no blocks, gives the
-    same tensor twice. The arguments are not checked; None where `qdq` returns that.
+    x: [..., rows, columns], of a dtype in backend.DTYPES. A format without blocks gives the same
+    tensor twice. The arguments are not checked; None where `qdq` returns that.
     """
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         result = qdq(x, spec, seed=seed)
         return None if result is None else (result, result)
     if not (x.is_cuda or INTERPRETED):
