@@ -169,9 +169,9 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
 
 def _add_quantiser(group: argparse._ArgumentGroup) -> None:
     for option, meaning in (
-        ("block", "elements that share an mx scale (default: 32)"),
+        ("block", "elements that share an mx scale (default: the format's own)"),
         ("scale_rule", "how an mx scale follows from its block (default: floor)"),
-        ("rounding", "of elements (default: nearest-even for mx, nearest-away for hifp8)"),
+        ("rounding", "of elements (default: the format's own)"),
         ("overflow", "what hifp8 makes of what is too large (default: saturate)"),
         ("save_activations", "what linear layers keep of inputs; packed: codes (default: full)"),
     ):

@@ -9,10 +9,14 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import MqoError
-from mqo.matrix.tables import LINEAR_SITES, NONE, SITES, check_choice
+from mqo.matrix.tables import ATTENTION_SITES, LINEAR_SITES, NONE, SITES, check_choice
+from mqo.megatron_quant import formats
 
 # Names that a schedule may have for all sites of a kind that are quantised.
-GROUPS: Mapping[str, tuple[str, ...]] = {"linear": LINEAR_SITES["all"], "attention": ("qk", "pv")}
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "linear": LINEAR_SITES["all"],
+    "attention": ATTENTION_SITES,
+}
 
 
 class Quantiser(BaseModel):
@@ -22,14 +26,14 @@ class Quantiser(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    block: Literal[16, 32, 64, 128] | None = None
-    scale_rule: Literal["floor", "rceil", "ceil", "even"] | None = None
-    rounding: Literal["nearest-even", "nearest-away", "stochastic"] | None = None
-    overflow: Literal["saturate", "inf"] | None = None
+    block: Literal[formats.BLOCK_SIZES] | None = None
+    scale_rule: Literal[formats.SCALE_RULES] | None = None
+    rounding: Literal[formats.ROUNDINGS] | None = None
+    overflow: Literal[formats.OVERFLOWS] | None = None
     tensor_scale: bool | None = None
     seed: int | None = None
     cache_weights: bool | None = None
-    save_activations: Literal["full", "packed"] | None = None
+    save_activations: Literal[formats.SAVED_FORMS] | None = None
 
 
 def choices(option: str) -> tuple[object, ...]:

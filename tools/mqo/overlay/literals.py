@@ -1,35 +1,19 @@
 """The quant type literals in the source: the only static statement of what is quantised.
 
 A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. The
-parser is the one of `megatron.quant`, which is loaded by its path: that package imports torch.
+types and the parser are those of `megatron.quant`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping
-from types import ModuleType
 
 from mqo.errors import OverlayError, UnknownNameError
-from mqo.project import Project
+from mqo.megatron_quant import formats, source
 
-NONE = "none"
-TYPES = ("hifp8", "mxfp8", "mxfp4", NONE)
-
-
-def _parser() -> ModuleType:
-    path = Project.here().tree / "megatron/quant/source.py"
-    spec = importlib.util.spec_from_file_location("mqo.overlay.quant_source", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-_source = _parser()
-VARIABLE, Literal, Source = _source.VARIABLE, _source.Literal, _source.Source
-splice = _source.splice
+NONE, TYPES = formats.NONE, formats.QUANT_TYPES
+VARIABLE, Literal, Source = source.VARIABLE, source.Literal, source.Source
+splice = source.splice
 
 
 def read(content: bytes) -> list[Literal]:
