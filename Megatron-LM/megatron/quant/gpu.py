@@ -152,7 +152,6 @@ def _mx_fast(
 def _quantise_mx(
     pattern,
     draw,
-    AXIS: tl.constexpr,
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
     BITS: tl.constexpr,
@@ -160,10 +159,10 @@ def _quantise_mx(
     CARRY: tl.constexpr,
     ROUNDING: tl.constexpr,
 ) -> tl.tensor:
-    """Return the patterns of a tile whose blocks lie along AXIS, quantised."""
+    """Return the patterns of a tile [ROWS, BLOCKS, BLOCK], quantised."""
     magnitude = pattern & 0x7FFFFFFF
     sign = pattern ^ magnitude
-    amax = tl.max(magnitude, axis=AXIS, keep_dims=True)
+    amax = tl.max(magnitude, axis=2, keep_dims=True)
     # CARRY makes a significand that the scale rule rounds up carry into the exponent.
     scale = ((tl.minimum(amax, _INFINITY) + CARRY) >> 23) - (127 + EMAX)
     scale = tl.maximum(scale, -127)
@@ -262,7 +261,6 @@ def _quantise_tapered(
 def _kernel(
     x,
     out,
-    out_columns,
     tensor_scale,
     seed,
     outer,
@@ -284,7 +282,6 @@ def _kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
-    BOTH: tl.constexpr,
     MX: tl.constexpr,
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
@@ -297,9 +294,8 @@ def _kernel(
 ) -> None:
     """Quantise a tile [ROWS, BLOCKS, BLOCK] of a tensor [outer0, outer1, rows, size].
 
-    Strides in elements: x_ of the source, o_ of the results, i_ of the index that an element draws
-    by. BOTH writes blocks along `size` to `out`, and along `rows`, of which a tile has one block,
-    to `out_columns`.
+    Strides in elements: x_ of the source, o_ of the result, i_ of the index that an element draws
+    by.
     """
     tile = tl.program_id(0)
     row_tiles = (rows - 1) // ROWS + 1
@@ -328,7 +324,7 @@ def _kernel(
     if ROUNDING == "stochastic":
         draw = _draw(first * i_outer0 + second * i_outer1 + row * i_row + place * i_size, seed)
     if MX:
-        result = _quantise_mx(pattern, draw, 2, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
+        result = _quantise_mx(pattern, draw, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
     else:
         scale = tl.full([], 0, tl.int32)
         if SCALED:
@@ -338,9 +334,6 @@ def _kernel(
         )
     dtype: tl.constexpr = out.dtype.element_ty
     tl.store(out + target, _from_pattern(result, dtype), mask=inside)
-    if BOTH:
-        result = _quantise_mx(pattern, draw, 0, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
-        tl.store(out_columns + target, _from_pattern(result, dtype), mask=inside)
 
 
 # -- constants of the formats ------------------------------------------------------------------
@@ -442,22 +435,20 @@ def _plan(
     x_strides: tuple[int, ...],
     out_strides: tuple[int, ...],
     axis: int | None,
-    row_axis: int | None,
     block: int,
 ) -> _Plan | None:
     """Plan tiles with blocks along `axis`, anywhere if None; None for too many dimensions."""
     index_strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     dims = [_Dim(*d) for d in zip(shape, x_strides, out_strides, index_strides, strict=True)]
-    kept = sorted(a % len(dims) for a in (axis, row_axis) if a is not None)
-    bounds = [-1, *kept, len(dims)]
+    bounds = [-1, len(dims)] if axis is None else [-1, axis % len(dims), len(dims)]
     others = [d for a, b in itertools.pairwise(bounds) for d in _merged(dims[a + 1 : b])]
     size = _take(others, across=None) if axis is None else dims[axis]
-    rows = _take(others, across=size) if row_axis is None else dims[row_axis]
+    rows = _take(others, across=size)
     if len(others) > 2:
         return None
     outer0, outer1 = [_NO_DIM] * (2 - len(others)) + others
-    rows_first = row_axis is None and rows.size > 1 and rows.x < size.x
-    tile, warps = _tile(rows.size, size.size, block, rows_first, row_axis is not None)
+    rows_first = rows.size > 1 and rows.x < size.x
+    tile, warps = _tile(rows.size, size.size, block, rows_first)
     return _Plan((outer0, outer1, rows, size), tile, warps, rows_first)
 
 
@@ -485,17 +476,12 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
     return taken
 
 
-def _tile(
-    rows: int, size: int, block: int, rows_first: bool, both: bool
-) -> tuple[tuple[int, int, int], int]:
+def _tile(rows: int, size: int, block: int, rows_first: bool) -> tuple[tuple[int, int, int], int]:
     """Return the tile's shape, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
 
     A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
     need no shared memory for their amax.
     """
-    if both:
-        blocks = max(1, 128 // block)
-        return (block, blocks, block), max(1, block * blocks * block // 1024)
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first:
         return (min(rows, 64), 1, block), max(1, block // 32)
@@ -504,22 +490,17 @@ def _tile(
     return (rows, columns // block, block), max(1, rows * columns // 1024)
 
 
-def _launch(
-    x: Tensor, out: Tensor, columns: Tensor | None, spec: QuantSpec, axis: int, seed: int
-) -> None:
-    """Write `x`, quantised, to `out`, and with blocks along the last axis but one to `columns`."""
+def _launch(x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int) -> None:
+    """Write `x`, quantised, to `out`."""
     if not x.numel():
         return
-    mx, both = spec.block is not None, columns is not None
-    axes = (axis if mx else None, -2 if both else None)
-    plan = _plan(x.shape, x.stride(), out.stride(), *axes, spec.block if mx else 32)
+    place = (axis, spec.block) if spec.block else (None, 32)
+    plan = _plan(x.shape, x.stride(), out.stride(), *place)
     if plan is None:
         dense = x.contiguous()
-        results = [torch.empty_like(dense) if t is not None else None for t in (out, columns)]
-        _launch(dense, *results, spec, axis, seed)
-        for target, result in zip((out, columns), results, strict=True):
-            if target is not None:
-                target.copy_(result)
+        result = torch.empty_like(dense)
+        _launch(dense, result, spec, axis, seed)
+        out.copy_(result)
         return
     constants = _constants(spec)
     seen = _SEEN_AS[x.dtype]
@@ -527,7 +508,6 @@ def _launch(
         _kernel[(plan.programs,)](
             x.view(seen),
             out.view(seen),
-            columns.view(seen) if both else None,
             _tensor_exponent(x, spec.format.element) if constants["SCALED"] else None,
             seed,
             *(dim.size for dim in plan.dims[1:]),
@@ -536,7 +516,6 @@ def _launch(
             *(dim.index for dim in plan.dims),
             *plan.tile,
             ROWS_FIRST=plan.rows_first,
-            BOTH=both,
             num_warps=plan.warps,
             **constants,
         )
@@ -559,7 +538,6 @@ _SPEC = "str quant_type, int? block, str scale_rule, str rounding, str overflow,
 _SCHEMAS = {
     "qdq": f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor",
     "qdq_out": f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()",
-    "qdq_both": f"(Tensor x, int seed, {_SPEC}) -> (Tensor, Tensor)",
 }
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"megatron_quant::{_name}", _schema)
@@ -570,20 +548,13 @@ _spec = functools.cache(QuantSpec)
 @torch.library.impl("megatron_quant::qdq", "CompositeExplicitAutograd")
 def _qdq(x: Tensor, axis: int, seed: int, *fields: Any) -> Tensor:
     out = torch.empty_like(x)
-    _launch(x, out, None, _spec(*fields), axis, seed)
+    _launch(x, out, _spec(*fields), axis, seed)
     return out
 
 
 @torch.library.impl("megatron_quant::qdq_out", "CompositeExplicitAutograd")
 def _qdq_out(x: Tensor, out: Tensor, axis: int, seed: int, *fields: Any) -> None:
-    _launch(x, out, None, _spec(*fields), axis, seed)
-
-
-@torch.library.impl("megatron_quant::qdq_both", "CompositeExplicitAutograd")
-def _qdq_both(x: Tensor, seed: int, *fields: Any) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, rows, columns, _spec(*fields), -1, seed)
-    return rows, columns
+    _launch(x, out, _spec(*fields), axis, seed)
 
 
 @torch.library.register_fake("megatron_quant::qdq")
@@ -594,11 +565,6 @@ def _(x: Tensor, *_: Any) -> Tensor:
 @torch.library.register_fake("megatron_quant::qdq_out")
 def _(x: Tensor, out: Tensor, *_: Any) -> None:
     return None
-
-
-@torch.library.register_fake("megatron_quant::qdq_both")
-def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
 
 
 def _fields(spec: QuantSpec) -> tuple[Any, ...]:
@@ -631,17 +597,3 @@ def qdq(
         return torch.ops.megatron_quant.qdq(x, *arguments)
     torch.ops.megatron_quant.qdq_out(x, out, *arguments)
     return out
-
-
-def qdq_both(x: Tensor, spec: QuantSpec, seed: int | None = None) -> tuple[Tensor, Tensor] | None:
-    """Return `qdq` along the last axis and along the one before it, of one reading of `x`.
-
-    x: [..., rows, columns], of a dtype in backend.DTYPES. A format without blocks gives the same
-    tensor twice. The arguments are not checked; None where `qdq` returns that.
-    """
-    if spec.block is None:
-        result = qdq(x, spec, seed=seed)
-        return None if result is None else (result, result)
-    if not (x.is_cuda or INTERPRETED):
-        return None
-    return torch.ops.megatron_quant.qdq_both(x, _signed(seed), *_fields(spec))
