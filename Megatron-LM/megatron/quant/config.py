@@ -61,14 +61,8 @@ class QuantConfig:
 
     def spec(self, quant_type: str) -> QuantSpec:
         """Return how `quant_type` is quantised."""
-        return QuantSpec(
-            quant_type,
-            block=self.block,
-            scale_rule=self.scale_rule,
-            rounding=self.rounding,
-            overflow=self.overflow,
-            tensor_scale=self.tensor_scale,
-        )
+        choices = (self.block, self.scale_rule, self.rounding, self.overflow, self.tensor_scale)
+        return QuantSpec(quant_type, *choices)
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site that quantises in blocks at any step."""

@@ -28,11 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats import (
-    SCALE_EXPONENT_MIN,
-    MxElement,
-    TaperedFormat,
-)
+from .formats import SCALE_EXPONENT_MIN, MxElement, TaperedFormat
 from .spec import QuantSpec
 
 # -- on the device -----------------------------------------------------------------------------
@@ -535,12 +531,9 @@ def _tensor_exponent(x: Tensor, element: TaperedFormat) -> Tensor:
 # They are defined one level below torch.library.custom_op, whose checks of every call cost more
 # than the launch.
 _SPEC = "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale"
-_SCHEMAS = {
-    "qdq": f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor",
-    "qdq_out": f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()",
-}
-for _name, _schema in _SCHEMAS.items():
-    torch.library.define(f"megatron_quant::{_name}", _schema)
+_define = torch.library.define
+_define("megatron_quant::qdq", f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor")
+_define("megatron_quant::qdq_out", f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()")
 
 _spec = functools.cache(QuantSpec)
 
@@ -568,14 +561,8 @@ def _(x: Tensor, out: Tensor, *_: Any) -> None:
 
 
 def _fields(spec: QuantSpec) -> tuple[Any, ...]:
-    return (
-        spec.quant_type,
-        spec.block,
-        spec.scale_rule,
-        spec.rounding,
-        spec.overflow,
-        spec.tensor_scale,
-    )
+    choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
+    return (spec.quant_type, *choices)
 
 
 def _signed(seed: int | None) -> int:

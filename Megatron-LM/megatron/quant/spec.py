@@ -49,9 +49,9 @@ class QuantSpec:
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_choice("tensor scale", self.tensor_scale, (False, True))
         own = FORMATS.get(self.quant_type)
-        block = (self.block or own.block) if own and own.block else None
-        rounding = self.rounding or (own.rounding if own else ROUNDINGS[0])
+        block = self.block or own.block if own and own.block else None
         object.__setattr__(self, "block", block)
+        rounding = self.rounding or (own.rounding if own else ROUNDINGS[0])
         object.__setattr__(self, "rounding", rounding)
 
     @property

@@ -13,10 +13,7 @@ from mqo.matrix.tables import ATTENTION_SITES, LINEAR_SITES, NONE, SITES, check_
 from mqo.megatron_quant import formats
 
 # Names that a schedule may have for all sites of a kind that are quantised.
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "linear": LINEAR_SITES["all"],
-    "attention": ATTENTION_SITES,
-}
+GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 
 
 class Quantiser(BaseModel):

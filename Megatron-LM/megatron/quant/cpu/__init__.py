@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..formats import FORMATS, MxElement
+from ..formats import MxElement
 from .compile import kernel
 from .steps import EXPONENT, TILE, UNIT
 from .threads import launch
@@ -118,15 +118,7 @@ def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
     if size == total or size % spec.block == 0:
         size = _ROW  # no block crosses from one such row to the next, wherever the real ones end
     units, grain = -(-total // size), -(-_GRAIN // size)
-    entries = (
-        x.data_ptr(),
-        out.data_ptr(),
-        size,
-        total,
-        0,
-        0,
-        *_constants(spec.quant_type, spec.scale_rule),
-    )
+    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *_constants(spec))
     launch(kernel("mx_rows", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
@@ -135,27 +127,19 @@ def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) 
     blocks, tiles = -(-size // spec.block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
     grain = -(-_GRAIN // (spec.block * min(TILE, inner)))
-    entries = (
-        x.data_ptr(),
-        out.data_ptr(),
-        size,
-        inner,
-        blocks,
-        tiles,
-        *_constants(spec.quant_type, spec.scale_rule),
-    )
+    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *_constants(spec))
     launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
 @functools.cache
-def _constants(quant_type: str, scale_rule: str) -> tuple[int, ...]:
+def _constants(spec: QuantSpec) -> tuple[int, ...]:
     """Return carry, emax, emin, top, lowest, steps: see steps.py."""
-    element = FORMATS[quant_type].element
+    element = spec.format.element
     bits, emin = element.mantissa_bits, element.emin
     top = element.emax * UNIT + _fraction(element)
     lowest = (4 + bits - emin) * UNIT  # from there on no quantum is less than 2^-124
     return (
-        _carry(element, scale_rule),
+        _carry(element, spec.scale_rule),
         element.emax * UNIT,
         emin * UNIT,
         top,
