@@ -42,7 +42,7 @@ def project(tmp_path):
     here, there = Project.here().root, tmp_path / "project"
     for folder in ("tools/mqo/overlay", "script", "Megatron-LM/megatron/quant"):
         shutil.copytree(here / folder, there / folder)
-    for name in ("__init__", "errors", "megatron_quant", "process", "project"):
+    for name in ("__init__", "errors", "torch_free", "process", "project"):
         shutil.copy(here / f"tools/mqo/{name}.py", there / f"tools/mqo/{name}.py")
     for file in ("tools/bootstrap.py", "constraints.txt", "pyproject.toml"):
         shutil.copy(here / file, there / file)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import ATTENTION_SITES, LINEAR_SITES, NONE, SITES, check_choice
-from mqo.megatron_quant import formats
+from mqo.torch_free import formats
 
 # Names that a schedule may have for all sites of a kind that are quantised.
 GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}

@@ -11,7 +11,7 @@ import jinja2
 from mqo.errors import DataError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Mode, Model
-from mqo.megatron_quant import formats
+from mqo.torch_free import formats
 
 TEMPLATE = "pretrain.sh.j2"
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mqo.errors import UnknownNameError
-from mqo.megatron_quant import formats
+from mqo.torch_free import formats
 
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]

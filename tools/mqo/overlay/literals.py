@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mqo.errors import OverlayError, UnknownNameError
-from mqo.megatron_quant import formats, source
+from mqo.torch_free import formats, source
 
 NONE, TYPES = formats.NONE, formats.QUANT_TYPES
 VARIABLE, Literal, Source = source.VARIABLE, source.Literal, source.Source

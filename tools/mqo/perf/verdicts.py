@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from mqo.megatron_quant import formats
+from mqo.torch_free import formats
 
 FILE = Path(__file__).with_name("thresholds.toml")
 Outcome = Literal["pass", "fail", "not judged"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mqo.megatron_quant import formats
+from mqo.torch_free import formats
 
 # From few quantised sites to many, for light pages and for dark ones; the last one repeats. Each
 # has a contrast of 3:1 or more to its page; a test checks that. Formats' are in formats.toml.

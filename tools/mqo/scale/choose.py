@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
-from mqo.megatron_quant import formats
 from mqo.scale.layout import Layout, Recompute
 from mqo.scale.memory import Memory, worst_stage
+from mqo.torch_free import formats
 
 SIZES = (1, 2, 4, 8)
 # Every mode of a model gets the same layouts.

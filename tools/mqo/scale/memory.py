@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
-from mqo.megatron_quant import formats
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
+from mqo.torch_free import formats
 
 # How local attention runs: fused where PV has no type; core_attn is unfused and recomputed.
 Attention = Literal["fused", "unfused", "core_attn"]

@@ -11,7 +11,7 @@ from mqo.project import Project
 
 def _load(name: str) -> ModuleType:
     path = Project.here().tree / "megatron/quant" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"mqo.megatron_quant.{name}", path)
+    spec = importlib.util.spec_from_file_location(f"mqo.torch_free.{name}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
