@@ -21,14 +21,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "Megatron-LM"))
 
-from megatron.quant import MX_ELEMENTS, QuantSpec, code_values, quantise_dequantise  # noqa: E402
+from megatron.quant import FORMATS, QuantSpec, code_values, quantise_dequantise  # noqa: E402
 
-FORMATS = {
-    "mxfp8": ("mxfp8 (E4M3)", "#0072B2"),
-    "mxfp8_e5m2": ("mxfp8_e5m2", "#D55E00"),
-    "mxfp4": ("mxfp4 (E2M1)", "#009E73"),
-    "hifp8": ("hifp8", "#7A3E9D"),
-}
 LOW, HIGH, PER_BINADE = -24, 17, 64
 
 
@@ -37,13 +31,15 @@ def main() -> None:
     figure, (grid, error) = plt.subplots(
         2, 1, figsize=(9, 6.2), sharex=True, height_ratios=(1, 1.6), layout="constrained"
     )
-    for row, (kind, (label, color)) in enumerate(FORMATS.items()):
+    labels = [f"{kind} ({row.element.name.upper()})" for kind, row in FORMATS.items()]
+    for row, kind in enumerate(FORMATS):
+        color = FORMATS[kind].light[0]
         values = positive_values(kind)
         grid.scatter(values, [-row] * len(values), marker="|", s=160, lw=0.9, color=color)
         magnitudes = binades(kind)
-        steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": label}
+        steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": labels[row]}
         error.plot(magnitudes, worst_errors(kind), **steps)
-    grid.set_yticks([-row for row in range(len(FORMATS))], [name for name, _ in FORMATS.values()])
+    grid.set_yticks([-row for row in range(len(FORMATS))], labels)
     grid.set_ylim(-len(FORMATS) + 0.4, 0.6)
     grid.set_title("Positive values (an mx block at scale 1)", loc="left")
     error.set_title("Largest relative rounding error in each binade", loc="left")
@@ -80,8 +76,9 @@ def worst_errors(kind: str) -> list[float]:
         x = middle * 2.0 ** torch.linspace(-0.5, 0.499, PER_BINADE * 8)
         x = x[x <= largest].unsqueeze(1)
         # Each value in a block of its own, beside one that gives the block the scale 1.
-        pin = torch.full_like(x, 2.0 ** MX_ELEMENTS[kind].emax if kind in MX_ELEMENTS else 0.0)
-        q = quantise_dequantise(torch.cat((x, pin), dim=1), QuantSpec(kind))[:, :1]
+        spec = QuantSpec(kind)
+        pin = torch.full_like(x, 2.0**spec.format.element.emax if spec.block else 0.0)
+        q = quantise_dequantise(torch.cat((x, pin), dim=1), spec)[:, :1]
         errors.append(((q - x).abs() / x).max().item())
     return errors
 

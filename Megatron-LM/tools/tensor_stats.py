@@ -81,15 +81,14 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 def specs() -> Iterator[Any]:
     """Every format with every block and scale rule, or with and without a tensor scale."""
-    from megatron.quant import BLOCK_SIZES, MX_ELEMENTS, SCALE_RULES, QuantSpec
+    from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
 
-    for quant_type in MX_ELEMENTS:
+    for spec in map(QuantSpec, FORMATS):
+        if spec.block is None:
+            yield from (spec, replace(spec, tensor_scale=True))
+            continue
         for block in BLOCK_SIZES:
-            for rule in SCALE_RULES:
-                yield QuantSpec(quant_type, block=block, scale_rule=rule)
-    plain_spec = QuantSpec("hifp8")
-    yield plain_spec
-    yield replace(plain_spec, tensor_scale=True)
+            yield from (replace(spec, block=block, scale_rule=rule) for rule in SCALE_RULES)
 
 
 def plain(value: float | None) -> float | str | None:

@@ -217,7 +217,7 @@ def _root(tree: Path | None) -> Path:
 
 @matrix.command()
 def generate() -> None:
-    """Write the pretrain scripts, and script/README.md's table of modes, from the tables."""
+    """Write the pretrain scripts, and the tables of modes and formats in the documentation."""
     from mqo.matrix.generate import write
 
     changed = write(Project.here().root / "script")

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mqo import torch_free
 from mqo.errors import RunError
+from mqo.torch_free import load
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
 Series = list[tuple[int, float]]
 
 
-_files = torch_free.load("run.files")
-
-
-class RunFolder(_files.RunFiles):
+class RunFolder(load("run.files").RunFiles):
     """The folder of one run, and what it says."""
 
     def read_config(self) -> dict[str, Any]:

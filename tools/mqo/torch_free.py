@@ -27,3 +27,6 @@ def load(name: str) -> ModuleType:
             made.__path__ = [str(Project.here().tree / "megatron" / part)]
             sys.modules[whole] = made
     return importlib.import_module(f"{_NAME}.{name}")
+
+
+formats, source = load("quant.formats"), load("quant.source")

@@ -2,22 +2,22 @@
 
 from . import config
 from .backend import quantise_dequantise
+from .codes import code_values
 from .config import QuantConfig
 from .excludes import unmatched
 from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
-    E2M1,
-    E4M3,
-    E5M2,
+    ELEMENTS,
+    FORMATS,
     MX_ELEMENTS,
     OVERFLOWS,
     QUANT_TYPES,
     REFERENCE_TYPES,
     ROUNDINGS,
     SCALE_RULES,
+    SITES,
     check_type,
-    code_values,
 )
 from .guard import Reach, idle_layers, ineffective, missing, reach, reach_faults
 from .layers import (
@@ -36,7 +36,6 @@ from .progress import set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
 from .saved import saved_operands
 from .shards import cut_blocks
-from .sites import SITES
 from .source import site_types
 from .spec import QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
@@ -44,9 +43,8 @@ from .weights import cached_bytes, weights_changed
 
 __all__ = [
     "BLOCK_SIZES",
-    "E2M1",
-    "E4M3",
-    "E5M2",
+    "ELEMENTS",
+    "FORMATS",
     "MX_ELEMENTS",
     "OVERFLOWS",
     "QUANT_TYPES",

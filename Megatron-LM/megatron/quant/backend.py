@@ -41,7 +41,7 @@ def quantise_dequantise(
     Args:
         x: float32, bfloat16 or float16, of any shape, strides and device.
         spec: the format; 'none' returns `x` itself, of whatever dtype.
-        axis: the axis along which mx blocks run, the contraction axis of a GEMM; hifp8 has none.
+        axis: the axis along which mx blocks run, the contraction axis of a GEMM.
         out: where to write, and what to return: a tensor like `x`, of any strides, or `x` itself.
             It must not overlap `x` otherwise. None makes a new tensor, with x's strides.
         seed: for stochastic rounding, 0 .. 2^64 - 1; see stochastic.py.
@@ -70,7 +70,7 @@ def check_arguments(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> 
     """Raise what `quantise_dequantise` raises for these arguments, unless they are valid."""
     if x.dtype not in DTYPES:
         raise TypeError(f"cannot quantise {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
-    if x.dim() or spec.quant_type != "hifp8":  # a scalar has no axis, and hifp8 needs none
+    if x.dim() or spec.block:  # a scalar has no axis, and a format without blocks needs none
         check_choice("axis", axis, range(-x.dim(), x.dim()))
     if spec.rounding == "stochastic":
         check_seed(seed)

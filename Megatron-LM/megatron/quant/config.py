@@ -4,15 +4,14 @@ import functools
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import excludes
-from .formats import check_choice, check_type
+from .formats import SITES, check_choice, check_type
 from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
 from .schedule import Phase, Schedule, parse, type_at
-from .sites import SITES
 from .spec import QuantSpec
 
 
@@ -31,6 +30,18 @@ class QuantConfig(Options):
     def phases(self, site: str) -> Schedule:
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
+
+    def spec(self, quant_type: str) -> QuantSpec:
+        """Return how `quant_type` is quantised."""
+        choices = (self.block, self.scale_rule, self.rounding, self.overflow, self.tensor_scale)
+        return QuantSpec(quant_type, *choices)
+
+    def blocks(self) -> dict[str, int]:
+        """Return the longest block of each site that quantises in blocks at any step."""
+        sizes = {
+            site: [self.spec(p.quant_type).block or 0 for p in self.phases(site)] for site in SITES
+        }
+        return {site: max(found) for site, found in sizes.items() if any(found)}
 
 
 # The tables of the file, with a check for each of their keys.
@@ -56,11 +67,7 @@ def current() -> QuantConfig:
 @functools.cache
 def spec_of(quant_type: str) -> QuantSpec:
     """Return how this process quantises to `quant_type`; raises what `current` raises."""
-    config = current()
-    choices = {
-        f.name: getattr(config, f.name) for f in fields(QuantSpec) if hasattr(config, f.name)
-    }
-    return QuantSpec(quant_type, **choices)
+    return current().spec(quant_type)
 
 
 @functools.cache

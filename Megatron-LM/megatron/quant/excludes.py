@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from .formats import check_choice
-from .sites import SITES
+from .formats import SITES, check_choice
 
 if TYPE_CHECKING:
     from .layers import Layer  # which imports torch

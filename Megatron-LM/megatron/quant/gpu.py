@@ -28,13 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats import (
-    HIF8,
-    MX_ELEMENTS,
-    SCALE_EXPONENT_MIN,
-    MxElement,
-    TaperedFormat,
-)
+from .formats import SCALE_EXPONENT_MIN, MxElement, TaperedFormat
 from .spec import QuantSpec
 
 # -- on the device -----------------------------------------------------------------------------
@@ -154,7 +148,6 @@ def _mx_fast(
 def _quantise_mx(
     pattern,
     draw,
-    AXIS: tl.constexpr,
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
     BITS: tl.constexpr,
@@ -162,10 +155,10 @@ def _quantise_mx(
     CARRY: tl.constexpr,
     ROUNDING: tl.constexpr,
 ) -> tl.tensor:
-    """Return the patterns of a tile whose blocks lie along AXIS, quantised."""
+    """Return the patterns of a tile [ROWS, BLOCKS, BLOCK], quantised."""
     magnitude = pattern & 0x7FFFFFFF
     sign = pattern ^ magnitude
-    amax = tl.max(magnitude, axis=AXIS, keep_dims=True)
+    amax = tl.max(magnitude, axis=2, keep_dims=True)
     # CARRY makes a significand that the scale rule rounds up carry into the exponent.
     scale = ((tl.minimum(amax, _INFINITY) + CARRY) >> 23) - (127 + EMAX)
     scale = tl.maximum(scale, -127)
@@ -217,7 +210,7 @@ def _tapered_exact(
 def _tapered_fast(
     pattern, EMAX: tl.constexpr, EMIN: tl.constexpr, SATURATE: tl.constexpr
 ) -> tl.tensor:
-    """Round to nearest-away, with the widths of HIF8."""
+    """Round to nearest-away, with the widths of HiFloat8."""
     # All beyond 2^(EMAX + 1) overflows alike. The next 1 would make a NaN of Infinity.
     beyond: tl.constexpr = 2.0 ** (EMAX + 1)
     value = tl.clamp(_as_float(pattern), -beyond, beyond, tl.PropagateNan.ALL)
@@ -264,7 +257,6 @@ def _quantise_tapered(
 def _kernel(
     x,
     out,
-    out_columns,
     tensor_scale,
     seed,
     outer,
@@ -286,7 +278,6 @@ def _kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
-    BOTH: tl.constexpr,
     MX: tl.constexpr,
     EMAX: tl.constexpr,
     EMIN: tl.constexpr,
@@ -299,9 +290,8 @@ def _kernel(
 ) -> None:
     """Quantise a tile [ROWS, BLOCKS, BLOCK] of a tensor [outer0, outer1, rows, size].
 
-    Strides in elements: x_ of the source, o_ of the results, i_ of the index that an element draws
-    by. BOTH writes blocks along `size` to `out`, and along `rows`, of which a tile has one block,
-    to `out_columns`.
+    Strides in elements: x_ of the source, o_ of the result, i_ of the index that an element draws
+    by.
     """
     tile = tl.program_id(0)
     row_tiles = (rows - 1) // ROWS + 1
@@ -330,7 +320,7 @@ def _kernel(
     if ROUNDING == "stochastic":
         draw = _draw(first * i_outer0 + second * i_outer1 + row * i_row + place * i_size, seed)
     if MX:
-        result = _quantise_mx(pattern, draw, 2, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
+        result = _quantise_mx(pattern, draw, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
     else:
         scale = tl.full([], 0, tl.int32)
         if SCALED:
@@ -340,9 +330,6 @@ def _kernel(
         )
     dtype: tl.constexpr = out.dtype.element_ty
     tl.store(out + target, _from_pattern(result, dtype), mask=inside)
-    if BOTH:
-        result = _quantise_mx(pattern, draw, 0, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
-        tl.store(out_columns + target, _from_pattern(result, dtype), mask=inside)
 
 
 # -- constants of the formats ------------------------------------------------------------------
@@ -355,14 +342,15 @@ def _float32_pattern(value: float) -> int:
 @functools.cache
 def _constants(spec: QuantSpec) -> dict[str, Any]:
     """Return the constexpr arguments that follow from the spec."""
-    if spec.quant_type == "hifp8":
-        constants = _tapered_constants(HIF8)
+    element = spec.format.element
+    if spec.block is None:
+        constants = _tapered_constants(element)
     else:
-        constants = _mx_constants(MX_ELEMENTS[spec.quant_type], spec.scale_rule)
+        constants = _mx_constants(element, spec.scale_rule)
     return constants | {
         "SATURATE": spec.overflow == "saturate",
         "ROUNDING": spec.rounding,
-        "SCALED": spec.quant_type == "hifp8" and spec.tensor_scale,
+        "SCALED": spec.block is None and spec.tensor_scale,
     }
 
 
@@ -443,22 +431,20 @@ def _plan(
     x_strides: tuple[int, ...],
     out_strides: tuple[int, ...],
     axis: int | None,
-    row_axis: int | None,
     block: int,
 ) -> _Plan | None:
     """Plan tiles with blocks along `axis`, anywhere if None; None for too many dimensions."""
     index_strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     dims = [_Dim(*d) for d in zip(shape, x_strides, out_strides, index_strides, strict=True)]
-    kept = sorted(a % len(dims) for a in (axis, row_axis) if a is not None)
-    bounds = [-1, *kept, len(dims)]
+    bounds = [-1, len(dims)] if axis is None else [-1, axis % len(dims), len(dims)]
     others = [d for a, b in itertools.pairwise(bounds) for d in _merged(dims[a + 1 : b])]
     size = _take(others, across=None) if axis is None else dims[axis]
-    rows = _take(others, across=size) if row_axis is None else dims[row_axis]
+    rows = _take(others, across=size)
     if len(others) > 2:
         return None
     outer0, outer1 = [_NO_DIM] * (2 - len(others)) + others
-    rows_first = row_axis is None and rows.size > 1 and rows.x < size.x
-    tile, warps = _tile(rows.size, size.size, block, rows_first, row_axis is not None)
+    rows_first = rows.size > 1 and rows.x < size.x
+    tile, warps = _tile(rows.size, size.size, block, rows_first)
     return _Plan((outer0, outer1, rows, size), tile, warps, rows_first)
 
 
@@ -486,17 +472,12 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
     return taken
 
 
-def _tile(
-    rows: int, size: int, block: int, rows_first: bool, both: bool
-) -> tuple[tuple[int, int, int], int]:
+def _tile(rows: int, size: int, block: int, rows_first: bool) -> tuple[tuple[int, int, int], int]:
     """Return the tile's shape, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
 
     A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
     need no shared memory for their amax.
     """
-    if both:
-        blocks = max(1, 128 // block)
-        return (block, blocks, block), max(1, block * blocks * block // 1024)
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first:
         return (min(rows, 64), 1, block), max(1, block // 32)
@@ -505,22 +486,17 @@ def _tile(
     return (rows, columns // block, block), max(1, rows * columns // 1024)
 
 
-def _launch(
-    x: Tensor, out: Tensor, columns: Tensor | None, spec: QuantSpec, axis: int, seed: int
-) -> None:
-    """Write `x`, quantised, to `out`, and with blocks along the last axis but one to `columns`."""
+def _launch(x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int) -> None:
+    """Write `x`, quantised, to `out`."""
     if not x.numel():
         return
-    mx, both = spec.quant_type != "hifp8", columns is not None
-    axes = (axis if mx else None, -2 if both else None)
-    plan = _plan(x.shape, x.stride(), out.stride(), *axes, spec.block if mx else 32)
+    place = (axis, spec.block) if spec.block else (None, 32)
+    plan = _plan(x.shape, x.stride(), out.stride(), *place)
     if plan is None:
         dense = x.contiguous()
-        results = [torch.empty_like(dense) if t is not None else None for t in (out, columns)]
-        _launch(dense, *results, spec, axis, seed)
-        for target, result in zip((out, columns), results, strict=True):
-            if target is not None:
-                target.copy_(result)
+        result = torch.empty_like(dense)
+        _launch(dense, result, spec, axis, seed)
+        out.copy_(result)
         return
     constants = _constants(spec)
     seen = _SEEN_AS[x.dtype]
@@ -528,8 +504,7 @@ def _launch(
         _kernel[(plan.programs,)](
             x.view(seen),
             out.view(seen),
-            columns.view(seen) if both else None,
-            _tensor_exponent(x) if constants["SCALED"] else None,
+            _tensor_exponent(x, spec.format.element) if constants["SCALED"] else None,
             seed,
             *(dim.size for dim in plan.dims[1:]),
             *(dim.x for dim in plan.dims),
@@ -537,17 +512,16 @@ def _launch(
             *(dim.index for dim in plan.dims),
             *plan.tile,
             ROWS_FIRST=plan.rows_first,
-            BOTH=both,
             num_warps=plan.warps,
             **constants,
         )
 
 
-def _tensor_exponent(x: Tensor) -> Tensor:
-    """Return the exponent of hifp8's tensor scale, int32 on x's device: reference.py's."""
+def _tensor_exponent(x: Tensor, element: TaperedFormat) -> Tensor:
+    """Return the exponent of a tensor scale, int32 on x's device: reference.py's."""
     low, high = x.aminmax()
     pattern = torch.maximum(-low, high).float().view(torch.int32)
-    exponent = ((pattern >> 23) - 127 - HIF8.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
+    exponent = ((pattern >> 23) - 127 - element.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
     return torch.where((pattern > 0) & (pattern < _float32_pattern(math.inf)), exponent, 0)
 
 
@@ -556,14 +530,10 @@ def _tensor_exponent(x: Tensor) -> Tensor:
 # A spec goes in as its fields, since an operator takes no objects, and a seed as a signed number.
 # They are defined one level below torch.library.custom_op, whose checks of every call cost more
 # than the launch.
-_SPEC = "str quant_type, int block, str scale_rule, str rounding, str overflow, bool tensor_scale"
-_SCHEMAS = {
-    "qdq": f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor",
-    "qdq_out": f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()",
-    "qdq_both": f"(Tensor x, int seed, {_SPEC}) -> (Tensor, Tensor)",
-}
-for _name, _schema in _SCHEMAS.items():
-    torch.library.define(f"megatron_quant::{_name}", _schema)
+_SPEC = "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale"
+_define = torch.library.define
+_define("megatron_quant::qdq", f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor")
+_define("megatron_quant::qdq_out", f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()")
 
 _spec = functools.cache(QuantSpec)
 
@@ -571,20 +541,13 @@ _spec = functools.cache(QuantSpec)
 @torch.library.impl("megatron_quant::qdq", "CompositeExplicitAutograd")
 def _qdq(x: Tensor, axis: int, seed: int, *fields: Any) -> Tensor:
     out = torch.empty_like(x)
-    _launch(x, out, None, _spec(*fields), axis, seed)
+    _launch(x, out, _spec(*fields), axis, seed)
     return out
 
 
 @torch.library.impl("megatron_quant::qdq_out", "CompositeExplicitAutograd")
 def _qdq_out(x: Tensor, out: Tensor, axis: int, seed: int, *fields: Any) -> None:
-    _launch(x, out, None, _spec(*fields), axis, seed)
-
-
-@torch.library.impl("megatron_quant::qdq_both", "CompositeExplicitAutograd")
-def _qdq_both(x: Tensor, seed: int, *fields: Any) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, rows, columns, _spec(*fields), -1, seed)
-    return rows, columns
+    _launch(x, out, _spec(*fields), axis, seed)
 
 
 @torch.library.register_fake("megatron_quant::qdq")
@@ -597,20 +560,9 @@ def _(x: Tensor, out: Tensor, *_: Any) -> None:
     return None
 
 
-@torch.library.register_fake("megatron_quant::qdq_both")
-def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
 def _fields(spec: QuantSpec) -> tuple[Any, ...]:
-    return (
-        spec.quant_type,
-        spec.block,
-        spec.scale_rule,
-        spec.rounding,
-        spec.overflow,
-        spec.tensor_scale,
-    )
+    choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
+    return (spec.quant_type, *choices)
 
 
 def _signed(seed: int | None) -> int:
@@ -622,26 +574,13 @@ def qdq(
 ) -> Tensor | None:
     """What `backend.quantise_dequantise` returns, which checks the arguments.
 
-    None for a tensor that is not on a CUDA device, unless in Triton's interpreter.
+    None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for a
+    tapered element that is not HiFloat8's.
     """
-    if not (x.is_cuda or INTERPRETED):
+    if not (x.is_cuda or INTERPRETED) or not (spec.block or spec.format.element.name == "hif8"):
         return None
     arguments = (axis, _signed(seed), *_fields(spec))
     if out is None:
         return torch.ops.megatron_quant.qdq(x, *arguments)
     torch.ops.megatron_quant.qdq_out(x, out, *arguments)
     return out
-
-
-def qdq_both(x: Tensor, spec: QuantSpec, seed: int | None = None) -> tuple[Tensor, Tensor] | None:
-    """Return `qdq` along the last axis and along the one before it, of one reading of `x`.
-
-    x: [..., rows, columns], of a dtype in backend.DTYPES. hifp8, which has no blocks, gives the
-    same tensor twice. The arguments are not checked; None where `qdq` returns that.
-    """
-    if spec.quant_type == "hifp8":
-        result = qdq(x, spec, seed=seed)
-        return None if result is None else (result, result)
-    if not (x.is_cuda or INTERPRETED):
-        return None
-    return torch.ops.megatron_quant.qdq_both(x, _signed(seed), *_fields(spec))

@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .formats import check_choice, check_type
+from .formats import SITES, check_choice, check_type
 from .layers import Layer
 from .operands import UNLABELLED
 from .record import EXCLUDED, QuantRecord
-from .sites import SITES
 from .traps import IsExcluded
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch.nn import Module, Parameter
 
-from .sites import ATTENTION, LINEAR
+from .formats import ATTENTION, LINEAR
 
 LABEL = "mqo_layer"
 # On modules and weights that run unquantised though their source says a type.

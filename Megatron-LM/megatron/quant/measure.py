@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .formats import HIF8, MX_ELEMENTS, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
+from .formats import SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
 from .reference import _power_of_two, blocks_of, scale_exponents
 from .spec import QuantSpec
 
@@ -63,10 +63,11 @@ def _energies(original: Tensor, quantised: Tensor) -> Tensor:
 
 def _saturated(original: Tensor, spec: QuantSpec, axis: int, exponents: Tensor) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
-    if spec.quant_type == "hifp8":
+    element = spec.format.element
+    if spec.block is None:
         scale = _power_of_two(exponents) if spec.tensor_scale else 1.0
-        return (original.abs() > 2.0**HIF8.max_exponent * scale).sum()
-    limit = MX_ELEMENTS[spec.quant_type].max_value * _power_of_two(exponents)
+        return (original.abs() > 2.0**element.max_exponent * scale).sum()
+    limit = element.max_value * _power_of_two(exponents)
     # A block without a scale is lost, not saturated.
     limit = torch.where(exponents == SCALE_EXPONENT_NAN, torch.inf, limit).float()
     blocks = blocks_of(original.movedim(axis, -1), spec.block)

@@ -10,11 +10,10 @@ from torch.nn import Parameter
 from .backend import quantise_dequantise
 from .config import current, is_excluded, scheduled, spec_of
 from .finite import check_finite
-from .formats import check_choice, check_type
+from .formats import SITES, GemmSite, check_choice, check_type
 from .layers import is_exempt
 from .record import RECORDER
 from .saved import save_packed
-from .sites import SITES, GemmSite
 from .spec import QuantSpec
 from .stochastic import operand_seed
 from .weights import cached

@@ -76,10 +76,13 @@ _SWITCH, _N = (False, True), {"kind": int, "metavar": "N"}
 class Options:
     """The options of a run, with the value of each where nothing was chosen.
 
-    `rounding` None is each format's own.
+    `block` and `rounding` None are each format's own.
     """
 
-    block: int = _how("--block", 32, BLOCK_SIZES, "elements that share an mx scale")
+    block: int | None = _how(
+        *("--block", None, BLOCK_SIZES, "elements that share an mx scale"),
+        shown="the format's own",
+    )
     scale_rule: str = _how(
         "--scale-rule", "floor", SCALE_RULES, "how an mx scale follows from its block"
     )

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from .backend import check_arguments, quantise_dequantise
-from .formats import (
-    REFERENCE_TYPES,
-    SCALE_BIAS,
-    SCALE_EXPONENT_NAN,
-    check_choice,
-    code_values,
-)
+from .codes import code_values
+from .formats import FORMATS, SCALE_BIAS, SCALE_EXPONENT_NAN, check_choice
 from .reference import scale_exponents
 from .spec import QuantSpec
 
@@ -26,11 +21,11 @@ _LARGEST_EXPONENT = 16  # of all formats' values, rounded up
 class PackedTensor:
     """A quantised tensor: the codes of its elements, and its scales.
 
-    codes: uint8, of the tensor with `axis` moved last, [..., size]. mxfp4 has two codes a byte
-        along that axis, [..., ceil(size / 2)], the first one in the low four bits; the last high
-        four bits of an odd size are 0.
+    codes: uint8, of the tensor with `axis` moved last, [..., size]. A format of 4 bits has two
+        codes a byte along that axis, [..., ceil(size / 2)], the first one in the low four bits; the
+        last high four bits of an odd size are 0.
     scales: uint8 [..., ceil(size / block)], E8M0: byte b is 2^(b - 127), and 255 is NaN, a block
-        whose codes are 0. hifp8 has one, [1], with a tensor scale and else none, [0].
+        whose codes are 0. A format without blocks has one, [1], with a tensor scale and else [0].
     shape, dtype: of the tensor that was packed, and of what `unpack` returns.
     """
 
@@ -67,12 +62,12 @@ def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) ->
 
     'none' is refused, too.
     """
-    check_choice("packed type", spec.quant_type, REFERENCE_TYPES[1:])
+    check_choice("packed type", spec.quant_type, tuple(FORMATS))
     check_arguments(x, spec, axis, seed)
     # float16 does not hold every result, float32 all but those that round up to 2^128.
     wide = x.float() if x.dtype == torch.float16 else x
     rounded = quantise_dequantise(wide, spec, axis=axis, seed=seed)
-    axis = -1 if spec.quant_type == "hifp8" else axis
+    axis = axis if spec.block else -1
     exponents = scale_exponents(x, spec, axis)
     codes = _encoded(rounded.movedim(axis, -1) if x.dim() else rounded, exponents, spec)
     scales = (exponents + SCALE_BIAS).to(torch.uint8)
@@ -81,7 +76,7 @@ def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) ->
 
 def _encoded(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
     """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
-    two = spec.quant_type == "mxfp4"
+    two = spec.format.codes_per_byte == 2
     shape = (*rounded.shape[:-1], -(-rounded.shape[-1] // 2)) if two else rounded.shape
     codes = torch.empty(shape, dtype=torch.uint8, device=rounded.device)
     if not rounded.numel():
@@ -117,15 +112,16 @@ def _unscaled(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
     if exponents.max() > 127 - _LARGEST_EXPONENT:
         top = torch.exp2(128 - exponents.double()).float()
         values = torch.where(rounded.isinf(), _scaled(rounded.sign(), top, spec), values)
-    # An element that is not a number is one of a block that has no scale; hifp8 has a code for it.
-    return values if spec.quant_type == "hifp8" else values.nan_to_num_(nan=0.0)
+    # An element that is not a number is one of a block that has no scale; where there are no
+    # blocks, there is a code for it.
+    return values.nan_to_num_(nan=0.0) if spec.block else values
 
 
 def _scaled(values: Tensor, scales: Tensor, spec: QuantSpec) -> Tensor:
     """Multiply each block of `values` [rows, size] by its scale [rows, blocks]."""
     if not scales.numel():
         return values
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         return values * scales
     rows, size = values.shape
     spread = scales.unsqueeze(-1).expand(-1, -1, spec.block).reshape(rows, -1)
@@ -134,7 +130,7 @@ def _scaled(values: Tensor, scales: Tensor, spec: QuantSpec) -> Tensor:
 
 def _by_row(scales: Tensor, rows: int, spec: QuantSpec) -> Tensor:
     """Return scales as [rows, scales of a row]; a tensor's one scale is every row's."""
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         return scales.expand(rows, -1) if scales.numel() else scales.view(1, 0).expand(rows, 0)
     return scales.reshape(rows, -1)
 
@@ -161,7 +157,7 @@ def _decoded(codes: Tensor, quant_type: str) -> Tensor:
 def _value_table(quant_type: str, device: torch.device) -> Tensor:
     """Return the values of every byte [256, 1], or [256, 2] where it holds two codes."""
     values = torch.tensor(code_values(quant_type), dtype=torch.float32)
-    if quant_type != "mxfp4":
+    if FORMATS[quant_type].codes_per_byte == 1:
         return values.unsqueeze(1).to(device)
     return torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1).to(device)
 

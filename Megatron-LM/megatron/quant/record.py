@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .config import current
+from .formats import SITES
 from .measure import Measurement, Sums, decibels, measure
-from .sites import SITES
 from .spec import QuantSpec
 
 # Stands where a quant type would, in the records of a layer that the run leaves unquantised.

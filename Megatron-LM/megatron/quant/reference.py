@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from .formats import (
-    HIF8,
-    MX_ELEMENTS,
     SCALE_EXPONENT_MAX,
     SCALE_EXPONENT_MIN,
     SCALE_EXPONENT_NAN,
@@ -52,18 +50,17 @@ def encode(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> Encoded:
     if spec.rounding == "stochastic":
         random = draws(x.shape, seed, x.device).movedim(axis, -1)
     x = x.movedim(axis, -1) if x.dim() else x
-    if spec.quant_type == "hifp8":
-        return _encode_tapered(x, HIF8, spec, random)
-    return _encode_mx(x, MX_ELEMENTS[spec.quant_type], spec, random)
+    encode_as = _encode_tapered if spec.block is None else _encode_mx
+    return encode_as(x, spec.format.element, spec, random)
 
 
 def scale_exponents(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
     """Return the `Encoded.exponents` of `x`, without rounding anything."""
     x = x.movedim(_axis(spec, axis), -1)
-    if spec.quant_type != "hifp8":
-        return _block_exponents(x, MX_ELEMENTS[spec.quant_type], spec)
+    if spec.block is not None:
+        return _block_exponents(x, spec.format.element, spec)
     if spec.tensor_scale:
-        return _tensor_exponent(x, HIF8).reshape(1)
+        return _tensor_exponent(x, spec.format.element).reshape(1)
     return torch.empty(0, dtype=torch.int64, device=x.device)
 
 
@@ -71,14 +68,14 @@ def decode(encoded: Encoded, spec: QuantSpec) -> Tensor:
     """Return values times scales in float64, [..., size]."""
     values, exponents = encoded
     scale = _power_of_two(exponents)
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         return values * scale[0] if spec.tensor_scale else values
     scale = torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, scale)
     return values * _spread(scale, values, spec.block)
 
 
 def _axis(spec: QuantSpec, axis: int) -> int:
-    return -1 if spec.quant_type == "hifp8" else axis
+    return -1 if spec.block is None else axis
 
 
 def _encode_mx(x: Tensor, element: MxElement, spec: QuantSpec, random: Tensor | None) -> Encoded:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from .formats import (
     BLOCK_SIZES,
-    DEFAULT_ROUNDING,
+    FORMATS,
     OVERFLOWS,
     REFERENCE_TYPES,
     ROUNDINGS,
     SCALE_RULES,
+    Format,
     check_choice,
 )
 
@@ -18,9 +19,10 @@ class QuantSpec:
     """A format and its choices; docs/formats.md defines what each means.
 
     quant_type: one of REFERENCE_TYPES.
-    block: elements that share one mx scale, one of BLOCK_SIZES; the last block may be short.
+    block: elements that share one mx scale, one of BLOCK_SIZES; the last block may be short. None
+        becomes the format's own, and it stays None where the format has no such scales.
     scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
-    rounding: one of ROUNDINGS; None becomes the format's own (DEFAULT_ROUNDING).
+    rounding: one of ROUNDINGS; None becomes the format's own.
     overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768, 'inf'
         gives ±Inf. Mx elements always saturate.
     tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
@@ -31,7 +33,7 @@ class QuantSpec:
     """
 
     quant_type: str
-    block: int = 32
+    block: int | None = None
     scale_rule: str = "floor"
     rounding: str | None = None
     overflow: str = "saturate"
@@ -39,11 +41,20 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         check_choice("quant type", self.quant_type, REFERENCE_TYPES)
-        check_choice("block size", self.block, BLOCK_SIZES)
+        if self.block is not None:
+            check_choice("block size", self.block, BLOCK_SIZES)
         check_choice("scale rule", self.scale_rule, SCALE_RULES)
-        if self.rounding is None:
-            default = DEFAULT_ROUNDING.get(self.quant_type, ROUNDINGS[0])
-            object.__setattr__(self, "rounding", default)
-        check_choice("rounding", self.rounding, ROUNDINGS)
+        if self.rounding is not None:
+            check_choice("rounding", self.rounding, ROUNDINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_choice("tensor scale", self.tensor_scale, (False, True))
+        own = FORMATS.get(self.quant_type)
+        block = self.block or own.block if own and own.block else None
+        object.__setattr__(self, "block", block)
+        rounding = self.rounding or (own.rounding if own else ROUNDINGS[0])
+        object.__setattr__(self, "rounding", rounding)
+
+    @property
+    def format(self) -> Format:
+        """The format's row; KeyError for 'none'."""
+        return FORMATS[self.quant_type]

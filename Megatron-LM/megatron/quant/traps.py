@@ -6,8 +6,8 @@ Pure functions over plain facts; megatron/run reads them from the arguments and 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from .formats import ATTENTION, LINEAR, SITES, GemmSite
 from .layers import OTHER, ROUTER, Layer
-from .sites import ATTENTION, LINEAR, SITES, GemmSite
 
 IsExcluded = Callable[[str, str], bool]
 

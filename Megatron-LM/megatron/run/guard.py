@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.quant import (
-    MX_ELEMENTS,
     RECORDER,
     SITES,
     FoundLayer,
@@ -170,20 +169,8 @@ def check_alone(others: list[str]) -> None:
 
 def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
     """GuardError naming every block of this layout that is cut in two; a collective."""
-    options = current()
-    here = cut_blocks(
-        blocked_sites(options), options.block, found, read_chunk_tokens(args), is_excluded
-    )
+    here = cut_blocks(current().blocks(), found, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
-
-
-def blocked_sites(options: QuantConfig) -> set[str]:
-    """The sites that quantise in blocks at any step."""
-    return {
-        site
-        for site in SITES
-        if any(phase.quant_type in MX_ELEMENTS for phase in options.phases(site))
-    }
 
 
 def contradictions(options: QuantConfig) -> list[str]:

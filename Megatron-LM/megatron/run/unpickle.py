@@ -107,22 +107,31 @@ def typed_errors() -> Iterator[None]:
     """Raise CheckpointError for what torch could not load."""
     try:
         yield
-    except (CheckpointException, pickle.UnpicklingError) as error:
+    except CheckpointException as error:
+        raise _collected(error) from error
+    except pickle.UnpicklingError as error:
         raise explain(error) from error
 
 
 def explain(error: BaseException) -> CheckpointError | None:
-    """Return in plain words what torch could not load; None for an error of another kind.
+    """Return in plain words which file or entry was refused; None for an error of another kind.
 
-    The error of its sharded loader holds tracebacks, and that of a restricted load advises to run
-    what the file names.
+    The error of torch's sharded loader holds tracebacks, and that of a restricted load advises to
+    run what the file names.
     """
-    if isinstance(error, CheckpointException):
-        found = "; ".join(str(one) for one, _ in error.failures.values())
-        return CheckpointError(" ".join(found.split()))
     if isinstance(error, pickle.UnpicklingError):
         return _refusal("The checkpoint", _wanted(error))
+    if isinstance(error, CheckpointException) and any(
+        isinstance(one, CheckpointError | pickle.UnpicklingError)
+        for one, _ in error.failures.values()
+    ):
+        return _collected(error)
     return None
+
+
+def _collected(error: CheckpointException) -> CheckpointError:
+    found = "; ".join(str(one) for one, _ in error.failures.values())
+    return CheckpointError(" ".join(found.split()))
 
 
 def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:

@@ -30,7 +30,7 @@ dump = [1, 100]
 def test_without_a_file_the_defaults_hold():
     assert config.current() == QuantConfig(
         asked={},
-        block=32,
+        block=None,
         scale_rule="floor",
         rounding=None,
         overflow="saturate",

@@ -396,7 +396,7 @@ def cache_hits(tree, cache):
 def snapshot(folder):
     """A read-only copy of what is ours, as a run has it."""
     ours = TREE / "megatron" / "quant"
-    for file in ours.rglob("*.py"):
+    for file in (*ours.rglob("*.py"), *ours.glob("*.toml")):
         copy = folder / "megatron" / "quant" / file.relative_to(ours)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())

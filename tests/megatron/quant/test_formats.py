@@ -1,24 +1,47 @@
 """The format table agrees with torch's own float8 types and with the OCP specification."""
 
+import re
+
 import pytest
 import torch
-from megatron.quant.formats import E2M1, E4M3, E5M2, QUANT_TYPES, check_choice, check_type
+from megatron.quant.formats import ELEMENTS, QUANT_TYPES, MxElement, check_choice, check_type
 
 
 @pytest.mark.parametrize(
-    ("element", "dtype"), [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
+    ("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)]
 )
-def test_float8_elements_have_the_constants_of_torchs_types(element, dtype):
-    info = torch.finfo(dtype)
+def test_float8_elements_have_the_constants_of_torchs_types(name, dtype):
+    element, info = ELEMENTS[name], torch.finfo(dtype)
     assert element.max_value == info.max
     assert 2.0**element.emin == info.smallest_normal
     assert 2.0**-element.mantissa_bits == info.eps
     assert 2.0**element.emax <= info.max < 2.0 ** (element.emax + 1)
 
 
-def test_e2m1_spans_half_to_six():
-    assert 2.0 ** (E2M1.emin - E2M1.mantissa_bits) == 0.5
-    assert 2.0**E2M1.emax * 1.5 == E2M1.max_value == 6.0
+@pytest.mark.parametrize(
+    ("name", "smallest", "largest"),
+    [("e2m1", 0.5, 6.0), ("e2m3", 0.125, 7.5), ("e3m2", 0.0625, 28.0)],
+)
+def test_elements_without_special_codes_span_what_mx_says(name, smallest, largest):
+    """OCP Microscaling Formats (MX) v1.0, tables 2 and 3."""
+    element = ELEMENTS[name]
+    assert 2.0 ** (element.emin - element.mantissa_bits) == smallest
+    assert element.max_value == largest
+    assert 2.0**element.emax <= largest < 2.0 ** (element.emax + 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"bits": 9, "mantissa_bits": 3}, "bits of e?m?"),
+        ({"bits": 8, "mantissa_bits": 0}, "mantissa bits of e?m?"),
+        ({"bits": 8, "mantissa_bits": 1}, "exponent bits of e?m?"),
+        ({"bits": 8, "mantissa_bits": 3, "special": "inf"}, "special codes of e?m?"),
+    ],
+)
+def test_an_element_whose_arithmetic_is_not_there_is_refused(row, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        MxElement.of("e?m?", **row)
 
 
 @pytest.mark.parametrize("name", QUANT_TYPES)

@@ -357,19 +357,6 @@ def test_offsets_beyond_31_bits(assert_same_bits):
         assert_same_bits(sparse.cpu(), expected)
 
 
-# -- both axes ---------------------------------------------------------------------------------
-
-
-@runs_kernels
-@quietly
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(tensors(ranks=(2, 4)), specs, seeds)
-def test_both_axes_are_what_each_is_alone(assert_same_bits, tensor_and_axis, spec, seed):
-    x = tensor_and_axis[0]
-    for axis, actual in zip((-1, -2), gpu.qdq_both(x, spec, seed), strict=True):
-        assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), spec, axis, seed=seed))
-
-
 # -- operators ---------------------------------------------------------------------------------
 
 
@@ -389,18 +376,13 @@ def test_the_operators_keep_torchs_rules(kind):
     torch.library.opcheck(
         torch.ops.megatron_quant.qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind))
     )
-    torch.library.opcheck(torch.ops.megatron_quant.qdq_both, (x, 0, *fields("mxfp4")))
 
 
 def test_the_fake_kernels_tell_shape_dtype_and_strides():
     x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
-    results = [
-        torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8")),
-        *torch.ops.megatron_quant.qdq_both(x, 0, *fields("mxfp8")),
-    ]
-    for result in results:
-        assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
-        assert result.device == x.device
+    result = torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8"))
+    assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
+    assert result.device == x.device
     assert torch.ops.megatron_quant.qdq_out(x, x.clone(), 0, 0, *fields("mxfp8")) is None
 
 
@@ -444,7 +426,6 @@ def test_the_backend_calls_it(asked_for, monkeypatch, assert_same_bits):
 def test_a_cpu_tensor_is_left_to_the_reference(asked_for):
     x = random(4, 64)
     assert gpu.qdq(x, QuantSpec("mxfp8")) is None
-    assert gpu.qdq_both(x, QuantSpec("mxfp8")) is None
     result = quantise_dequantise(x, QuantSpec("mxfp8"))
     assert result.equal(reference.qdq(x, QuantSpec("mxfp8")))
 
@@ -476,7 +457,7 @@ class Recorder:
         self.arguments = dict(zip(self.names, arguments, strict=False)) | named
 
 
-def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
+def compiled(monkeypatch, spec, dtype, axis):
     """What Triton makes of the kernel for an H100 and a tensor of 8192 x 8192."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -485,7 +466,7 @@ def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
     x = torch.empty(8192, 8192, dtype=dtype, device="meta")
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "_kernel", recorder)
-        gpu._launch(x, x, x if both else None, spec, axis, 0)
+        gpu._launch(x, x, spec, axis, 0)
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value, name = recorder.arguments[parameter.name], parameter.name
@@ -508,12 +489,12 @@ def compiled(monkeypatch, spec, dtype, axis=-1, both=False):
 
 
 COMPILED = [
-    (QuantSpec("mxfp8"), -1, False),
-    (QuantSpec("mxfp4", rounding="nearest-away"), 0, False),
-    (QuantSpec("mxfp8_e5m2"), -1, True),
-    (QuantSpec("mxfp8", rounding="stochastic"), -1, False),
-    (QuantSpec("hifp8"), -1, False),
-    (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1, False),
+    (QuantSpec("mxfp8"), -1),
+    (QuantSpec("mxfp4", rounding="nearest-away"), 0),
+    (QuantSpec("mxfp8_e5m2"), -1),
+    (QuantSpec("mxfp8", rounding="stochastic"), -1),
+    (QuantSpec("hifp8"), -1),
+    (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1),
 ]
 
 
@@ -522,16 +503,16 @@ COMPILED = [
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
     reason="older versions take their source in another way",
 )
-@pytest.mark.parametrize(("spec", "axis", "both"), COMPILED)
+@pytest.mark.parametrize(("spec", "axis"), COMPILED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_it_compiles_to_wide_accesses_and_no_flushing(monkeypatch, spec, axis, both, dtype):
-    ptx = compiled(monkeypatch, spec, dtype, axis, both).asm["ptx"]
+def test_it_compiles_to_wide_accesses_and_no_flushing(monkeypatch, spec, axis, dtype):
+    ptx = compiled(monkeypatch, spec, dtype, axis).asm["ptx"]
     assert ".ftz" not in ptx
-    wide, stores = "global.v4.b32", 2 if both else 1
+    wide = "global.v4.b32"
     assert set(re.findall(r"\bld\.(global\S*)", ptx)) <= {wide, "global.b32"}
     assert set(re.findall(r"\bst\.(global\S*)", ptx)) == {wide}
     # 16 bytes a thread, each once.
-    assert len(re.findall(r"\bst\.global", ptx)) == stores * len(re.findall(rf"ld\.{wide}", ptx))
+    assert len(re.findall(r"\bst\.global", ptx)) == len(re.findall(rf"ld\.{wide}", ptx))
 
 
 # -- on a device -------------------------------------------------------------------------------
@@ -543,15 +524,14 @@ def test_a_graph_replays_it_on_other_contents(assert_same_bits, kind):
     x = random(128, 512).cuda().bfloat16()
     specs = [QuantSpec(kind), QuantSpec(kind, tensor_scale=True)]
     for spec in specs:
-        gpu.qdq(x, spec), gpu.qdq_both(x, spec)
+        gpu.qdq(x, spec)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = [(gpu.qdq(x, spec), *gpu.qdq_both(x, spec)) for spec in specs]
+        results = [gpu.qdq(x, spec) for spec in specs]
     x.copy_(random(128, 512, seed=1) * 100)
     graph.replay()
-    for spec, (alone, rows, columns) in zip(specs, results, strict=True):
-        for axis, actual in ((-1, alone), (-1, rows), (-2, columns)):
-            assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), spec, axis))
+    for spec, actual in zip(specs, results, strict=True):
+        assert_same_bits(actual.cpu(), reference.qdq(x.cpu(), spec))
 
 
 @needs_cuda
@@ -561,7 +541,6 @@ def test_nothing_waits_for_the_device():
     try:
         for kind in KINDS:
             gpu.qdq(x, QuantSpec(kind, tensor_scale=True))
-            gpu.qdq_both(x, QuantSpec(kind))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -70,9 +70,10 @@ def test_codes_and_scales_have_no_padding(tensor_and_axis, spec):
     size = x.shape[axis]
     rows = math.prod(x.movedim(axis, -1).shape[:-1])
     per_row = -(-size // 2) if spec.quant_type == "mxfp4" else size
-    scales = rows * -(-size // spec.block)
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         rows, per_row, scales = 1, x.numel(), int(spec.tensor_scale)
+    else:
+        scales = rows * -(-size // spec.block)
     assert packed.nbytes == rows * per_row + scales
     assert (packed.shape, packed.dtype) == (x.shape, x.dtype)
 

@@ -28,7 +28,8 @@ def cuts(*modules, sites=ALL, block=32, chunk_tokens=0, excluded=()):
         FoundLayer(Layer(names[type(m).__name__], "linear", type(m).__name__), m, m)
         for m in modules
     ]
-    return cut_blocks(sites, block, found, chunk_tokens, lambda site, layer: layer in excluded)
+    blocks = dict.fromkeys(sites, block)
+    return cut_blocks(blocks, found, chunk_tokens, lambda site, layer: layer in excluded)
 
 
 def test_parts_of_whole_blocks_are_sound():

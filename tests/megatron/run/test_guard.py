@@ -410,7 +410,7 @@ def test_two_quantisers_of_one_gemm_end_the_run(run):
 
 def test_a_type_that_a_schedule_brings_later_cuts_as_well(run):
     run(schedule='fprop = "hifp8 until 0.5, then mxfp4"', fprop="hifp8", wgrad="hifp8")
-    assert guard.blocked_sites(config.current()) == {"fprop"}
+    assert config.current().blocks() == {"fprop": 32}
 
 
 def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):

@@ -12,6 +12,7 @@ from mqo.project import Project
 SCRIPTS = Project.here().root / "script"
 WRITTEN = {str(path): text for path, text in generate.scripts()}
 NAMES = list(WRITTEN)
+BEGIN, END = "<!-- modes: generated -->\n", "<!-- end of modes -->\n"
 ONE = "llama32-1b/pretrain_llama32-1b_wikipedia_FA_linear_mxfp8.sh"
 
 
@@ -63,26 +64,26 @@ def test_a_script_is_short_and_says_what_it_trains(name):
 
 def test_writing_again_changes_nothing(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{generate.BEGIN}old\n{generate.END}after\n")
+    readme.write_text(f"before\n{BEGIN}old\n{END}after\n")
     assert len(generate.write(tmp_path)) == len(NAMES) + 1
-    assert readme.read_text() == (
-        f"before\n{generate.BEGIN}{generate.mode_table()}{generate.END}after\n"
-    )
+    assert readme.read_text() == f"before\n{BEGIN}{generate.mode_table()}{END}after\n"
     assert generate.write(tmp_path) == []
     assert (tmp_path / ONE).stat().st_mode & 0o111
 
 
-def test_the_committed_table_of_modes_is_what_would_be_generated():
+def test_the_committed_tables_are_what_would_be_generated():
+    formats = (SCRIPTS / generate.FORMATS).read_text()
+    assert generate.with_table(formats, "formats", generate.format_table()) == formats
     text = (SCRIPTS / generate.README).read_text()
-    assert generate.with_mode_table(text) == text
+    assert generate.with_table(text, "modes", generate.mode_table()) == text
     assert "| `FA_linear_mxfp4` | mxfp4 | mxfp4 | - | yes |\n" in text
     assert "| `qk_pv_hifp8` | - | hifp8 | hifp8 |  |\n" in text
 
 
-@pytest.mark.parametrize("text", ["", generate.BEGIN, generate.END + generate.BEGIN])
+@pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN])
 def test_a_readme_without_a_place_for_the_table_is_refused(text):
     with pytest.raises(DataError, match="no place for the table of modes"):
-        generate.with_mode_table(text)
+        generate.with_table(text, "modes", "")
 
 
 # -- run -------------------------------------------------------------------------------------------

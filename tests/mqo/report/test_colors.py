@@ -34,4 +34,6 @@ def test_a_mixture_and_a_type_of_another_tree_have_a_look_too():
     mixed = look({"fprop": "mxfp4", "qk": "mxfp8"})
     assert mixed.light in colors.LIGHT["mixed"]
     assert look({"fprop": "int4"}).light in colors.LIGHT["mixed"]
+    # One shade a theme is enough.
+    assert look({"fprop": "mxfp8_e5m2"}).dark == colors.DARK["mxfp8_e5m2"][0]
     assert look({}) == look({"fprop": "none"})

@@ -106,7 +106,7 @@ def test_a_missing_file_and_one_that_is_no_safetensors_are_refused(tmp_path):
 def test_a_table_shows_percent_and_what_has_no_number():
     row = {"quant_type": "mxfp8", "block": 32, "scale_rule": "floor", "tensor_scale": False}
     row |= {"sqnr_db": 31.456, "underflow": 0.25, "saturation": 0.0001}
-    other = row | {"quant_type": "hifp8", "tensor_scale": True, "sqnr_db": None}
+    other = row | {"quant_type": "hifp8", "block": None, "tensor_scale": True, "sqnr_db": None}
     table = {"name": "w", "axis": 0, "amax": "nan", "rows": [row, other]}
     text = lines(TensorStats((), (table,)))
     assert text[0] == "w: blocks along axis 0, amax nan"

@@ -18,7 +18,6 @@ HIDDEN, HEADS, GROUPS, BATCH, SEQUENCE, FFN = 256, 4, 2, 1, 256, 512
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
 EXPERTS |= {"moe_shared_expert_intermediate_size": 192}
-TYPES = ("mxfp8", "mxfp4", "hifp8")
 
 
 def load():
@@ -46,9 +45,11 @@ def options(text):
 def quantiser(name):
     """The options of a case, as its name tells."""
     kind = name.rpartition(", ")[2]
+    from megatron.quant import FORMATS
+
     packed = f'fprop = "{kind}"\n[quantiser]\nsave_activations = "packed"\n'
     pv = 'pv = "mxfp8"\n' if "PV" in name else ""
-    return f"[schedule]\n{pv}{packed if kind in TYPES else ''}"
+    return f"[schedule]\n{pv}{packed if kind in FORMATS else ''}"
 
 
 def kept(small, layers, latent, backend, changes):
@@ -96,6 +97,8 @@ def experts(changes):
 def main():
     sys.path.insert(0, str(TREE))
     small = load()
+    from megatron.quant import QUANT_TYPES
+
     small.start()
     core = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
     full = {"recompute_granularity": "full", "recompute_method": "uniform"}
@@ -110,7 +113,7 @@ def main():
         "latent, PV, core_attn": (True, "unfused", core),
         "latent, experts": (True, "flash", EXPERTS),
     }
-    cases |= {f"grouped, {kind}": cases["grouped"] for kind in TYPES}
+    cases |= {f"grouped, {kind}": cases["grouped"] for kind in QUANT_TYPES[1:]}
     others = [name for name in cases if name.startswith("latent") or name.endswith("core_attn")]
     cases |= {f"{name}, mxfp4": cases[name] for name in others}
     found = {}

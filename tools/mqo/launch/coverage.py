@@ -134,9 +134,9 @@ def measure(
 
 
 def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
-    """A hash of all that decides: every Python file of the source, the flags, `reads`, torch."""
+    """A hash of all that decides: the source's code and tables, the flags, `reads`, torch."""
     digest = hashlib.sha256(json.dumps([flags, importlib.metadata.version("torch")]).encode())
-    for path in (*sorted(source.rglob("*.py")), *reads):
+    for path in (*sorted(source.rglob("*.py")), *sorted(source.rglob("*.toml")), *reads):
         name = path.relative_to(source) if path.is_relative_to(source) else path
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:32]

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from mqo import torch_free
 from mqo.errors import MqoError
-from mqo.matrix.tables import LINEAR_SITES, NONE, SITES, check_choice
+from mqo.matrix.tables import ATTENTION_SITES, LINEAR_SITES, NONE, SITES, check_choice
+from mqo.torch_free import load
 
-_options = torch_free.load("quant.options")
+_options = load("quant.options")
 ENVIRONMENT_VARIABLE = _options.ENVIRONMENT_VARIABLE
 OPTIONS: Mapping[str, Any] = _options.OPTIONS  # by name
 # Names that a schedule may have for all sites of a kind that are quantised.
-GROUPS: Mapping[str, tuple[str, ...]] = {"linear": LINEAR_SITES["all"], "attention": ("qk", "pv")}
+GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:

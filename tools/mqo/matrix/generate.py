@@ -1,4 +1,4 @@
-"""The pretrain scripts and the table of modes in their README, from the tables."""
+"""The pretrain scripts, and the generated tables of modes and formats in the documentation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jinja2
 from mqo.errors import DataError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Mode, Model
+from mqo.torch_free import formats
 
 TEMPLATE = "pretrain.sh.j2"
-README = Path("README.md")
-BEGIN, END = "<!-- modes: generated -->\n", "<!-- end of modes -->\n"
+README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
 
 def scripts() -> Iterator[tuple[Path, str]]:
@@ -60,24 +60,49 @@ def mode_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_mode_table(readme: str) -> str:
-    """`readme` with the table of modes between its marks; DataError where these are not."""
-    head, begin, rest = readme.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
+def format_table() -> str:
+    """Return what each format is, as a Markdown table."""
+    lines = ["| type | element | bits | values, besides 0 | scale | modes | source |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in formats.FORMATS.values():
+        element, scale = row.element, "none, or one for the tensor"
+        if row.block:
+            bits = element.mantissa_bits
+            grid = f"exponents {element.emin}..{element.emax}, mantissa bits {bits}"
+            smallest, largest = element.emin - bits, element.max_value
+            scale = f"E8M0, one for each block of {row.block}"
+        else:
+            ends = ", ".join(f"±{end}" for end, _ in element.widths)
+            bits = ", ".join(str(bits) for _, bits in element.widths)
+            grid = f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
+            smallest, largest = element.min_exponent, 2.0**element.max_exponent
+        cells = (f"`{row.name}`", f"{element.name.upper()}: {grid}", str(element.bits))
+        cells += (f"±2^{smallest} .. ±{largest:g}", scale, "yes" if row.modes else "", row.source)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """Return `text` with `table` between the marks of that name; DataError where these are not."""
+    begin, end = f"<!-- {name}: generated -->\n", f"<!-- end of {name} -->\n"
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
         raise DataError(
-            f"{README} has no place for the table of modes",
-            expected=f"the lines {BEGIN.strip()} and {END.strip()}",
+            f"There is no place for the table of {name}",
+            expected=f"the lines {begin.strip()} and {end.strip()}",
         )
-    return f"{head}{BEGIN}{mode_table()}{END}{tail}"
+    return f"{head}{begin}{table}{end}{tail}"
 
 
 def write(folder: Path) -> list[Path]:
-    """Write all scripts below `folder`, executable, and the table; the paths that changed."""
+    """Write all scripts below `folder`, executable, and the tables; the paths that changed."""
     changed = [folder / path for path, text in scripts() if _write(folder / path, text, 0o755)]
-    readme = folder / README
-    if readme.exists() and _write(readme, with_mode_table(readme.read_text(encoding="utf-8"))):
-        changed.append(readme)
+    for path, name, table in ((README, "modes", mode_table), (FORMATS, "formats", format_table)):
+        file = (folder / path).resolve()
+        if file.exists():
+            text = with_table(file.read_text(encoding="utf-8"), name, table())
+            changed += [file] * _write(file, text)
     return changed
 
 

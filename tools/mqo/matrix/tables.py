@@ -12,20 +12,23 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mqo.errors import UnknownNameError
+from mqo.torch_free import formats
 
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
 Gemms = Literal["fprop", "all"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 # The sites that the linear type goes to; attention sites are named as they are.
+SITES = tuple(formats.SITES)
 LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
     "fprop": ("fprop",),
-    "all": ("fprop", "dgrad", "wgrad"),
+    "all": tuple(name for name, site in formats.SITES.items() if site.layer == formats.LINEAR),
 }
-SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
-NONE = "none"
+ATTENTION_SITES = tuple(site for site in SITES if site not in LINEAR_SITES["all"])
+NONE = formats.NONE
 ALL = "all"
-# Shrunk sizes are multiples of it where they can be: no MX block, the longest, is then cut short.
+# Shrunk sizes are multiples of it where they can be: no MX block of that length is then cut short.
+# It is no format's: another format leaves the models as they are.
 BLOCK = 32
 
 
@@ -276,7 +279,7 @@ def modes() -> dict[str, Mode]:
     table = _load("modes.toml")
     found: dict[str, Mode] = {}
     for family in table["family"]:
-        for quant_type in table["types"] if "{type}" in family["name"] else [NONE]:
+        for quant_type in quant_types() if "{type}" in family["name"] else [NONE]:
             name = family["name"].format(type=quant_type)
             sites = dict.fromkeys(family["sites"], quant_type)
             flags = {k: v for k, v in family.items() if k not in ("name", "sites")}
@@ -307,7 +310,7 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 def quant_types() -> tuple[str, ...]:
     """The types that a mode may name, 'none' apart."""
-    return tuple(_load("modes.toml")["types"])
+    return tuple(name for name, row in formats.FORMATS.items() if row.modes)
 
 
 def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:

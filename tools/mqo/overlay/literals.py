@@ -1,23 +1,19 @@
 """The quant type literals in the source: the only static statement of what is quantised.
 
 A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. The
-parser is the one of `megatron.quant`.
+types and the parser are those of `megatron.quant`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mqo import torch_free
 from mqo.errors import OverlayError, UnknownNameError
+from mqo.torch_free import formats, source
 
-NONE = "none"
-TYPES = ("hifp8", "mxfp8", "mxfp4", NONE)
-
-
-_source = torch_free.load("quant.source")
-VARIABLE, Literal, Source = _source.VARIABLE, _source.Literal, _source.Source
-splice = _source.splice
+NONE, TYPES = formats.NONE, formats.QUANT_TYPES
+VARIABLE, Literal, Source = source.VARIABLE, source.Literal, source.Source
+splice = source.splice
 
 
 def read(content: bytes) -> list[Literal]:

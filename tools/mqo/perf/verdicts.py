@@ -1,4 +1,4 @@
-"""The thresholds of thresholds.toml, and what becomes of a measured value at one."""
+"""The thresholds of thresholds.toml and of formats, and what becomes of a measured value at one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from mqo.torch_free import formats
 
 FILE = Path(__file__).with_name("thresholds.toml")
 Outcome = Literal["pass", "fail", "not judged"]
@@ -75,8 +77,14 @@ class Noisy:
 
 @functools.cache
 def tables(file: Path = FILE) -> Tables:
-    """All of the file."""
-    return Tables.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    """Return all of the file, and the formats' own thresholds as sqnr_FORMAT."""
+    read = tomllib.loads(file.read_text(encoding="utf-8"))
+    read["thresholds"] |= {
+        f"sqnr_{name}": {"least": row.least_sqnr, "unit": "dB", "reason": row.sqnr_reason}
+        for name, row in formats.FORMATS.items()
+        if row.least_sqnr is not None
+    }
+    return Tables.model_validate(read)
 
 
 def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
@@ -85,8 +93,10 @@ def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -
     `unless` says why there can be none; so does noise whose quartiles lie on both sides of the
     bound.
     """
-    bound = tables().thresholds[name]
     middle = value.median if isinstance(value, Noisy) else value
+    bound = tables().thresholds.get(name)
+    if bound is None:
+        return Verdict(what, "not judged", middle, "no threshold", unless or f"{name} has none")
     if unless or middle is None:
         return Verdict(what, "not judged", middle, bound.line, unless or "not measured")
     if isinstance(value, Noisy):

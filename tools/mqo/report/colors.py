@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mqo.report.compare import Group
 
-# By format: from few quantised sites to many, for light pages and for dark ones. Each has a
-# contrast of 3:1 or more to its page; a test checks that.
-LIGHT = {
-    "none": ("#1c2127",) * 4,
-    "mxfp8": ("#2f8fdd", "#0b6bcb", "#0a4fa6", "#3a3fa8"),
-    "mxfp4": ("#d9730d", "#c4470a", "#a8281e", "#8c1d4f"),
-    "hifp8": ("#159a6c", "#0b7d6b", "#0a6247", "#4a6a08"),
+from mqo.torch_free import formats
+
+# From few quantised sites to many, for light pages and for dark ones; the last one repeats. Each
+# has a contrast of 3:1 or more to its page; a test checks that. Formats' are in formats.toml.
+LIGHT = {name: row.light for name, row in formats.FORMATS.items()} | {
+    "none": ("#1c2127",),
     "mixed": ("#a05ad6", "#8a3fc0", "#7228a3", "#5b1c86"),
 }
-DARK = {
-    "none": ("#e9edf2",) * 4,
-    "mxfp8": ("#8cc8ff", "#57aaff", "#6f8dff", "#a6a4ff"),
-    "mxfp4": ("#ffb85c", "#ff9457", "#ff7a6b", "#ff8fb8"),
-    "hifp8": ("#7fe3b8", "#3fcf9f", "#4fc4b4", "#b5d45a"),
+DARK = {name: row.dark for name, row in formats.FORMATS.items()} | {
+    "none": ("#e9edf2",),
     "mixed": ("#d9b3ff", "#c592ff", "#b27bff", "#e39bff"),
 }
 # (quantised linear layers, QK, PV) -> the shade, and the dash in plotly's words.
@@ -61,7 +57,8 @@ def look(types: Mapping[str, str]) -> Look:
     family = family if family in LIGHT else "mixed"
     on = {site for site, kind in types.items() if kind != "none"}
     shade, dash = _LOOKS.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
-    return Look(LIGHT[family][shade], DARK[family][shade], dash)
+    light, dark = (shades[min(shade, len(shades) - 1)] for shades in (LIGHT[family], DARK[family]))
+    return Look(light, dark, dash)
 
 
 @dataclass(frozen=True)

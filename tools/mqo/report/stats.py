@@ -69,7 +69,7 @@ def lines(stats: TensorStats) -> list[str]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    mx = row["quant_type"] != "hifp8"
+    mx = row["block"] is not None
     block = str(row["block"]) if mx else "-"
     scale = row["scale_rule"] if mx else "tensor" if row["tensor_scale"] else "-"
     sqnr = row["sqnr_db"]

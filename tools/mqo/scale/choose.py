@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from mqo.matrix.tables import BLOCK, NONE, Dtype, Mode, Model, Training
+from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
 from mqo.scale.layout import Layout, Recompute
 from mqo.scale.memory import Memory, worst_stage
+from mqo.torch_free import formats
 
 SIZES = (1, 2, 4, 8)
+# Every mode of a model gets the same layouts.
+LONGEST_BLOCK = max(row.block or 1 for row in formats.FORMATS.values())
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -106,4 +109,4 @@ def _is_whole(job: Job, layout: Layout) -> bool:
         return False
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = (model.hidden_size, model.ffn_hidden_size)
-    return all(size // layout.tensor % BLOCK == 0 for size in inputs)
+    return all(size // layout.tensor % LONGEST_BLOCK == 0 for size in inputs)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.tables import BLOCK, NONE, Dtype, Mode, Model, Training
+from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
+from mqo.torch_free import formats
 
 # How local attention runs: fused where PV has no type; core_attn is unfused and recomputed.
 Attention = Literal["fused", "unfused", "core_attn"]
 
 BF16, FP32 = 2, 4
-# Of an element as a code, with its share of a block's scale, in blocks of the default length.
-CODE = {"mxfp8": 1 + 1 / BLOCK, "mxfp4": 1 / 2 + 1 / BLOCK, "hifp8": 1.0}
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
 OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
@@ -179,7 +178,7 @@ def layer_packed(
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
     """Bytes less for so many values that are freed, and so many codes in their place."""
-    return width * freed - CODE.get(linear, width) * codes if linear != NONE else 0
+    return width * freed - formats.FORMATS[linear].packed_bytes * codes if linear != NONE else 0
 
 
 def _grouped(model: Model, attention: Attention) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..formats import DEFAULT_ROUNDING, MX_ELEMENTS, MxElement
+from ..formats import MxElement
 from .compile import kernel
 from .steps import EXPONENT, TILE, UNIT
 from .threads import launch
@@ -59,8 +59,10 @@ def qdq(
 
 
 def _supported(x: Tensor, spec: QuantSpec) -> bool:
+    # Of tapered elements, the kernel knows HiFloat8's alone.
+    known = "nearest-away" if spec.format.element.name == "hif8" else spec.block and "nearest-even"
     return (
-        spec.rounding == DEFAULT_ROUNDING.get(spec.quant_type)
+        spec.rounding == known
         and not spec.tensor_scale
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and _plain(x)
@@ -85,7 +87,7 @@ def _in_place(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
 
 def _dense(x: Tensor, out: Tensor, spec: QuantSpec, axis: int) -> None:
     """Quantise `x` into `out`, both of the same strides and without gaps."""
-    if spec.quant_type == "hifp8":
+    if spec.block is None:
         _hif8(x, out, spec.overflow)
         return
     order = _memory_order(x)
@@ -116,15 +118,7 @@ def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
     if size == total or size % spec.block == 0:
         size = _ROW  # no block crosses from one such row to the next, wherever the real ones end
     units, grain = -(-total // size), -(-_GRAIN // size)
-    entries = (
-        x.data_ptr(),
-        out.data_ptr(),
-        size,
-        total,
-        0,
-        0,
-        *_constants(spec.quant_type, spec.scale_rule),
-    )
+    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *_constants(spec))
     launch(kernel("mx_rows", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
@@ -133,27 +127,19 @@ def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) 
     blocks, tiles = -(-size // spec.block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
     grain = -(-_GRAIN // (spec.block * min(TILE, inner)))
-    entries = (
-        x.data_ptr(),
-        out.data_ptr(),
-        size,
-        inner,
-        blocks,
-        tiles,
-        *_constants(spec.quant_type, spec.scale_rule),
-    )
+    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *_constants(spec))
     launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, *entries)
 
 
 @functools.cache
-def _constants(quant_type: str, scale_rule: str) -> tuple[int, ...]:
+def _constants(spec: QuantSpec) -> tuple[int, ...]:
     """Return carry, emax, emin, top, lowest, steps: see steps.py."""
-    element = MX_ELEMENTS[quant_type]
+    element = spec.format.element
     bits, emin = element.mantissa_bits, element.emin
     top = element.emax * UNIT + _fraction(element)
     lowest = (4 + bits - emin) * UNIT  # from there on no quantum is less than 2^-124
     return (
-        _carry(element, scale_rule),
+        _carry(element, spec.scale_rule),
         element.emax * UNIT,
         emin * UNIT,
         top,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mqo.errors import MqoError
+from mqo.overlay.literals import TYPES
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
@@ -29,9 +30,9 @@ WHAT = {
     "qk": "attention scores",
     "pv": "weighted values of attention",
 }
-EXIT_CODES = """
-T is hifp8, mxfp8, mxfp4 or none. Exit codes: 0 done; 1 --check found something that needs action;
-2 error, and nothing was changed.
+EXIT_CODES = f"""
+T is one of {", ".join(TYPES)}. Exit codes: 0 done; 1 --check found something that
+needs action; 2 error, and nothing was changed.
 """
 
 

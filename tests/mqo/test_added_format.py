@@ -1,0 +1,171 @@
+"""A row more in formats.toml, in a copy of the project: every part of it knows the format."""
+
+import itertools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mqo.project import Project
+
+HERE = Project.here()
+NAME = "mxfp6_e3m2"
+LIGHT, DARK = "#7a5c00", "#e0c060"
+ROW = f"""
+[formats.{NAME}]
+element = "e3m2"
+block = 32
+rounding = "nearest-even"
+source = "OCP Microscaling Formats (MX) v1.0"
+light = ["{LIGHT}"]
+dark = ["{DARK}"]
+"""
+TRAIN = "from mqo.launch.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def project(vendored, tmp_path_factory):
+    """A copy of the checkout that differs in the row alone."""
+    root = tmp_path_factory.mktemp("a copy")
+    for folder in ("Megatron-LM", "tools", "patches", "script"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
+    with (root / "Megatron-LM/megatron/quant/formats.toml").open("a", encoding="utf-8") as file:
+        file.write(ROW)
+    return root
+
+
+@pytest.fixture
+def run(project, tmp_path):
+    """A function that runs Python in an empty folder, with the copy's packages; what it prints."""
+    places = f"{project / 'tools'}:{project / 'Megatron-LM'}"
+    cache = {"MQO_KERNEL_CACHE": str(HERE.cache / "kernels")}
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            env=os.environ | cache | {"PYTHONPATH": places},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
+def test_the_modifier_sets_and_shows_it(run, project):
+    script = project / "script/quant_type_modifier.py"
+    assert f"T is one of none, mxfp8, mxfp4, hifp8, {NAME}." in " ".join(run(script, "-h").split())
+    run(script, "--linear-quant", NAME, "--qk-quant", NAME)
+    sites = json.loads(run(script, "--check", "--json"))["sites"]
+    types = {site["site"]: site["type"] for site in sites}
+    run(script, "--restore")
+    assert types == {"fprop": NAME, "dgrad": "none", "wgrad": "none", "qk": NAME, "pv": "none"}
+
+
+def test_the_launcher_has_its_modes_and_plans_them_at_real_size(run):
+    names = ("--model", "llama31-8b", "--dataset", "wikipedia")
+    gpus = ("--device", "h100-80gb", "--save-activations", "packed", "--dry-run")
+    plan, other = (run("-c", TRAIN, *names, "--quantization", m, *gpus) for m in (NAME, "mxfp8"))
+    assert f"# source: fprop = {NAME}\n" in plan
+    # The layout of a type that takes as much memory.
+    assert "--tensor-model-parallel-size" in plan
+    assert plan.replace(NAME, "mxfp8") == other
+
+
+def test_the_planner_counts_its_codes(run):
+    program = """
+from mqo.matrix import tables
+from mqo.scale.memory import layer_packed
+model = tables.models()["llama31-8b"]
+print(*(layer_packed(model, 0, "fused", kind) for kind in ("mxfp8", "mxfp6_e3m2")))
+"""
+    # A 6-bit code has a byte of its own, as an 8-bit one has.
+    one, other = run("-c", program).split()
+    assert float(one) == float(other) > 0
+
+
+def test_coverage_shows_the_products_that_it_quantizes(run):
+    choice = ("--model", "llama32-1b", "--mode", f"FA_linear_{NAME}", "--training-config", "tiny")
+    found = json.loads(run("-m", "mqo", "coverage", *choice, "--json"))
+    types = {(p["gemm"], p["quant_type"]) for p in found["products"] if not p["reason"]}
+    assert types == {("fprop", NAME), ("qk", NAME)}
+
+
+def test_the_report_and_the_plot_have_its_color(run, tmp_path):
+    pytest.importorskip("plotly")
+    pytest.importorskip("matplotlib")
+    made_up = Path(__file__).with_name("report") / "conftest.py"
+    program = f"""
+import importlib.util, pathlib
+spec = importlib.util.spec_from_file_location("made_up", {str(made_up)!r})
+made_up = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(made_up)
+for mode in ("bf16", "FA_linear_{NAME}"):
+    made_up.make_run(pathlib.Path("runs", mode), mode)
+"""
+    run("-c", program)
+    run("-m", "mqo", "report", "runs", "--out", "report")
+    page = next((tmp_path / "report").glob("*.html")).read_text(encoding="utf-8")
+    assert NAME in page
+    assert LIGHT in page
+    assert DARK in page
+    run("-m", "mqo", "plot", f"runs/FA_linear_{NAME}", "--out", "loss.svg")
+    assert LIGHT in (tmp_path / "loss.svg").read_text(encoding="utf-8")
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+# The magnitudes of E3M2, smallest first, as MX v1.0 defines them: the place of one is its code.
+GRID = [m / 16 for m in range(4)]
+GRID += [(1 + m / 4) * 2.0**e for e, m in itertools.product(range(-2, 5), range(4))]
+
+QUANTIZE = f"""
+import json, sys
+import torch
+from megatron.quant import QuantSpec, cpu, pack, quantise_dequantise, reference
+x = torch.tensor(json.loads(sys.argv[1]))
+spec = QuantSpec("{NAME}")
+ours = {{
+    "reference": reference.qdq(x, spec),
+    "the kernel": cpu.qdq(x, spec),
+    "the other axis": quantise_dequantise(x.T.contiguous(), spec, axis=0).T,
+    "bfloat16": quantise_dequantise(x.bfloat16(), spec).float(),
+    "packed": pack(x, spec).unpack(),
+}}
+print(json.dumps({{name: q.tolist() for name, q in ours.items()}}))
+print(pack(x, spec).nbytes)
+"""
+
+
+def nearest(value):
+    """The magnitude of the grid that is nearest, of two the one with the even code."""
+    return min(enumerate(GRID), key=lambda place: (abs(value - place[1]), place[0] % 2))[1]
+
+
+def quantized(block):
+    """A block as MX v1.0 has it, section 6.3: the scale follows from the largest exponent."""
+    scale = 2.0 ** (math.frexp(max(map(abs, block)))[1] - 1 - 4)
+    return [nearest(abs(x) / scale) * scale * (-1 if x < 0 else 1) for x in block]
+
+
+def test_its_arithmetic_is_that_of_its_row(run):
+    """Values with few bits, so that bfloat16 holds them: many are ties, some saturate."""
+    rows = [
+        [((37 * i + 11 * row) % 255 - 127) / 8 * 2.0 ** (row - 4) for i in range(64)]
+        for row in range(8)
+    ]
+    expected = [quantized(row[:32]) + quantized(row[32:]) for row in rows]
+    text, nbytes = run("-c", QUANTIZE, json.dumps(rows)).splitlines()
+    for name, found in json.loads(text).items():
+        assert found == expected, name
+    assert int(nbytes) == 8 * (64 + 2)
+    flat = [value for row in expected for value in row]
+    assert expected != rows
+    assert len({abs(value) for value in flat}) > 32
