@@ -159,8 +159,8 @@ class Leaving:
     def __init__(self) -> None:
         self.was_asked = False
 
-    def watch(self, process: subprocess.Popen) -> None:
-        """From now on, pass SAVE on to the workers of `process`, which is torchrun.
+    def watch(self, process: subprocess.Popen, *, is_worker: bool) -> None:
+        """From now on, pass SAVE on to `process`, or where that is torchrun, to its workers.
 
         They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
         gets nothing: it would kill them after half a minute.
@@ -171,7 +171,8 @@ class Leaving:
         def ask(signum: int, frame: object) -> None:
             self.was_asked = True
             with suppress(psutil.NoSuchProcess):
-                for worker in psutil.Process(process.pid).children():
+                one = psutil.Process(process.pid)
+                for worker in [one] if is_worker else one.children():
                     worker.terminate()
 
         signal.signal(SAVE, ask)
