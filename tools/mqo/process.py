@@ -109,6 +109,11 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
                     shutil.rmtree(folder)
 
 
+def spawn(command: Sequence[str | Path], **options: Any) -> subprocess.Popen:
+    """Start a process in a session of its own; the tests fork theirs (tests/forking.py)."""
+    return subprocess.Popen(command, start_new_session=True, **options)
+
+
 @contextmanager
 def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen]:
     """A process in a session of its own; whatever ends the block ends it and all that it started.
@@ -119,7 +124,7 @@ def started(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
     with stops_raise():
         try:
             with held():
-                process = subprocess.Popen(command, start_new_session=True, **options)
+                process = spawn(command, **options)
             yield process
         finally:
             if process is not None and process.poll() is None:
