@@ -130,8 +130,11 @@ def become(asked, streams, site):
     os.environ.clear()
     os.environ.update(asked["env"])
     options, program, words = asked["options"], asked["program"], asked["words"]
-    sys.argv, sys.orig_argv = [program, *words], [sys.executable, *options, program, *words]
-    here = [] if "-I" in options else [str(Path(program).parent.resolve())]
+    sys.orig_argv = [sys.executable, *options, program, *words]
+    text = words.pop(0) if program == "-c" else Path(program).read_bytes()
+    sys.argv = [program, *words]
+    where = "" if program == "-c" else str(Path(program).parent.resolve())
+    here = [] if "-I" in options else [where]
     if "-I" not in options and os.environ.get("PYTHONPATH"):
         here += os.environ["PYTHONPATH"].split(os.pathsep)
     sys.path[:] = here + site
@@ -146,8 +149,10 @@ def become(asked, streams, site):
     threads = os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
     sys.modules["torch"].set_num_threads(int(threads))
     names = sys.modules["__main__"] = types.ModuleType("__main__")
-    names.__file__, names.__builtins__ = program, __builtins__
-    return compile(Path(program).read_bytes(), program, "exec"), vars(names)
+    names.__builtins__ = __builtins__
+    if program != "-c":
+        names.__file__ = program
+    return compile(text, program.replace("-c", "<string>"), "exec"), vars(names)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,22 @@ def popen(command, **options):
     words = [str(word) for word in command]
     cut = next((n for n, word in enumerate(words[1:], 1) if word not in OPTIONS), 0)
     forks = words[0] == sys.executable and re.search(r"\.py$", words[cut]) and torch_cuda() is None
-    return Forked(words, start_new_session=True, **options) if forks else fresh(words, **options)
+    return (forked if forks else fresh)(words, **options)
+
+
+def forked(words, **options):
+    return Forked(words, start_new_session=True, **options)
 
 
 def run(command, *, env=None, cwd=None, check=False):
-    """What a command printed, and its exit code, as subprocess.run tells in text."""
+    """What a command printed, and its exit code, as subprocess.run tells in text.
+
+    The command is this Python with a program, or with `-c` and a text.
+    """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    with popen(command, env=env, cwd=cwd, text=True, **pipes) as started:
+    start = forked if torch_cuda() is None else fresh
+    words = [str(word) for word in command]
+    with start(words, env=env, cwd=cwd, text=True, **pipes) as started:
         try:
             out, err = started.communicate()
         finally:

@@ -18,6 +18,8 @@ from mqo.launch.flags import platform_flags
 from mqo.launch.machine import Machine
 from mqo.project import Project
 
+from ... import forking
+
 torch = pytest.importorskip("torch")
 CPU = platform_flags(Machine(1, 0))
 VOCABULARY = 131
@@ -230,7 +232,7 @@ def logits(tree, hf, checkpoint, *flags):
     script = Path(__file__).with_name("convert_logits.py")
     command = [sys.executable, "-W", "ignore", script, tree, hf, checkpoint, result, *flags, *CPU]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = forking.run(command, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(result.read_text())
 
@@ -366,7 +368,7 @@ def test_the_factor_of_the_scaling_reaches_the_model(vendored):
         "print(convert.unwrapped(model).rotary_pos_emb.inv_freq[-1].item())"
     )
     command = [sys.executable, "-W", "ignore", "-c", code, vendored.root / "tools"]
-    done = subprocess.run([*command, *shape.split(), *CPU], capture_output=True, text=True)
+    done = forking.run([*command, *shape.split(), *CPU])
     assert done.returncode == 0, done.stderr[-4000:]
     # The slowest of a head's 8 frequencies turns less than once within the original context.
     assert float(done.stdout.split()[-1]) == pytest.approx(500000 ** (-7 / 8) / 32)

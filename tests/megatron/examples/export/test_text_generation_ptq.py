@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 from mqo.launch import convert
 from mqo.project import Project
+
+from .... import forking
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
@@ -30,7 +31,7 @@ def program():
 def run(*words):
     command = [sys.executable, "-W", "ignore", PROGRAM, *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+    done = forking.run(command, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
