@@ -6,7 +6,6 @@ six seconds that its imports take. `fork_server.py` says what it does not import
 
 import functools
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -29,11 +28,24 @@ fresh = process.spawn
 
 
 def popen(command, **options):
-    """The process of a command: forked where it is a Python program's, else fresh."""
+    """The process of a command: forked where it is a Python program's, else fresh.
+
+    So are the ranks of a program that torchrun would start on this machine alone.
+    """
     words = [str(word) for word in command]
-    cut = next((n for n, word in enumerate(words[1:], 1) if word not in OPTIONS), 0)
-    forks = words[0] == sys.executable and re.search(r"\.py$", words[cut]) and torch_cuda() is None
-    return (forked if forks else fresh)(words, **options)
+    if words[0] != sys.executable or torch_cuda() is not None:
+        return fresh(words, **options)
+    if words[1:3] == ["-m", "torch.distributed.run"] and "--standalone" in words:
+        count = words[words.index("--nproc-per-node") + 1]
+        program = words[words.index("--standalone") + 1 :]
+        ranks = str(Path(__file__).with_name("fork_ranks.py"))
+        return fresh([sys.executable, ranks, server().socket, count, *program], **options)
+    return (forked if words[_program(words)].endswith(".py") else fresh)(words, **options)
+
+
+def _program(words):
+    """Where the program is, behind Python's options."""
+    return next((n for n, word in enumerate(words[1:], 1) if word not in OPTIONS), 0)
 
 
 def forked(words, **options):
@@ -66,7 +78,7 @@ class Forked(subprocess.Popen):
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
         assert preexec_fn is None and not pass_fds
         streams = rest[3:9]
-        cut = next(n for n, word in enumerate(args[1:], 1) if word not in OPTIONS)
+        cut = _program(args)
         ignored = [s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN]
         asked = {
             "options": args[1:cut],

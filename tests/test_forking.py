@@ -49,7 +49,10 @@ def both(command, **options):
             yield (*process.communicate(), process.returncode)
 
 
-@pytest.mark.parametrize("options", [(), ("-I", "-W", "ignore"), ("-u",)])
+@pytest.mark.parametrize(
+    "options",
+    [("-u",), *(pytest.param(o, marks=pytest.mark.heavy) for o in [(), ("-I", "-W", "ignore")])],
+)
 def test_it_finds_what_a_fresh_process_finds(program, tmp_path, options):
     env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": f"{tmp_path}/a:/b", "WHO": "me"}
     old = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -111,3 +114,26 @@ def test_a_server_with_threads_starts_nothing(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1
         assert "wants none" in done.stderr
+
+
+RANKS = """
+import os, sys, torch
+torch.distributed.init_process_group("gloo")
+rank = torch.ones(1) * torch.distributed.get_rank()
+torch.distributed.all_reduce(rank)
+if os.environ["RANK"] in sys.argv[1:]:
+    sys.exit("of no use")
+torch.distributed.barrier()
+print(int(rank), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("broken", "code"), [((), 0), (("1",), 1)])
+def test_ranks_meet_and_end_together(program, broken, code):
+    command = program(RANKS, *broken)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command[1:1] = torchrun
+    with forking.popen(command, stdout=subprocess.PIPE, text=True) as process:
+        out, _ = process.communicate()
+    assert process.returncode == code
+    assert out == ("1\n" * 2 if code == 0 else "")
