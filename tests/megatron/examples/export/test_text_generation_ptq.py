@@ -93,6 +93,7 @@ def test_it_says_who_reads_the_export(quantised):
     assert "vLLM" in note and "not run here" in note and "--dequantized" in note
 
 
+@pytest.mark.heavy
 def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
     """The saved model, exported by a second call: no scales, and no configuration of any."""
     from safetensors.torch import load_file
@@ -118,6 +119,7 @@ def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
     assert not hasattr(model.config, "quantization_config")
 
 
+@pytest.mark.heavy
 def test_a_quantised_checkpoint_is_refused(quantised):
     place = quantised[1]
     code, _, err = run(
