@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import megatron.run
+import megatron.run.start
 import pretrain_gpt as plain
 import torch
 from megatron.core.enums import ModelType
@@ -72,7 +73,8 @@ def main() -> None:
     """Train as the command line says."""
     own_tree.check_origin(("megatron.inference",))
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
-    args = parse_and_validate_args(extra_args_provider=add_modelopt_args)
+    with megatron.run.start.quick_sources():
+        args = parse_and_validate_args(extra_args_provider=add_modelopt_args)
     if args.pipeline_model_parallel_size > 1:
         # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
         choose = training.get_forward_backward_func

@@ -17,7 +17,11 @@ from functools import partial
 
 import megatron.run
 import megatron.run.modelopt
+import megatron.run.start
 import torch
+
+megatron.run.start.compile_late()
+
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import (
     BlendedMegatronDatasetBuilder,
@@ -218,7 +222,8 @@ def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
 def main() -> None:
     """Train as the command line says."""
     set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
-    args = parse_and_validate_args()
+    with megatron.run.start.quick_sources():
+        args = parse_and_validate_args()
     gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)

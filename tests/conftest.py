@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from mqo import process
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 
+from . import forking
 from .real_runs import Starter
 
 HERE = Path(__file__).parent
@@ -19,6 +21,21 @@ settings.load_profile("no-deadline")
 def pytest_collection_modifyitems(items):
     """The files right here train for real: begun first, none of them is left over at the end."""
     items.sort(key=lambda item: item.path.parent != HERE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked():
+    """What the launcher starts is forked, where that is a Python program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "spawn", forking.popen)
+        yield
+    forking.stop()
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """What the launcher starts is a process from scratch, as users have it."""
+    monkeypatch.setattr(process, "spawn", forking.fresh)
 
 
 @pytest.fixture(scope="session")

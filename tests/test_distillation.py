@@ -99,6 +99,7 @@ def go_on(project, whole, tmp_path, given, processes=1, flags=()):
     return real_runs.run(project, cell("bf16", "llama32-1b", flags, processes, **given))
 
 
+@pytest.mark.heavy
 def test_a_run_goes_on_exactly_and_its_checkpoint_holds_no_teacher(
     project, teacher, pairs, whole, tmp_path
 ):
@@ -108,6 +109,7 @@ def test_a_run_goes_on_exactly_and_its_checkpoint_holds_no_teacher(
     assert course(go_on(project, whole, tmp_path, given)) == course(whole[0])
 
 
+@pytest.mark.heavy
 def test_a_students_checkpoint_is_a_plain_models(project, whole, tmp_path):
     flags = ["--no-load-optim", "--no-load-rng", "--finetune"]
     run = go_on(project, whole, tmp_path, {"checkpoint": tmp_path / "saved"}, flags=flags)

@@ -40,16 +40,17 @@ UNFUSED = ("--attention-backend", "unfused")
 
 def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
     # Upstream's own attention, which the bare source has alone.
-    patched, bare = start("bf16", flags=UNFUSED), start("bf16", without=("quant_sites",))
+    patched = start("bf16", flags=TINY + UNFUSED)
+    bare = start("bf16", flags=TINY, without=("quant_sites",))
     assert losses(patched) == losses(bare)
-    assert len(losses(patched)[0]) == 3
+    assert len(losses(patched)[0]) == 6
     text = (bare.source / "megatron/core/tensor_parallel/layers.py").read_text()
     assert "custom_quant_type" not in text
     assert "runs_fused" not in (bare.source / ATTENTION).read_text()
 
 
 def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
-    runs = start("bf16"), start("bf16", flags=UNFUSED)
+    runs = start("bf16", flags=TINY), start("bf16", flags=TINY + UNFUSED)
     norms = [run.read_metrics()["grad-norm"] for run in runs]
     assert norms[0] != norms[1]  # the losses may be the same to the last digit
     fused, unfused = map(losses, runs)
@@ -69,9 +70,9 @@ def test_packages_that_need_a_gpu_change_nothing_on_a_cpu(start, monkeypatch):
     paths = [str(stubs / name) for name in ("with_apex", "with_transformer_engine")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     # The same cell with another name for its folder: a run of its own.
-    beside = start("FA_linear_mxfp8", keep_checkpoints=9)  # so that it is no run of another test
+    beside = start("FA_linear_mxfp8", flags=TINY, keep_checkpoints=9)  # no run of another test
     monkeypatch.delenv("PYTHONPATH")
-    plain = start("FA_linear_mxfp8")
+    plain = start("FA_linear_mxfp8", flags=TINY)
     assert losses(beside) == losses(plain)
     assert beside.read_implementation() == plain.read_implementation()
     assert plain.read_implementation() == {
@@ -122,7 +123,18 @@ def test_what_was_said_before_the_run_is_what_ran(start):
     assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
-@pytest.mark.parametrize("name", [m.name for m in tables.modes().values() if m.scripts])
+# Of each kind and of each type one, and that without a type.
+SOON = ("bf16", "FA_linear_mxfp8", "linear_hifp8", "FA_mxfp4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(mode.name, marks=() if mode.name in SOON else pytest.mark.heavy)
+        for mode in tables.modes().values()
+        if mode.scripts
+    ],
+)
 def test_each_mode_of_the_scripts_quantises_its_own_sites_and_no_others(start, name):
     ran = {(row["site"], row["quant_type"]) for row in stats_of(start(name, flags=TINY))}
     expected = {"FA": {"qk"}, "linear": {"fprop"}, "FA_linear": {"qk", "fprop"}, "": set()}
@@ -240,7 +252,13 @@ def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
         start("linear_mxfp8", flags=("--transformer-impl", "transformer_engine"))
 
 
-@pytest.mark.parametrize("flags", [(), DISTRIBUTED_BF16], ids=["fp32", "bf16-distributed"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="fp32"),
+        pytest.param(DISTRIBUTED_BF16, id="bf16-distributed", marks=pytest.mark.heavy),
+    ],
+)
 def test_cached_weights_change_no_loss(start, flags):
     cached = start("mxfp8", gemms="all", flags=TINY + flags, cache_weights=True)
     plain = start("mxfp8", gemms="all", flags=TINY + flags)

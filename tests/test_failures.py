@@ -1,4 +1,4 @@
-"""How real runs fail: what their user reads."""
+"""How real runs fail, under torchrun itself: what their user reads."""
 
 import pytest
 from mqo.errors import RunError
@@ -10,7 +10,7 @@ from .real_runs import TINY
 FAR = ("--lr", "1e18", "--min-lr", "0", "--clip-grad", "0", "--micro-batch-size", "4")
 
 
-def test_a_run_that_diverges_says_where_and_all_ranks_end(start):
+def test_a_run_that_diverges_says_where_and_all_ranks_end(start, fresh):
     with pytest.raises(RunError) as error:
         start("FA_linear_mxfp8", flags=(*TINY, *FAR), cluster=Cluster(nproc_per_node=2))
     assert error.value.exit_code == 1

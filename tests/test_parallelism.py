@@ -147,7 +147,13 @@ def test_without_types_a_layout_trains_as_one_process(train, layout):
     assert max(deviations(train(layout), train())) < 1e-5
 
 
-@pytest.mark.parametrize("layout", [TENSOR, CONTEXT], ids=["tensor", "context"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TENSOR, id="tensor"),
+        pytest.param(CONTEXT, id="context", marks=pytest.mark.heavy),
+    ],
+)
 def test_types_off_the_token_axis_train_as_in_one_process(train, layout):
     assert max(deviations(train(layout, NO_WGRAD), train(types=NO_WGRAD))) < 1e-3
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -17,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 import torch
 
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import LAST, SAVED, SAVED_HALFWAY, SHORT_STEPS, tracked
 
 PROJECT = Project.here()
@@ -42,7 +41,7 @@ def cell(mode="bf16", flags=(), processes=1, **rest):
 def program(*words):
     command = [sys.executable, "-W", "ignore", PROGRAM, *words, "--out-seq-length", "2"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+    done = forking.run(command, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -76,17 +76,19 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 """
 
 
-def test_a_request_to_save_reaches_the_workers_and_not_what_started_them():
+@pytest.mark.parametrize("words", [(AGENT, SAVER), (SAVER,)], ids=["torchrun", "alone"])
+def test_a_request_to_save_reaches_the_workers_and_not_what_started_them(words):
     before = signal.getsignal(process.SAVE)
-    command = [sys.executable, "-c", AGENT, SAVER]
+    command = [sys.executable, "-c", *words]
     with (
         process.leaves_on_signal() as leaving,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent,
     ):
         assert agent.stdout.readline() == "runs\n"
-        leaving.watch(agent)
+        leaving.watch(agent, is_worker=words == (SAVER,))
         assert not leaving.was_asked
-        agent.send_signal(process.SAVE)
+        if words == (AGENT, SAVER):
+            agent.send_signal(process.SAVE)
         os.kill(os.getpid(), process.SAVE)
         assert agent.wait() == 0
         assert leaving.was_asked

@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 import types
 
@@ -13,6 +12,7 @@ from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.project import Project
 
+from .. import forking
 from .conftest import PIN, SERIES
 
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
@@ -183,7 +183,7 @@ def test_a_small_gpt_has_the_same_loss_fused_and_holds_no_scores(
     source, quant_type, dtype, tolerance
 ):
     command = [sys.executable, "-W", "ignore", "-c", COMPARISON, str(source(quant_type)), dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forking.run(command)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     loss, fused_loss = facts["losses"]

@@ -2,12 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from mqo.overlay.diff import entry_diffs
+
+from .. import forking
 
 STUBS = Path(__file__).parents[1] / "stubs"
 
@@ -79,12 +80,8 @@ print(json.dumps(found))
 def program(vendored, text, *stubs):
     """What a program prints, as JSON, that imports the patched Megatron beside stub packages."""
     paths = [vendored.root, *(STUBS / stub for stub in stubs)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = forking.run([sys.executable, "-W", "ignore", "-c", text], env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

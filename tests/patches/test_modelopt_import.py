@@ -1,12 +1,12 @@
 """The trainer's imports of ModelOpt: look-alikes of our own, and the real modules."""
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 from mqo.project import Project
 
+from .. import forking
 from .conftest import planned, sites
 
 PROJECT = Project.here()
@@ -87,6 +87,6 @@ def test_the_real_trainer_starts_without_it():
         "print(importlib.util.find_spec('modelopt') is not None, 'modelopt' in sys.modules)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=PROJECT.tree, capture_output=True, text=True)
+    done = forking.run(command, cwd=PROJECT.tree)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-2:] == ["True", "False"]

@@ -109,6 +109,11 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
                     shutil.rmtree(folder)
 
 
+def spawn(command: Sequence[str | Path], **options: Any) -> subprocess.Popen:
+    """Start a process in a session of its own; the tests fork theirs (tests/forking.py)."""
+    return subprocess.Popen(command, start_new_session=True, **options)
+
+
 @contextmanager
 def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen]:
     """A process in a session of its own; whatever ends the block ends it and all that it started.
@@ -119,7 +124,7 @@ def started(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
     with stops_raise():
         try:
             with held():
-                process = subprocess.Popen(command, start_new_session=True, **options)
+                process = spawn(command, **options)
             yield process
         finally:
             if process is not None and process.poll() is None:
@@ -159,8 +164,8 @@ class Leaving:
     def __init__(self) -> None:
         self.was_asked = False
 
-    def watch(self, process: subprocess.Popen) -> None:
-        """From now on, pass SAVE on to the workers of `process`, which is torchrun.
+    def watch(self, process: subprocess.Popen, *, is_worker: bool) -> None:
+        """From now on, pass SAVE on to `process`, or where that is torchrun, to its workers.
 
         They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
         gets nothing: it would kill them after half a minute.
@@ -171,7 +176,8 @@ class Leaving:
         def ask(signum: int, frame: object) -> None:
             self.was_asked = True
             with suppress(psutil.NoSuchProcess):
-                for worker in psutil.Process(process.pid).children():
+                one = psutil.Process(process.pid)
+                for worker in [one] if is_worker else one.children():
                     worker.terminate()
 
         signal.signal(SAVE, ask)

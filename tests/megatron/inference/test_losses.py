@@ -1,7 +1,6 @@
 """The losses between two layers' outputs: by definition, and against ModelOpt's own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from megatron.inference.algos.distillation import (
 )
 from modelopt.torch.distill.plugins import megatron as plugin
 
+from ... import forking
 from .conftest import PROJECT
 
 CONFIG = SimpleNamespace(
@@ -109,11 +109,6 @@ def test_a_projection_is_learnt_where_widths_differ(loss):
 def test_two_ranks_send_sums_alone_and_have_the_loss_of_one():
     program = Path(__file__).with_name("two_ranks.py")
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, program, PROJECT.tree / "examples/parallelism"],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    done = forking.run([sys.executable, program, PROJECT.tree / "examples/parallelism"], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "EQUAL" in done.stdout

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,8 @@ pytest.importorskip("numba")
 from megatron.quant import cpu
 from megatron.quant.cpu import compile as compiling
 from megatron.quant.cpu import threads as cpu_threads
+
+from ... import forking
 
 TREE = Path(__file__).parents[3] / "Megatron-LM"
 KINDS = (*MX_ELEMENTS, "hifp8")
@@ -385,9 +386,7 @@ print(cpu.__file__)
 def cache_hits(tree, cache):
     """How many kernels a process that runs this tree finds, of two."""
     environment = os.environ | {"PYTHONPATH": str(tree), compiling.CACHE_VARIABLE: str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
+    done = forking.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
     numbers, path = done.stdout.splitlines()
     assert path.startswith(str(tree))
     return sum(map(int, numbers.split()))

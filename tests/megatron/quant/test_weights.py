@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from megatron.quant import (
 )
 from mqo.project import Project
 from torch.nn import Parameter
+
+from ... import forking
 
 
 @pytest.fixture(autouse=True)
@@ -198,11 +199,7 @@ def test_parameters_that_are_gathered_behind_the_step_are_quantised_as_they_arri
     if not (demos / "../../megatron/core").exists():
         pytest.skip("the tree is not vendored: run `mqo setup`")
     program = Path(__file__).with_name("gathered_weights.py")
-    done = subprocess.run(
-        [sys.executable, program, demos, tmp_path],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = forking.run([sys.executable, program, demos, tmp_path], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("EQUAL") == 2

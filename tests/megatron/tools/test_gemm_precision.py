@@ -3,11 +3,12 @@
 import json
 import math
 import os
-import subprocess
 import sys
 
 import pytest
 from mqo.project import Project
+
+from ... import forking
 
 torch = pytest.importorskip("torch")
 SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
@@ -104,7 +105,7 @@ def test_the_program_writes_a_row_a_site_by_the_runs_options(tmp_path):
     found = []
     for options in ({}, {"MQO_QUANT_CONFIG": str(tmp_path / "quant.toml")}):
         words = [sys.executable, "-I", str(FILE), str(coverage), str(target)]
-        subprocess.run(words, check=True, env=os.environ | options)
+        forking.run(words, check=True, env=os.environ | options)
         found.append(json.loads(target.read_text()))
     assert [row["site"] for row in found[0]["sites"]] == ["fprop", "pv"]
     quantised, left_out = (made["sites"][0]["total"]["sqnr_db"] for made in found)

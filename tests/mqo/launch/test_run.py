@@ -27,8 +27,9 @@ NAMES = ("llama32-1b", "wikipedia", "bf16", "smoke")
 CONFIG = resolve(*NAMES)
 
 
-def train(folder, program, report=lambda text: None):
-    command = [sys.executable, "-c", textwrap.dedent(program)]
+def train(folder, program, report=lambda text: None, *, behind=()):
+    """`behind` are words that a run with torchrun has."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *behind]
     launch._train(folder, command, {"METRICS": str(folder.metrics)}, CONFIG.experiment, report)
 
 
@@ -100,7 +101,8 @@ def test_a_failure_is_told_in_the_programs_own_words(folder):
     assert error.value.exit_code == 3
 
 
-def test_a_training_that_saved_and_left_on_request_is_to_be_tried_again(folder):
+@pytest.mark.parametrize("behind", [(), (launch.TORCHRUN,)], ids=["alone", "torchrun"])
+def test_a_training_that_saved_and_left_on_request_is_to_be_tried_again(folder, behind):
     """The worker itself has the launcher asked, until it is told to end."""
     worker = f"""
 import os, signal
@@ -113,7 +115,7 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
         sys.exit(subprocess.run([sys.executable, "-c", {worker!r}]).returncode)
     """
     with pytest.raises(RunError, match="asked to leave, and saved") as error:
-        train(folder, program)
+        train(folder, program if behind else worker, behind=behind)
     assert error.value.exit_code == os.EX_TEMPFAIL
 
 
@@ -133,9 +135,28 @@ def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
 
 
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
-    with pytest.raises(RunError, match="exit code -9") as error:
+    with pytest.raises(RunError, match=r"exit code -9: rank 0 .* was ended by SIGKILL") as error:
         train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert error.value.exit_code == 128 + 9
+
+
+def test_an_error_behind_which_the_process_aborted_comes_first(folder):
+    with pytest.raises(RunError, match="exit code -6: ValueError: no such head size"):
+        train(folder, "import os; print('ValueError: no such head size', flush=True); os.abort()")
+
+
+def test_a_run_of_one_process_needs_no_torchrun(folder):
+    """And says to torch.distributed what torchrun would."""
+    data = RunData(folder.root, folder.root, None)
+    for processes in (1, 2):
+        cell = resolve(*NAMES, cluster=Cluster(nproc_per_node=processes))
+        machine = imagined("h100-80gb", processes)
+        command, env = launch.build_command(
+            Project.here(), cell, machine, folder, data, folder.source
+        )
+        assert (launch.TORCHRUN in command) == (processes == 2)
+        assert ("RANK" in env) == (processes == 1)
+        assert str(folder.source / "pretrain_gpt.py") in command[:7]
 
 
 def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):

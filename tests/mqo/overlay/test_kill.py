@@ -19,7 +19,7 @@ from .killing import BUILD_PHASES, COMMIT_PHASES, ROLLED_BACK
 from .processes import Processes
 
 AT_LEAST = 10  # kills per phase of a command; of one that NAMEs entries one per step
-AT_RANDOM = 50
+AT_RANDOM = 10, 50
 WHEEL = "megatron_core-1.2.4-cp311-cp311-any.whl"
 NEXT = {
     **FILES,
@@ -191,8 +191,13 @@ def test_a_command_killed_at_every_step_is_undone_or_finished_by_the_next(scene,
     assert all(kills[phase] >= max(least, often) for phase, often in occurrences.items())
 
 
-def test_commands_killed_at_random_are_undone_or_finished_too(tmp_path, processes, caplog, tally):
-    chance = random.Random(1)
+@pytest.mark.parametrize(
+    "often", [AT_RANDOM[0], pytest.param(AT_RANDOM[1], marks=pytest.mark.heavy)]
+)
+def test_commands_killed_at_random_are_undone_or_finished_too(
+    tmp_path, processes, caplog, tally, often
+):
+    chance = random.Random(often)
     scenes = []
     for number, command in enumerate(COMMANDS):
         (tmp_path / str(number)).mkdir()
@@ -200,7 +205,7 @@ def test_commands_killed_at_random_are_undone_or_finished_too(tmp_path, processe
     ends = {scene.command: scene.ends() for scene in scenes}
     kills = tally.kills["at random"] = Counter()
     turn = 0
-    while kills.total() < AT_RANDOM:
+    while kills.total() < often:
         turn += 1
         scene = scenes[turn % len(scenes)]
         before, after, _, (first_step, took) = ends[scene.command]

@@ -58,8 +58,10 @@ class Ended:
         return text
 
 
-def reason(folder: RunFolder) -> str:
+def reason(folder: RunFolder, alone: Ended | None = None) -> str:
     """Return why a run did not end well: the first cause that is known, as one line.
+
+    `alone` is the run's one process, where a signal ended it: torchrun then says nothing of it.
 
     That is what the program left in failure.txt, the signal that ended a process, or the last error
     in the log, in this order. What only says that another process was lost comes behind all others.
@@ -68,7 +70,8 @@ def reason(folder: RunFolder) -> str:
     if said and not _FOLLOWS.search(said):
         return said
     log = _read(folder.log)
-    ended = sorted(ended_by_signal(log), key=lambda one: one.follows)
+    found = [alone] if alone else ended_by_signal(log)
+    ended = sorted(found, key=lambda one: one.follows)
     if ended and not ended[0].follows:
         return ended[0].text()
     lines = log.splitlines()

@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 import os
+import platform
 import select
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.config import Cluster, Experiment, RunConfig
 from mqo.launch.events import copy_events
-from mqo.launch.failure import reason
+from mqo.launch.failure import Ended, reason
 from mqo.launch.flags import RunPaths, length, megatron_flags
 from mqo.launch.folder import create, write_facts
 from mqo.launch.machine import Machine, detect
@@ -51,6 +52,15 @@ _ON_CPU = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     # Threads that spin while they wait for one that has no core, as other work has it, hold up all.
     "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+TORCHRUN = "torch.distributed.run"
+# What torchrun tells a worker. One process needs no torchrun, which takes two seconds to start. At
+# port 0 the process opens a free one: nobody else looks for it.
+_ALONE = {
+    **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
 }
 
 
@@ -158,10 +168,13 @@ def build_command(
     of, where = config.experiment, config.placement.cluster
     paths = _paths(project, config, folder, data)
     flags = megatron_flags(of, machine, paths, config.placement.layout)
-    program = [*_torchrun(where), str(source / (DISTILLER if of.teacher else PROGRAM))]
+    program = str(source / (DISTILLER if of.teacher else PROGRAM))
+    alone = where.nnodes == where.nproc_per_node == 1
+    start = [sys.executable, "-u"] if alone else _torchrun(where)
     workers = max(1, where.nproc_per_node)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
+        **(_ALONE if alone else {}),
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": threads
@@ -174,7 +187,7 @@ def build_command(
     }
     if not machine.has_cuda:
         env |= {name: os.environ.get(name, value) for name, value in _ON_CPU.items()}
-    return program + flags, env
+    return [*start, program, *flags], env
 
 
 def dry_run(
@@ -214,7 +227,7 @@ def _paths(project: Project, config: RunConfig, folder: RunFolder, data: RunData
 
 
 def _torchrun(where: Cluster) -> list[str]:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    words = [sys.executable, "-m", TORCHRUN, "--nproc-per-node"]
     words.append(str(where.nproc_per_node))
     if where.nnodes == 1:
         return [*words, "--standalone"]
@@ -246,7 +259,8 @@ def _train(
             stderr=subprocess.STDOUT,
         ) as process,
     ):
-        leaving.watch(process)
+        alone = TORCHRUN not in command
+        leaving.watch(process, is_worker=alone)
         for text in _output(process):
             log.write(text)
             log.flush()
@@ -259,8 +273,9 @@ def _train(
             display.show(progress.line())
         code = process.wait()
     if code != 0:
+        ended = Ended(0, process.pid, platform.node(), -code) if alone and code < 0 else None
         raise RunError(
-            f"Training ended with exit code {code}: {reason(folder)}",
+            f"Training ended with exit code {code}: {reason(folder, ended)}",
             expected=f"{length(of).steps} steps",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,

@@ -316,6 +316,7 @@ def options(run: RunFolder) -> Iterator[str]:
 def _setting(config: RunConfig, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
     """What must agree: the flags, the processes, the patches, the content of what is read."""
     flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
+    flags.setdefault("--nproc-per-node", "1")  # a run of one process has no torchrun to tell
     kept = {name: value for name, value in flags.items() if name not in _FREE}
     files = facts.get("inputs", {}).get("files", {})
     marks = sorted([Path(path).name, sorted(mark.items(), key=str)] for path, mark in files.items())

@@ -3,13 +3,14 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from mqo.launch import convert
 from mqo.project import Project
+
+from .... import forking
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
@@ -31,7 +32,7 @@ def program():
 def run(*words):
     command = [sys.executable, "-W", "ignore", PROGRAM, *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+    done = forking.run(command, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -93,6 +94,7 @@ def test_it_says_who_reads_the_export(quantised):
     assert "vLLM" in note and "not run here" in note and "--dequantized" in note
 
 
+@pytest.mark.heavy
 def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
     """The saved model, exported by a second call: no scales, and no configuration of any."""
     from safetensors.torch import load_file
@@ -118,6 +120,7 @@ def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
     assert not hasattr(model.config, "quantization_config")
 
 
+@pytest.mark.heavy
 def test_a_quantised_checkpoint_is_refused(quantised):
     place = quantised[1]
     code, _, err = run(

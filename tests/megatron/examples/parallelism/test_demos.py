@@ -10,6 +10,8 @@ import sys
 import pytest
 from mqo.project import Project
 
+from .... import forking
+
 pytest.importorskip("torch")
 FOLDER = Project.here().tree / "examples/parallelism"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -55,11 +57,12 @@ world.run({demo}.demo, processes={processes})
 """
 
 
-def python(*arguments):
+ENVIRONMENT = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def python(program):
     """What a program of so many processes on the CPU printed, and its exit code."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return forking.run([sys.executable, program], env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,8 @@ def test_every_demo_can_be_broken():
 
 @pytest.mark.heavy
 def test_torchrun_starts_a_demo_with_other_ranks(vendored):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4)
-    found = python(*torchrun, FOLDER / "tp.py")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [sys.executable, *words, FOLDER / "tp.py"]
+    found = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "channels 240-319 of 320" in found.stdout

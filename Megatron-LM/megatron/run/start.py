@@ -1,0 +1,68 @@
+"""Has upstream start faster, with the same result: what a run may not need is left until later."""
+
+import ast
+import functools
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_compile, _getsource = torch.compile, inspect.getsource
+
+
+def compile_late() -> None:
+    """From now on, have torch.compile compile a function when that is called, on a CPU.
+
+    It imports its compiler at once, which takes a second: upstream decorates a method that only
+    inference uses. With CUDA, where upstream compiles more, nothing changes.
+    """
+    if not torch.cuda.is_available():
+        torch.compile = _late
+
+
+def _late(model: Callable | None = None, **options: Any) -> Callable:
+    if model is None:
+        return functools.partial(_late, **options)
+    if isinstance(model, torch.nn.Module):
+        return _compile(model, **options)
+    made = functools.cache(lambda: _compile(model, **options))
+
+    @functools.wraps(model)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return made()(*args, **kwargs)
+
+    return compiled
+
+
+@contextmanager
+def quick_sources() -> Iterator[None]:
+    """Inside, inspect.getsource parses the file of a class once, not once for each of its classes.
+
+    Upstream asks for the sources of thirty classes, whose docstrings are its options' help.
+    """
+    inspect.getsource = source_of
+    try:
+        yield
+    finally:
+        inspect.getsource = _getsource
+
+
+def source_of(thing: Any) -> str:
+    """Return the source of `thing`, as inspect.getsource does."""
+    file = inspect.getsourcefile(thing) if isinstance(thing, type) else None
+    lines = _classes(file).get(thing.__qualname__) if file else None
+    return "".join(linecache.getlines(file)[slice(*lines)]) if lines else _getsource(thing)
+
+
+@functools.cache
+def _classes(file: str) -> dict[str, tuple[int, int]]:
+    """Return the lines of each class at the top of a file, decorators first."""
+    tree = ast.parse("".join(linecache.getlines(file)))
+    return {
+        node.name: (min(one.lineno for one in (node, *node.decorator_list)) - 1, node.end_lineno)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
