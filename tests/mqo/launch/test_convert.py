@@ -1,5 +1,6 @@
 """`mqo convert` around its program: one of our own stands in for it."""
 
+import importlib.util
 import json
 import sys
 from itertools import pairwise
@@ -57,12 +58,18 @@ WITH_TOKENIZER = ["README.md", "config.json", "generation_config.json"]
 WITH_TOKENIZER += ["tokenizer.json", "tokenizer_config.json", "weights"]
 
 
+def modelopt_is(spec):
+    """A find_spec that gives `spec` for modelopt."""
+    find = importlib.util.find_spec
+    return lambda name: spec if name == "modelopt" else find(name)
+
+
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A tree that holds nothing but the program; modelopt counts as installed."""
     (tmp_path / "tree/tools").mkdir(parents=True)
     (tmp_path / "tree/tools/convert.py").write_text(PROGRAM)
-    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(convert.importlib.util, "find_spec", modelopt_is("there"))
     monkeypatch.setenv("MQO_QUANT_CONFIG", "a run's")
     return tmp_path / "tree"
 
@@ -269,7 +276,7 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
 
 
 def test_without_modelopt_the_command_to_install_it_is_told(tree, hf, tmp_path, monkeypatch):
-    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(convert.importlib.util, "find_spec", modelopt_is(None))
     with pytest.raises(SetupError, match=r"pip install .*modelopt"):
         convert.hf_to_megatron(tree, hf, tmp_path / "target")
     assert not (tmp_path / "target").exists()
