@@ -10,6 +10,8 @@ from mqo.project import Project
 PROJECT = Project.here()
 TEXT = (PROJECT.root / "docs/architecture.md").read_text(encoding="utf-8")
 BODY, OLD = TEXT.split("## Paths in older descriptions")
+OPEN = re.search(r"## Which file of ours to open\n.*?(?=## )", BODY, re.DOTALL)[0]
+BODY = BODY.replace(OPEN, "")
 PATH = re.compile(
     r"`((?:megatron|tools|examples|pretrain_gpt|distill_gpt|own_tree|UPSTREAM)[\w./]*)`"
 )
@@ -34,6 +36,11 @@ def names(path):
 @pytest.mark.parametrize("path", sorted({*PATH.findall(BODY), *NOW}))
 def test_what_it_names_is_there(path):
     assert names(path)
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w.-]+/[\w./-]+)`", OPEN))))
+def test_each_file_of_ours_to_open_is_there(path):
+    assert (PROJECT.root / path).exists()
 
 
 @pytest.mark.parametrize("path", GONE)
