@@ -4,9 +4,9 @@ Data, batches and the trainer are pretrain_gpt.py's; model and loss are megatron
 """
 
 # First, for its check: no other megatron may be imported in the place of this tree's.
-import own_tree  # isort: skip
+import preflight  # isort: skip
 
-own_tree.put_off_garbage(__name__)
+preflight.disable_gc(__name__)
 
 import gc
 import time
@@ -71,8 +71,8 @@ def with_widened_shapes(schedule: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> None:
     """Train as the command line says."""
-    own_tree.check_origin(("megatron.inference",))
-    set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
+    preflight.check_origin(("megatron.inference",))
+    set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
     with megatron.run.start.quick_sources():
         args = parse_and_validate_args(extra_args_provider=add_modelopt_args)
     if args.pipeline_model_parallel_size > 1:

@@ -6,9 +6,9 @@ is megatron.training's.
 """
 
 # First, for its check: no other megatron may be imported in the place of this tree's.
-import own_tree  # isort: skip
+import preflight  # isort: skip
 
-own_tree.put_off_garbage(__name__)
+preflight.disable_gc(__name__)
 
 import gc
 import time
@@ -193,7 +193,7 @@ def _reads_data(vp_stage: int | None = None) -> bool:
 
 
 def model_config() -> GPTModelConfig:
-    """The model that the arguments describe, its layers named for the quantisers once built."""
+    """The model that the arguments describe, its layers named for the quantizers once built."""
     config = gpt_config_from_args(get_args())
     config.post_wrap_hooks.append(_name_layers)
     return config
@@ -221,7 +221,7 @@ def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
 
 def main() -> None:
     """Train as the command line says."""
-    set_startup_timestamps(program_start=own_tree.PROGRAM_START, main_entry=time.time())
+    set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
     with megatron.run.start.quick_sources():
         args = parse_and_validate_args()
     gc.enable()
@@ -231,7 +231,7 @@ def main() -> None:
         megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
         config = model_config()
-        # A model that was quantised after its training is trained on with its quantisers.
+        # A model that was quantized after its training is trained on with its quantizers.
         config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
         pretrain(
             pretrain_cfg_container_from_args(args, config),

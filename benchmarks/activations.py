@@ -47,7 +47,7 @@ def main() -> None:
     print(f"| none | full | {unit / MB:.1f} | 1.00x | {linear / MB:.1f} |")
     for kind in ("mxfp8", "mxfp4", "hifp8"):
         for form in ("full", "packed"):
-            use(f'[schedule]\nfprop = "{kind}"\n[quantiser]\nsave_activations = "{form}"\n')
+            use(f'[schedule]\nfprop = "{kind}"\n[quantizer]\nsave_activations = "{form}"\n')
             saved = saved_bytes(model)
             left = (linear + saved - unit) / MB
             print(f"| {kind} | {form} | {saved / MB:.1f} | {saved / unit:.2f}x | {left:.1f} |")

@@ -1,10 +1,10 @@
-"""What each format of post-training quantisation costs: loss, size and time, as a markdown table.
+"""What each format of post-training quantization costs: loss, size and time, as a markdown table.
 
     .venv/bin/python benchmarks/ptq.py MODEL [--formats fp8 int4_awq] [--tokens N] [--also RUN...]
 
 MODEL is a run, or a Hugging Face folder. Each format is calibrated on the `dolma` sample (of a run:
 on the sample that it was trained on), exported, and evaluated: a run on its validation split,
-another model on the `wikipedia` sample. `--also` are runs that trained on with a quantised model.
+another model on the `wikipedia` sample. `--also` are runs that trained on with a quantized model.
 Sizes are those of the exported safetensors.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.launch import convert
-from mqo.launch.saved import Place, Text, evaluate
+from mqo.launch.evaluation import Place, Text, evaluate
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.runs import RunFolder, checkpoints_of
@@ -61,7 +61,7 @@ def main() -> None:
         base = loss(plain(subject, folder), subject.text)
         row("none", base, base, megabytes(folder / "none-hf", subject.model))
         for kind in given.formats:
-            seconds = quantise(subject, kind, folder, given.samples, given.length)
+            seconds = quantize(subject, kind, folder, given.samples, given.length)
             size = megabytes(folder / f"{kind}-hf")
             row(kind, loss(folder / kind, subject.text), base, size, seconds)
         for run in given.also:
@@ -91,7 +91,7 @@ def plain(subject: Subject, folder: Path) -> Path:
     return subject.model
 
 
-def quantise(subject: Subject, kind: str, folder: Path, samples: int, length: int) -> float:
+def quantize(subject: Subject, kind: str, folder: Path, samples: int, length: int) -> float:
     """Write checkpoint and export of a format; the seconds that the program took to calibrate."""
     words = ["--load", subject.model, "--save", folder / kind, "--export-quant-cfg", kind]
     words += ["--tokenizer-model", subject.tokenizer, "--calib-dataset", subject.data]

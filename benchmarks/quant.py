@@ -1,4 +1,4 @@
-"""Times the quantisers on the CPU: a large matrix, and a linear layer's forward.
+"""Times the quantizers on the CPU: a large matrix, and a linear layer's forward.
 
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776  # as the launcher does
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant.py \\
@@ -23,8 +23,8 @@ from megatron.quant import (
     QUANT_TYPES,
     QuantSpec,
     config,
+    fake_quantize,
     gemm_operands,
-    quantise_dequantise,
     reference,
 )
 from torch import Tensor
@@ -63,12 +63,12 @@ def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
     jobs: dict[str, Job] = {"copy_, preallocated": lambda: out.copy_(x)}
     for kind in KINDS:
         spec = QuantSpec(kind)
-        jobs[f"{kind}, cpu, out="] = quantise(x, spec, -1, out)
+        jobs[f"{kind}, cpu, out="] = quantize(x, spec, -1, out)
         if kind != "hifp8":
-            jobs[f"{kind}, cpu, out=, blocks in columns"] = quantise(x, spec, 0, out)
+            jobs[f"{kind}, cpu, out=, blocks in columns"] = quantize(x, spec, 0, out)
     # Fresh memory has to be had from the system page by page; best in no other job's way.
     best = measure(jobs, repeats)
-    best |= measure({"mxfp8, cpu, a new tensor": quantise(x, QuantSpec("mxfp8"), -1, None)}, 5)
+    best |= measure({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
     for kind in () if fast else KINDS:
         best |= slow_paths(x, QuantSpec(kind))
     print_table(best, dtype)
@@ -85,7 +85,7 @@ def print_table(best: dict[str, float | str], dtype: torch.dtype) -> None:
 
 
 def slow_paths(x: Tensor, spec: QuantSpec) -> dict[str, float | str]:
-    """Time what the compiled quantisers are compared with, best of three."""
+    """Time what the compiled quantizers are compared with, best of three."""
     kind = spec.quant_type
     paths = {f"{kind}, reference": lambda: lambda: reference.qdq(x, spec)}
     paths[f"{kind}, torch.compile of the reference"] = lambda: compiled(x, spec)
@@ -116,7 +116,7 @@ def compiled(x: Tensor, spec: QuantSpec) -> Job:
 
 
 def torchao(x: Tensor, kind: str) -> Job:
-    """Quantise and dequantise with torchao's MX tensors."""
+    """Quantize and dequantize with torchao's MX tensors."""
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
     element = {"mxfp8": torch.float8_e4m3fn, "mxfp4": torch.float4_e2m1fn_x2}[kind]
@@ -124,7 +124,7 @@ def torchao(x: Tensor, kind: str) -> Job:
 
 
 def print_linear(dtype: torch.dtype) -> None:
-    """Print what a forward takes at the fprop site, whose weight is quantised once an epoch."""
+    """Print what a forward takes at the fprop site, whose weight is quantized once an epoch."""
     x = torch.randn(TOKENS, INPUTS).to(dtype)
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
     jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in QUANT_TYPES}
@@ -147,7 +147,7 @@ def weights_cached() -> Iterator[None]:
     """Within, this process has the options of a run with `--cache-weights`."""
     with tempfile.TemporaryDirectory() as folder:
         options = Path(folder) / "quant.toml"
-        options.write_text("[quantiser]\ncache_weights = true\n", encoding="utf-8")
+        options.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
         os.environ[config.ENVIRONMENT_VARIABLE] = str(options)
         config.reset()
         yield
@@ -155,9 +155,9 @@ def weights_cached() -> Iterator[None]:
         config.reset()
 
 
-def quantise(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
+def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
     """Return the call that users make."""
-    return lambda: quantise_dequantise(x, spec, axis=axis, out=out)
+    return lambda: fake_quantize(x, spec, axis=axis, out=out)
 
 
 def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:

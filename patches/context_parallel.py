@@ -1,6 +1,6 @@
 """Context parallelism in local attention, which refuses it.
 
-A rank gathers the keys and values of the whole sequence, in order, before anything quantises them:
+A rank gathers the keys and values of the whole sequence, in order, before anything quantizes them:
 so the blocks of both sites are those of one process. The fused branch, which stands above the place
 of the mask, needs no mask; the unfused path gets one over all keys.
 """

@@ -1,4 +1,4 @@
-"""The five GEMM sites: a literal that says the quant type, operands wrapped by the quantiser.
+"""The five GEMM sites: a literal that says the quant type, operands wrapped by the quantizer.
 
 Operands are wrapped, not calls replaced: `alpha`, `beta`, `out=` and the callee stay upstream's,
 and so do the look-alikes in LinearWithFrozenWeight, which the scope excludes.

@@ -1,4 +1,4 @@
-"""Says when weights change, for the cache of quantised ones.
+"""Says when weights change, for the cache of quantized ones.
 
 No forward pass runs inside of these functions, so the cache is filled again after they are done:
 with a distributed optimizer that gathers in the forward pass, after the gathering.

@@ -57,7 +57,7 @@ def start(tmp_path_factory, checkout_with):
 
 @pytest.fixture(scope="session")
 def vendored():
-    """The checkout's Megatron tree, materialised and patched; skips where it is not."""
+    """The checkout's Megatron tree, materialized and patched; skips where it is not."""
     tree = Tree(Project.here().tree)
     if not (tree.root / "megatron" / "core").exists():
         pytest.skip("Megatron-LM/megatron/core is not there: run `mqo vendor` and `mqo apply`")

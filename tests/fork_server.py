@@ -44,7 +44,7 @@ LOADED = (
     *("tokenizers", "huggingface_hub", "tensorboard", "omegaconf", "tiktoken", "tqdm"),
     *("PIL.Image", "packaging.version", "fsspec", "jinja2"),
 )
-OURS = {"megatron", "mqo", "own_tree", "pretrain_gpt", "distill_gpt"}
+OURS = {"megatron", "mqo", "preflight", "pretrain_gpt", "distill_gpt"}
 LARGEST = 1 << 20  # bytes of a message
 
 

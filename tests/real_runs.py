@@ -27,7 +27,7 @@ SAVED_HALFWAY = (
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
     f"--global-batch-size 4 --train-samples {4 * LAST} --save-interval {SAVED}"
 )
-# Adam turns the rounding noise of a small gradient into a whole step, and a quantiser a small
+# Adam turns the rounding noise of a small gradient into a whole step, and a quantizer a small
 # difference into a whole rounding step: with short steps a few of them stay comparable.
 SHORT_STEPS = "--lr 2e-5 --min-lr 2e-6"
 
@@ -58,7 +58,7 @@ def run(project, cell, *, coverage=False):
 
 
 def stats_of(run):
-    """The rows of what its quantisers recorded."""
+    """The rows of what its quantizers recorded."""
     return json.loads(run.quant_stats.read_text())
 
 

@@ -82,7 +82,7 @@ def test_packages_that_need_a_gpu_change_nothing_on_a_cpu(start, monkeypatch):
     }
 
 
-def test_a_quantised_run_differs(start):
+def test_a_quantized_run_differs(start):
     assert losses(start("FA_linear_mxfp8")) != losses(start("bf16"))
 
 
@@ -113,13 +113,13 @@ def test_the_run_folder_records_what_ran_by_site_and_layer(start):
 def test_what_was_said_before_the_run_is_what_ran(start):
     run = start("FA_linear_mxfp8")
     said = json.loads(run.coverage.read_text())
-    quantised = [p for p in said["products"] if not p["reason"]]
+    quantized = [p for p in said["products"] if not p["reason"]]
     ran = json.loads(run.quant_stats.read_text())
-    assert {(p["gemm"], p["layer"], p["quant_type"]) for p in quantised} == {
+    assert {(p["gemm"], p["layer"], p["quant_type"]) for p in quantized} == {
         (row["site"], row["layer"], row["quant_type"]) for row in ran
     }
-    flops = sum(p["flops"] for p in quantised)
-    assert said["quantised_share"] == pytest.approx(flops / said["flops"])
+    flops = sum(p["flops"] for p in quantized)
+    assert said["quantized_share"] == pytest.approx(flops / said["flops"])
     assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
@@ -135,7 +135,7 @@ SOON = ("bf16", "FA_linear_mxfp8", "linear_hifp8", "FA_mxfp4")
         if mode.scripts
     ],
 )
-def test_each_mode_of_the_scripts_quantises_its_own_sites_and_no_others(start, name):
+def test_each_mode_of_the_scripts_quantizes_its_own_sites_and_no_others(start, name):
     ran = {(row["site"], row["quant_type"]) for row in stats_of(start(name, flags=TINY))}
     expected = {"FA": {"qk"}, "linear": {"fprop"}, "FA_linear": {"qk", "fprop"}, "": set()}
     kind, _, quant_type = name.rpartition("_")
@@ -168,7 +168,7 @@ def test_every_model_learns_in_every_mode(start, model, mode):
         assert losses(bare) == losses(start(mode, model=model, flags=(*flags, *UNFUSED)))
 
 
-def test_an_unquantised_run_records_nothing(start):
+def test_an_unquantized_run_records_nothing(start):
     assert json.loads(start("bf16").quant_stats.read_text()) == []
 
 
@@ -212,12 +212,12 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode != 0
     failure = (tmp_path / "failure.txt").read_text()
-    assert "pv: asked for mxfp4, but its quantiser never ran" in failure
+    assert "pv: asked for mxfp4, but its quantizer never ran" in failure
     assert "iteration 1" in failure
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
+def test_excluded_layers_stay_unquantized_and_are_recorded_so(start):
     run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"), dump=(2,))
     rows = json.loads(run.quant_stats.read_text())
     excluded = {(row["site"], row["layer"]) for row in rows if row["quant_type"] == "excluded"}
@@ -233,7 +233,7 @@ def test_excluded_layers_stay_unquantised_and_are_recorded_so(start):
     ]
 
 
-def test_the_quantisers_measure_the_first_iteration_and_an_unquantised_run_nothing(start):
+def test_the_quantizers_measure_the_first_iteration_and_an_unquantized_run_nothing(start):
     found = start("FA_linear_mxfp8").read_metrics()
     tag = "quant/qk/decoder.layers.0.self_attention.core_attention/query"
     assert [iteration for iteration, _ in found[f"{tag}/sqnr_db"]] == [1]
@@ -280,27 +280,27 @@ def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
         assert one == pytest.approx(two, rel=1e-3)
 
 
-def test_a_mixture_of_experts_quantises_every_expert_and_never_its_router(start):
+def test_a_mixture_of_experts_quantizes_every_expert_and_never_its_router(start):
     experts = ("--num-experts", "2", "--moe-router-topk", "1", "--moe-router-pre-softmax")
     run = start("linear_mxfp8", flags=experts)
     layers = {row["layer"] for row in json.loads(run.quant_stats.read_text())}
     for expert in range(2):
         assert f"decoder.layers.3.mlp.experts.local_experts.{expert}.linear_fc1" in layers
     assert not [layer for layer in layers if "router" in layer]
-    said = "mqo: never quantised, as it has no site: decoder.layers.3.mlp.router (TopKRouter)"
+    said = "mqo: never quantized, as it has no site: decoder.layers.3.mlp.router (TopKRouter)"
     assert said in run.log.read_text().splitlines()
 
 
-def test_multi_latent_attention_and_experts_quantise_what_was_said_before(start):
+def test_multi_latent_attention_and_experts_quantize_what_was_said_before(start):
     run = start("mxfp8", model="deepseek2_lite")
     said = json.loads(run.coverage.read_text())
     ran = json.loads(run.quant_stats.read_text())
-    quantised = {(p["gemm"], p["layer"]) for p in said["products"] if not p["reason"]}
-    assert quantised == {(row["site"], row["layer"]) for row in ran}
+    quantized = {(p["gemm"], p["layer"]) for p in said["products"] if not p["reason"]}
+    assert quantized == {(row["site"], row["layer"]) for row in ran}
     assert {row["quant_type"] for row in ran} == {"mxfp8"}
     parts = ("linear_q_proj", "linear_kv_down_proj", "linear_kv_up_proj", "shared_experts")
     for part in (*parts, "local_experts.7", "core_attention"):
-        assert [layer for _, layer in quantised if part in layer], part
+        assert [layer for _, layer in quantized if part in layer], part
     trained = [loss for _, loss in losses(run)[0]]
     assert trained[-1] < trained[0]
 
@@ -341,9 +341,9 @@ def checkout(tmp_path_factory):
         (root / path).write_bytes(shared.pristine(path))
     program = (PROJECT.tree / "pretrain_gpt.py").read_text()
     for old, new in {
-        "import own_tree  # isort: skip": "START = __import__('time').time()",
-        "own_tree.PROGRAM_START": "START",
-        "own_tree.put_off_garbage(__name__)\n": "",
+        "import preflight  # isort: skip": "START = __import__('time').time()",
+        "preflight.PROGRAM_START": "START",
+        "preflight.disable_gc(__name__)\n": "",
         "import megatron.run\n": "",
         "with megatron.run.recorded(get_tensorboard_writer()):": "if True:",
         "megatron.run.before_model(args)": "pass",

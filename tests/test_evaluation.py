@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mqo.data.pair import Pairs, State
 from mqo.errors import CheckpointError
-from mqo.launch import saved
+from mqo.launch import evaluation
 from mqo.launch.config import resolve
-from mqo.launch.saved import AS_TRAINED, Place, Sampling, Text
+from mqo.launch.evaluation import AS_TRAINED, Place, Sampling, Text
 from mqo.project import Project
 
 pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def generate(vendored, place):
 
     def ids(sampling):
         prompts = ("The river", "In a town of 1990")
-        found = saved.generate(vendored, place, MODE, prompts, sampling)
+        found = evaluation.generate(vendored, place, MODE, prompts, sampling)
         return [row["tokens"] for row in found["texts"]]
 
     def run(*samplings):
@@ -80,7 +80,7 @@ def generate(vendored, place):
 
 
 def test_the_loss_is_what_training_validated_to(vendored, run, place):
-    own, plain = saved.evaluate(
+    own, plain = evaluation.evaluate(
         vendored, [place], [AS_TRAINED, "bf16"], Text(tokens=WINDOW * WINDOWS)
     )
     _, ((_, validated),) = losses(run)
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_refused(vendored, place, tmp_path):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged: .*distcp"):
-        saved.evaluate(vendored, [Place.of(copy)], [AS_TRAINED], Text())
+        evaluation.evaluate(vendored, [Place.of(copy)], [AS_TRAINED], Text())
 
 
 def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
@@ -122,7 +122,7 @@ def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
     file.write_text("The miller grinds the barley at dawn. " * 40)
     # Of the iteration alone, without the run around it.
     alone = shutil.copytree(place.folder, tmp_path / "alone")
-    (found,) = saved.evaluate(
+    (found,) = evaluation.evaluate(
         vendored, [Place.of(alone / "iter_0000006")], [MODE], Text(file=file, tokens=100)
     )
     assert (found.text, found.tokens) == (("a text.txt",), 100)

@@ -190,7 +190,7 @@ def test_experts_on_other_ranks_train_as_in_one_process(train):
 
 
 @pytest.mark.heavy
-def test_quantised_experts_on_other_ranks_train_as_in_one_process(train):
+def test_quantized_experts_on_other_ranks_train_as_in_one_process(train):
     runs = train(EXPERT, NO_WGRAD, "experts"), train(ONE, NO_WGRAD, "experts")
     assert max(deviations(*runs)) < 1e-3
 

@@ -119,11 +119,11 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     stage("building the model", 1)
     _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
     from huggingface_hub import save_torch_state_dict
-    from megatron.run.modelopt import quantised_layers
+    from megatron.run.modelopt import quantized_layers
 
-    if layers := quantised_layers([model]):
+    if layers := quantized_layers([model]):
         raise ConvertError(
-            f"ModelOpt quantises {len(layers)} layers of {source}, {layers[0]} among them",
+            f"ModelOpt quantizes {len(layers)} layers of {source}, {layers[0]} among them",
             "a checkpoint of a plain model",
             "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
         )
@@ -232,7 +232,7 @@ def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
         raise ConvertError(
             f"there are tensors of type {', '.join(sorted(other))}",
             " or ".join(DTYPE_FLAGS),
-            "Quantised weights are not converted",
+            "Quantized weights are not converted",
         )
     return DTYPE_FLAGS[dtypes.pop()] if len(dtypes) == 1 else []
 
@@ -271,7 +271,7 @@ def enter_tree() -> None:
     """Before megatron is imported: this tree, on the CPU."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     sys.path[0] = str(ROOT)
-    import own_tree  # noqa: F401  (checks where megatron comes from)
+    import preflight  # noqa: F401  (checks where megatron comes from)
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:

@@ -3,7 +3,7 @@
     python Megatron-LM/tools/coverage.py coverage.json MEGATRON_FLAGS...
 
 builds upstream's model as pretrain_gpt.py does, on the meta device, and runs one micro-batch
-forward and backward through this tree's source. A recorder stands in for the quantisers: a type is
+forward and backward through this tree's source. A recorder stands in for the quantizers: a type is
 reported only where a site of the source wrapped the operands of the very product that followed.
 Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
 prints and judges.
@@ -11,7 +11,7 @@ prints and judges.
 The run's excludes come as its other options do, from the file that MQO_QUANT_CONFIG names.
 
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
-product is quantised to, the whole product is. Elementwise work is not counted. A token's content
+product is quantized to, the whole product is. Elementwise work is not counted. A token's content
 decides which experts it goes to: here all experts get the same number of tokens.
 """
 
@@ -70,7 +70,7 @@ class Product:
 
 
 class Operands:
-    """Stands in for a quantiser: hands both operands on as they are, and knows their sizes."""
+    """Stands in for a quantizer: hands both operands on as they are, and knows their sizes."""
 
     def __init__(self, site: str, quant_type: str, layer: str) -> None:
         self.site, self.quant_type, self.layer = site, quant_type, layer
@@ -279,10 +279,10 @@ def rows(products: Products) -> list[dict[str, Any]]:
 
 
 def take_over(products: Products) -> None:
-    """Before megatron.core is imported: the recorder for the quantisers, meta for the device."""
+    """Before megatron.core is imported: the recorder for the quantizers, meta for the device."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
     sys.path.insert(0, str(ROOT))
-    import own_tree  # noqa: F401  (checks where megatron comes from)
+    import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron import device, quant
 
     quant.gemm_operands = products.operands
@@ -296,7 +296,7 @@ def take_over(products: Products) -> None:
 
 
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
-    """Upstream's arguments, and the model they describe: on meta, its layers labelled."""
+    """Upstream's arguments, and the model they describe: on meta, its layers labeled."""
     from megatron.core import mpu, tensor_parallel
     from megatron.training import arguments, global_vars
     from pretrain_gpt import bare_model

@@ -48,10 +48,10 @@ def main(argv: list[str]) -> None:
     given = parser().parse_args(argv[:at])
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    import own_tree  # noqa: F401  (checks where megatron comes from)
-    from megatron.inference.saved import answer
+    import preflight  # noqa: F401  (checks where megatron comes from)
+    from megatron.inference.load_model import write_result_or_exit
 
-    answer(lambda: COMMANDS[given.command](given, argv[at + 1 :]), given.facts)
+    write_result_or_exit(lambda: COMMANDS[given.command](given, argv[at + 1 :]), given.facts)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,22 +69,25 @@ def parser() -> argparse.ArgumentParser:
 
 def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Where the newest iteration lies, and {site: quant type} of the step before it."""
-    from megatron.inference import saved
+    from megatron.inference import load_model
 
     del platform
-    folder = saved.find_checkpoint(given.checkpoint)
-    return {"folder": str(folder), "types": saved.types_of(saved.read_args(folder), folder)}
+    folder = load_model.find_checkpoint(given.checkpoint)
+    return {
+        "folder": str(folder),
+        "types": load_model.types_of(load_model.read_args(folder), folder),
+    }
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """The mean loss in nats per token, and over what it was taken."""
-    from megatron.inference import saved
-    from megatron.run.modelopt import QUANTISED_AS
+    from megatron.inference import load_model
+    from megatron.run.modelopt import QUANTIZED_AS
     from megatron.run.progress import advance
 
-    folder = saved.find_checkpoint(given.checkpoint)
-    before = saved.read_args(folder)
-    args, model = saved.load(folder, before, platform)
+    folder = load_model.find_checkpoint(given.checkpoint)
+    before = load_model.read_args(folder)
+    args, model = load_model.load(folder, before, platform)
     texts = parts(args, given)
     started = time.monotonic()
     limit = given.tokens and max(1, given.tokens // len(texts))
@@ -100,10 +103,10 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
         "tokens": tokens,
         "window": args.seq_length,
         "text": [part.name for part in texts],
-        "iteration": saved.iteration(folder),
+        "iteration": load_model.iteration(folder),
         "dtype": str(args.params_dtype).removeprefix("torch."),
         "seconds": time.monotonic() - started,
-        "modelopt": getattr(args, QUANTISED_AS, None),
+        "modelopt": getattr(args, QUANTIZED_AS, None),
     }
 
 
@@ -113,7 +116,7 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
     Raises:
         SavedError: there is no such file, no validation split, or no fitting tokenizer.
     """
-    from megatron.inference.saved import SavedError, tokenizer_of
+    from megatron.inference.load_model import SavedError, tokenizer_of
 
     if given.text:
         tokenizer = tokenizer_of(args, given.tokenizer)
@@ -136,7 +139,7 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
         SavedError: it had none.
     """
     from megatron.core.datasets import blended_megatron_dataset_config as splits
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
     from megatron.training.utils.common_utils import get_blend_and_blend_per_split
 
     blend, per_split = get_blend_and_blend_per_split(args)
@@ -162,7 +165,7 @@ def part_of(prefix: str, share: tuple[float, float], name: str) -> Part:
         SavedError: there is no such index.
     """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
 
     missing = [p for p in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")) if not p.is_file()]
     if missing:
@@ -189,7 +192,7 @@ def measured(
     Raises:
         SavedError: the text is shorter than a window, or holds ids that the model has not.
     """
-    from megatron.inference.saved import SavedError, watched_step
+    from megatron.inference.load_model import SavedError, watched_step
 
     total, tokens = 0.0, 0
     for batch in batches(
@@ -212,7 +215,7 @@ def measured(
 
 def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
     """The token ids of a text, one document behind the other, so that `limit` can be predicted."""
-    from megatron.inference.saved import check_vocabulary
+    from megatron.inference.load_model import check_vocabulary
 
     left = None if limit is None else limit + 1
     for document in part.documents:
@@ -239,7 +242,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """Up to `size` neighbours of one length."""
+    """Up to `size` neighbors of one length."""
     batch: list[list[int]] = []
     for row in rows:
         if batch and (len(batch) == size or len(row) != len(batch[0])):

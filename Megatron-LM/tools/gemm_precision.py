@@ -4,7 +4,7 @@
 
 Takes the largest product of each site from a run's coverage, draws its operands, hands them to
 what the patched source calls, multiplies them as it does, and compares with fp64: `total` with the
-product of the operands as they were drawn, `product` with that of the operands as the quantiser
+product of the operands as they were drawn, `product` with that of the operands as the quantizer
 left them, which is what the multiplication alone adds. Needs nothing of Megatron but megatron/quant
 and megatron/device of its own tree.
 """
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
 
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A product a site: of those that are quantised, where any is, the one of most FLOPs."""
+    """A product a site: of those that are quantized, where any is, the one of most FLOPs."""
     from megatron.quant import SITES
 
     found: dict[str, Mapping[str, Any]] = {}
@@ -66,8 +66,8 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int) -> dict[
     sizes |= {name: min(product[name], ROWS) for name in ("m", "n")}
     drawn = operands(site, sizes, torch.Generator().manual_seed(seed))
     lhs, rhs = (part.to(accelerator_type(), dtype) for part in drawn)
-    quantise = gemm_operands(site, quant_type, SimpleNamespace())
-    left, right = quantise.lhs(lhs), quantise.rhs(rhs)
+    quantize = gemm_operands(site, quant_type, SimpleNamespace())
+    left, right = quantize.lhs(lhs), quantize.rhs(rhs)
     got = multiply(site, left, right)
     return {
         "site": site,
@@ -128,7 +128,7 @@ def error(got: Tensor, exact: Tensor) -> dict[str, float | str]:
 
 
 def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance of neighbouring values of `dtype` at each of `exact`, float64."""
+    """The distance of neighboring values of `dtype` at each of `exact`, float64."""
     facts = torch.finfo(dtype)
     _, exponent = torch.frexp(exact)  # |exact| = mantissa * 2^exponent, mantissa in [0.5, 1)
     power = torch.ldexp(torch.full_like(exact, 0.5), exponent)

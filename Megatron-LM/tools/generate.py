@@ -46,10 +46,10 @@ def main(argv: list[str]) -> None:
     given = parser().parse_args(argv[:at])
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    import own_tree  # noqa: F401  (checks where megatron comes from)
-    from megatron.inference.saved import answer
+    import preflight  # noqa: F401  (checks where megatron comes from)
+    from megatron.inference.load_model import write_result_or_exit
 
-    answer(lambda: generate(given, argv[at + 1 :]), given.facts)
+    write_result_or_exit(lambda: generate(given, argv[at + 1 :]), given.facts)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,11 +70,11 @@ def parser() -> argparse.ArgumentParser:
 
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """The prompts, one after the other, and what follows each."""
-    from megatron.inference import saved
+    from megatron.inference import load_model
 
-    folder = saved.find_checkpoint(given.checkpoint)
-    args, model = saved.load(folder, saved.read_args(folder), platform)
-    tokenizer = saved.tokenizer_of(args, given.tokenizer)
+    folder = load_model.find_checkpoint(given.checkpoint)
+    args, model = load_model.load(folder, load_model.read_args(folder), platform)
+    tokenizer = load_model.tokenizer_of(args, given.tokenizer)
     prompts = json.loads(given.prompts.read_text(encoding="utf-8"))
     encoded = [[int(token) for token in tokenizer.tokenize(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):
@@ -85,17 +85,17 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     rows = []
     for prompt, ids in zip(prompts, encoded, strict=True):
         whole = kind(model, args, len(ids) + given.tokens)
-        found = continued(whole, ids, given.tokens, tokenizer.vocab_size, choice, draw)
+        found = generate_tokens(whole, ids, given.tokens, tokenizer.vocab_size, choice, draw)
         new = list(until(found, tokenizer.eod))
         text = tokenizer.detokenize(new) if new else ""
         ended = "length" if len(new) == given.tokens else "end of document"
         rows.append({"prompt": prompt, "text": text, "tokens": new, "ended": ended})
-    return {"texts": rows, "iteration": saved.iteration(folder)}
+    return {"texts": rows, "iteration": load_model.iteration(folder)}
 
 
 def check_length(args: Namespace, prompt: str, ids: list[int], tokens: int) -> None:
     """SavedError where a prompt is nothing, or has no room for what shall follow it."""
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
 
     if not ids:
         raise SavedError(f"The prompt {prompt!r} holds no token", "a text to go on with")
@@ -141,7 +141,7 @@ class Recomputed:
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
     """The logits [vocabulary] behind the last of `ids`, the first of which is at place `start`."""
     from megatron.device import accelerator_type
-    from megatron.inference.saved import watched_step
+    from megatron.inference.load_model import watched_step
 
     tokens = torch.tensor([ids], device=accelerator_type())
     positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
@@ -149,7 +149,7 @@ def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = 
         return model(tokens, positions, None, inference_context=context)[0, -1].float().cpu()
 
 
-def continued(
+def generate_tokens(
     model: Model, ids: list[int], count: int, vocabulary: int, choice: Choice, draw: torch.Generator
 ) -> Iterator[int]:
     """`count` tokens behind `ids`, each as soon as it is known.

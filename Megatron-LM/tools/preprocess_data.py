@@ -1,4 +1,4 @@
-"""Tokenise JSON lines into the .bin/.idx pair that Megatron's datasets read.
+"""Tokenize JSON lines into the .bin/.idx pair that Megatron's datasets read.
 
     .venv/bin/python Megatron-LM/tools/preprocess_data.py \\
         --input text.jsonl --output-prefix data/mine --workers 8 \\

@@ -37,7 +37,7 @@ def take_over() -> None:
     """Before megatron.core is imported: meta for the device, and no GPU."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     sys.path.insert(0, str(ROOT))
-    import own_tree  # noqa: F401  (checks where megatron comes from)
+    import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron import device
 
     meta = torch.device("meta")

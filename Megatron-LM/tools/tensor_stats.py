@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
-    """The rows of one tensor; a dtype that is not quantised gives none."""
+    """The rows of one tensor; a dtype that is not quantized gives none."""
     from megatron.quant.backend import DTYPES
 
     axis = axis_of(name) if axis is None else axis
@@ -70,10 +70,10 @@ def axis_of(name: str) -> int:
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     """A row for every format and every choice that it has, each with its own rounding."""
-    from megatron.quant import Measurement, measure, quantise_dequantise
+    from megatron.quant import Measurement, fake_quantize, measure
 
     for spec in specs():
-        sums = measure(x, quantise_dequantise(x, spec, axis=axis), spec, axis)
+        sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
         found = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
         shares = {"underflow": found.underflow, "saturation": found.saturation}
         yield asdict(spec) | {"sqnr_db": plain(found.sqnr_db)} | shares

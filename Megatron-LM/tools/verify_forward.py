@@ -38,7 +38,7 @@ def main(target: Path) -> None:
 
 
 def run() -> dict[str, Any]:
-    """The summed loss in nats, every gradient as a hash, and what the quantisers recorded.
+    """The summed loss in nats, every gradient as a hash, and what the quantizers recorded.
 
     `fused_loss` is the same loss by fused attention, None where the types keep it from running.
     """
@@ -109,7 +109,7 @@ def local_spec() -> tuple[str, Callable[..., Any]]:
 
 
 def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
-    """The model in float32, its layers labelled."""
+    """The model in float32, its layers labeled."""
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.quant import label_layers
 

@@ -12,7 +12,7 @@ sweep() { # NAME OPTION...: a sweep in a folder of its own
         --training-config study -o "$out/$name" "$@"
 }
 
-# The ten modes, and the three that quantise all sites.
+# The ten modes, and the three that quantize all sites.
 sweep modes --seeds 1 --modes 'bf16,FA_*,linear_*,mxfp8,mxfp4,hifp8'
 # Chance, where it may decide.
 sweep seeds --seeds 2,3 --modes 'bf16,linear_mxfp8,linear_mxfp4,mxfp8,mxfp4'

@@ -49,13 +49,13 @@ def rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def modes(losses: Losses, model: str, shares: Mapping[tuple[str, str], dict]) -> Iterator[str]:
-    """A row a variant, in the order of what is quantised."""
-    yield "| mode | FLOPs quantised | seeds | validation loss | less bf16's | relative |"
+    """A row a variant, in the order of what is quantized."""
+    yield "| mode | FLOPs quantized | seeds | validation loss | less bf16's | relative |"
     yield "|---|---|---|---|---|---|"
     for (of, variant), row in shares.items():
         if of != model:
             continue
-        share, values = float(row["quantised_share"]), losses[variant].values()
+        share, values = float(row["quantized_share"]), losses[variant].values()
         gap = differences(losses, "bf16", variant)
         mean = statistics.fmean(values)
         base = statistics.fmean(losses["bf16"][seed] for seed in losses[variant])

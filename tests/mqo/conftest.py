@@ -144,7 +144,7 @@ def store(tree, content):
     return sha256(content)
 
 
-def materialise(root, files, version="1.2.3"):
+def materialize(root, files, version="1.2.3"):
     """A tree that holds `files`, as `vendor` leaves it."""
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def materialise(root, files, version="1.2.3"):
 
 def make_mini(folder):
     """A vendored tree in miniature and its patch series, in a folder that is there."""
-    tree = materialise(folder / "tree", FILES)
+    tree = materialize(folder / "tree", FILES)
     (folder / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
     patches = folder / "patches"
     patches.mkdir()

@@ -129,14 +129,14 @@ GRID += [(1 + m / 4) * 2.0**e for e, m in itertools.product(range(-2, 5), range(
 QUANTIZE = f"""
 import json, sys
 import torch
-from megatron.quant import QuantSpec, cpu, pack, quantise_dequantise, reference
+from megatron.quant import QuantSpec, cpu, pack, fake_quantize, reference
 x = torch.tensor(json.loads(sys.argv[1]))
 spec = QuantSpec("{NAME}")
 ours = {{
     "reference": reference.qdq(x, spec),
     "the kernel": cpu.qdq(x, spec),
-    "the other axis": quantise_dequantise(x.T.contiguous(), spec, axis=0).T,
-    "bfloat16": quantise_dequantise(x.bfloat16(), spec).float(),
+    "the other axis": fake_quantize(x.T.contiguous(), spec, axis=0).T,
+    "bfloat16": fake_quantize(x.bfloat16(), spec).float(),
     "packed": pack(x, spec).unpack(),
 }}
 print(json.dumps({{name: q.tolist() for name, q in ours.items()}}))

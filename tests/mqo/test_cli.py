@@ -11,7 +11,7 @@ from mqo.launch import coverage
 from mqo.launch.products import Coverage, Product
 from mqo.project import Project
 
-from .conftest import FILES, materialise, refused
+from .conftest import FILES, materialize, refused
 
 PIN = Project.here().upstream_pin
 # Of the text at apache.org/licenses/LICENSE-2.0.txt, with its placeholder for the owner.
@@ -72,7 +72,7 @@ def test_an_edited_file(mqo, patched, command):
 
 
 def test_a_tree_of_another_version(mqo, tmp_path):
-    other = materialise(tmp_path / "other", FILES, version="3.0.0")
+    other = materialize(tmp_path / "other", FILES, version="3.0.0")
     refused(mqo("apply", tree=other.root), ">=1,<2", "3.0.0")
 
 
@@ -117,11 +117,11 @@ def test_a_coverage_as_text_and_as_json(mqo, monkeypatch):
     code, out, _ = mqo(*words)
     assert code == 0
     assert out.startswith("llama32-1b, linear_mxfp8, all GEMMs, standard\n")
-    assert "100.0% of the FLOPs are quantised" in out
+    assert "100.0% of the FLOPs are quantized" in out
     code, out, _ = mqo(*words, "--json")
     facts = json.loads(out)
     assert code == 0
-    assert (facts["command"], facts["gemms"], facts["quantised_share"]) == ("coverage", "all", 1)
+    assert (facts["command"], facts["gemms"], facts["quantized_share"]) == ("coverage", "all", 1)
     assert facts["products"][0]["reason"] == ""
 
 

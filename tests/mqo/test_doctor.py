@@ -17,7 +17,7 @@ from mqo.overlay.apply import apply
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 
-from .conftest import FILES, materialise
+from .conftest import FILES, materialize
 
 MODULES = ("torch", "transformer_engine", "apex", "amp_C", "triton", "numba", "modelopt")
 Disk = namedtuple("Disk", "free")
@@ -66,7 +66,7 @@ def project(tmp_path, site, room, monkeypatch):
     (tmp_path / "Megatron-LM").mkdir()
     shutil.copy(Project.here().upstream_pin, tmp_path / "Megatron-LM")
     project = Project(tmp_path)
-    materialise(project.tree, FILES, version=pinned(project))
+    materialize(project.tree, FILES, version=pinned(project))
     install(site, "torch", "2.9.0", "torch")
     (site / "torch/version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
     monkeypatch.setattr(machine, "_cuda_devices", list)
@@ -179,7 +179,7 @@ def test_another_tree_that_is_not_there_is_named_in_the_command(project, tmp_pat
 
 def test_the_projects_tree_must_hold_the_pinned_version_and_another_need_not(project, mini):
     assert found(project, "Megatron core", mini.tree).state == "ok"
-    materialise(project.tree, FILES, version="1.2.3")
+    materialize(project.tree, FILES, version="1.2.3")
     megatron = found(project, "Megatron core")
     assert (megatron.state, megatron.found) == ("warning", "1.2.3, not patched")
     assert f"{pinned(project)} is pinned" in megatron.cost

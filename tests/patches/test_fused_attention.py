@@ -85,7 +85,7 @@ def attention(module):
     return layer
 
 
-def test_the_fused_path_gets_the_quantised_query_and_key_and_allocates_nothing(attention):
+def test_the_fused_path_gets_the_quantized_query_and_key_and_allocates_nothing(attention):
     query, key, value, mask = (torch.full((1, 1, 2, 1), float(n)) for n in range(4))
     attention.fuses = True
     layer, lhs, rhs, third, tracker = attention.forward(query, key, value, mask)

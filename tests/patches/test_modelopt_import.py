@@ -83,7 +83,7 @@ def test_the_real_trainer_starts_without_it():
     if not (PROJECT.tree / "megatron/training").exists():
         pytest.skip("the tree is not vendored: run `mqo setup`")
     code = (
-        "import own_tree, sys, megatron.training.training, importlib.util\n"
+        "import preflight, sys, megatron.training.training, importlib.util\n"
         "print(importlib.util.find_spec('modelopt') is not None, 'modelopt' in sys.modules)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]

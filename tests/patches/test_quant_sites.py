@@ -86,7 +86,7 @@ class DotProductAttention:
 
 
 class Recorder:
-    """Stands for the quantisers: notes what comes in, and doubles what goes on."""
+    """Stands for the quantizers: notes what comes in, and doubles what goes on."""
 
     def __init__(self):
         self.bound, self.seen, self.saved = [], [], []
@@ -225,7 +225,7 @@ def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
 # -- what the patched source does --------------------------------------------------------------
 
 
-def test_fprop_multiplies_what_the_quantiser_gave(recorder, linear, tensors):
+def test_fprop_multiplies_what_the_quantizer_gave(recorder, linear, tensors):
     x, _, weight = tensors
     ctx = types.SimpleNamespace()
     y = linear.forward(ctx, x, weight)
@@ -238,7 +238,7 @@ def test_fprop_multiplies_what_the_quantiser_gave(recorder, linear, tensors):
 
 
 @pytest.mark.parametrize("form", ["fp32", "fp16", "out", "te", "plain"])
-def test_every_form_of_wgrad_multiplies_what_the_quantiser_gave(recorder, linear, tensors, form):
+def test_every_form_of_wgrad_multiplies_what_the_quantizer_gave(recorder, linear, tensors, form):
     x, grad, weight = tensors
     dx, dw, _ = linear.backward(types.SimpleNamespace(form=form, unpacked=(x, weight)), grad)
     wgrad = dw if form == "plain" else weight.main_grad
@@ -259,7 +259,7 @@ def test_the_bias_gradient_sums_the_gradient_itself(recorder, linear, tensors):
     assert torch.equal(db, grad.sum(dim=0))
 
 
-def test_attention_multiplies_what_the_quantisers_gave(recorder):
+def test_attention_multiplies_what_the_quantizers_gave(recorder):
     attention = executed(ATTENTION, ATTENTION_SOURCE, "DotProductAttention")()
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(5, 2, 3, generator=generator) for _ in range(3))

@@ -1,1 +1,1 @@
-"""mqo: patches a vendored Megatron-LM structurally, runs it quantised, and reports what ran."""
+"""mqo: patches a vendored Megatron-LM structurally, runs it quantized, and reports what ran."""

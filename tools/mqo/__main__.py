@@ -7,7 +7,7 @@ from mqo.data import allocator
 
 
 def main() -> None:
-    """Run the command line; one that tokenises begins with another allocator, if there is one."""
+    """Run the command line; one that tokenizes begins with another allocator, if there is one."""
     # Before anything is imported that a new start would have to import again.
     if sys.argv[1:3] == ["data", "prepare"]:
         allocator.preload()

@@ -14,7 +14,7 @@ import typer
 
 from mqo.data.cli import data
 from mqo.display import stderr
-from mqo.launch import saved_cli
+from mqo.launch import evaluation_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
 from mqo.project import Project
@@ -23,7 +23,7 @@ from mqo.sweep.cli import sweep
 from mqo.terminal import JsonOption, emit, guarded
 
 app = typer.Typer(
-    help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantised, undo it exactly.",
+    help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantized, undo it exactly.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +34,7 @@ convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
-saved_cli.register(app)
+evaluation_cli.register(app)
 app.command()(sweep)
 app.command()(report)
 app.command()(perf)
@@ -53,7 +53,7 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Patch a vendored Megatron-LM, run it quantised, undo it exactly."""
+    """Patch a vendored Megatron-LM, run it quantized, undo it exactly."""
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def coverage(
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
-    """Show every matrix product of a training step, its type, and the share that is quantised."""
+    """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
     from mqo.launch.config import resolve
     from mqo.matrix import tables

@@ -78,10 +78,10 @@ TRANSFORMER_ENGINE = Piece(
 )
 APEX = Piece("apex", "no fused Adam, and no fused LayerNorm: torch's are used")
 TRITON = "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error"
-MODELOPT = "no distillation, no post-training quantisation, no export"
+MODELOPT = "no distillation, no post-training quantization, no export"
 OTHERS = (
     Piece("triton", TRITON),
-    Piece("numba", "the CPU's quantisers run as torch operations, not compiled"),
+    Piece("numba", "the CPU's quantizers run as torch operations, not compiled"),
     Piece("modelopt", MODELOPT, "nvidia-modelopt"),
 )
 

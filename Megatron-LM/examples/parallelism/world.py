@@ -28,7 +28,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
 warnings.filterwarnings("ignore", category=FutureWarning)
 logging.getLogger("megatron").setLevel(logging.ERROR)
 
-import own_tree  # noqa: E402, F401  isort: skip
+import preflight  # noqa: E402, F401  isort: skip
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from megatron.device import HAS_CUDA, accelerator, accelerator_type  # noqa: E402

@@ -76,7 +76,7 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
     accept_other_names(teacher)
     with _as_for_finetuning(args), typed_errors():
         load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
-    # What the teacher was quantised as says nothing of the student.
+    # What the teacher was quantized as says nothing of the student.
     megatron.run.note_checkpoint(Namespace())
     return teacher
 

@@ -25,7 +25,7 @@ class DistillationError(InferenceError):
 
 
 class PtqError(InferenceError):
-    """A model, a format, data or a target that post-training quantisation cannot take."""
+    """A model, a format, data or a target that post-training quantization cannot take."""
 
 
 class SavedError(InferenceError):

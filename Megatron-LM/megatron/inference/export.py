@@ -1,4 +1,4 @@
-"""Quantised models for other programs: ModelOpt's unified checkpoint, TensorRT-LLM's, and plain.
+"""Quantized models for other programs: ModelOpt's unified checkpoint, TensorRT-LLM's, and plain.
 
 ModelOpt's exporter walks the model and knows the names. Its own tensors of a fused layer are right
 for one scale a layer (FP8) only: it refuses or drops the scales of SmoothQuant and AWQ, fails for
@@ -73,10 +73,10 @@ def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
 
 
 def export_hf(model: nn.Module, folder: Path) -> None:
-    """Write safetensors and the quantisation's configuration beside the config.json in `folder`.
+    """Write safetensors and the quantization's configuration beside the config.json in `folder`.
 
-    A quantised weight `W` [out, in] comes as integers or FP8 with `weight_scale` (of the tensor,
-    [out], or [out, in / block]), for W4A8 `weight_scale_2`, and where activations are quantised
+    A quantized weight `W` [out, in] comes as integers or FP8 with `weight_scale` (of the tensor,
+    [out], or [out, in / block]), for W4A8 `weight_scale_2`, and where activations are quantized
     statically `input_scale`. INT4 is packed as two rows a byte, the lower half first. An input is
     multiplied by `pre_quant_scale` [in] first, where there is one.
     """
@@ -91,7 +91,7 @@ def export_hf(model: nn.Module, folder: Path) -> None:
 def export_dequantized(model: nn.Module, folder: Path) -> None:
     """Write plain safetensors beside the config.json in `folder`, which transformers reads.
 
-    A quantised weight has the values that the quantised model multiplies with, in the model's
+    A quantized weight has the values that the quantized model multiplies with, in the model's
     dtype; where its input is multiplied by `pre_quant_scale` [in] first, the columns are instead.
     Plain weights cannot quantize activations: a format that does has only half of its effect.
     """
@@ -108,7 +108,7 @@ def _tensors(exporter: Any) -> dict[str, Tensor]:
 
 
 def dequantized(module: nn.Module) -> Tensor:
-    """Return the weight [out, in] that a quantised layer multiplies its unscaled input with."""
+    """Return the weight [out, in] that a quantized layer multiplies its unscaled input with."""
     from modelopt.torch.export.quant_utils import get_prequant_scaling_factor
 
     layer: Any = module
@@ -126,7 +126,7 @@ def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: P
     from modelopt.torch.export.quant_utils import process_layer_quant_config
 
     quantization = process_layer_quant_config(exporter.layer_config_dict)
-    # A tied head is written nowhere, and not quantised either.
+    # A tied head is written nowhere, and not quantized either.
     quantization["exclude_modules"] = sorted({*exporter.exclude_modules, "lm_head"})
     if "pre_quant_scale" in quantization:
         found = any(name.endswith("pre_quant_scale") for name in tensors)
@@ -231,7 +231,7 @@ def export_tensorrt_llm(
 ) -> None:
     """Write config.json and rank*.safetensors, for as many ranks of tensor parallelism.
 
-    `rope` is the rotary scaling as Hugging Face has it. What is not quantised is in the model's
+    `rope` is the rotary scaling as Hugging Face has it. What is not quantized is in the model's
     dtype, in fp16 where that is fp32.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Post-training quantisation: formats, calibration data, ModelOpt's quantisers, and generation."""
+"""Post-training quantization: formats, calibration data, ModelOpt's quantizers, and generation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FORMATS = {
     "w4a8_awq": Format("W4A8_AWQ_BETA_CFG", block=128),
 }
 CUDA = "ModelOpt has kernels for CUDA alone"
-ATTENTION = "Transformer Engine's attention, which they quantise, is not used here"
+ATTENTION = "Transformer Engine's attention, which they quantize, is not used here"
 REFUSED = {
     **dict.fromkeys(("nvfp4", "nvfp4_awq", "nvfp4_svdquant", "w4a16_nvfp4", "w4a8_nvfp4"), CUDA),
     **dict.fromkeys(("mxfp8", "mxfp6", "mxfp4", "mxint8", "w4a8_mxfp4"), CUDA),
@@ -145,26 +145,26 @@ def calibration_samples(
     return torch.tensor(ids[: samples * length]).view(samples, length)
 
 
-# -- quantisation ----------------------------------------------------------------------------------
+# -- quantization ----------------------------------------------------------------------------------
 
 
-def check_not_quantised(folder: str | Path) -> None:
-    """PtqError where the newest checkpoint in `folder` has ModelOpt's quantisers already."""
+def check_not_quantized(folder: str | Path) -> None:
+    """PtqError where the newest checkpoint in `folder` has ModelOpt's quantizers already."""
     modes = [mode for mode, _ in load_modelopt_state(folder).get("modelopt_state_dict", [])]
     if QUANTIZE_MODE in modes:
         raise PtqError(
-            f"The checkpoint in {folder} is quantised already", expected="one that is not"
+            f"The checkpoint in {folder} is quantized already", expected="one that is not"
         )
 
 
 def check_source(core: Path) -> None:
-    """PtqError where the sites in the source below `core` quantise, too."""
+    """PtqError where the sites in the source below `core` quantize, too."""
     for name in SITE_FILES:
         types = {s: t for s, t in site_types(str(core / name)).items() if t != "none"}
         if types:
             raise PtqError(
                 f"{name} says {', '.join(f'{s} = {t}' for s, t in types.items())}",
-                expected="'none' at every site, for ModelOpt quantises here",
+                expected="'none' at every site, for ModelOpt quantizes here",
                 help="`mqo restore` and `mqo apply` bring that back",
             )
 
@@ -188,8 +188,8 @@ def check_shapes(model: nn.Module, name: str) -> None:
         )
 
 
-def quantise(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Module:
-    """Put ModelOpt's quantisers of the format `name` into `model`, calibrated; return it.
+def quantize(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Module:
+    """Put ModelOpt's quantizers of the format `name` into `model`, calibrated; return it.
 
     `batches` are token ids [batch, length]. The output layer, routers and embeddings stay as they
     are. Where it fails, a global function of ModelOpt's stays patched: leave the process then.
@@ -214,7 +214,7 @@ def quantise(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Modul
             mtq.quantize(model, config, calibrate)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError, TypeError) as error:
         raise PtqError(
-            f"ModelOpt cannot quantise this model as {name}: {str(error).splitlines()[0]}"
+            f"ModelOpt cannot quantize this model as {name}: {str(error).splitlines()[0]}"
         ) from error
     _check_calibrated(model)
     return model
@@ -230,7 +230,7 @@ def _check_calibrated(model: nn.Module) -> None:
     ]
     if idle:
         raise PtqError(
-            f"{len(idle)} quantisers saw no calibration data, or none that is finite: "
+            f"{len(idle)} quantizers saw no calibration data, or none that is finite: "
             f"{', '.join(idle[:LISTED])}",
             expected="tokens for each of them, experts included",
             help="Pass more or other data: --calib-size, --calib-dataset",
@@ -277,6 +277,6 @@ def save(model: nn.Module, folder: Path, name: str, trained: Mapping[str, Any]) 
 
     args = get_args()
     vars(args).update({key: trained[key] for key in TRAINED_ON if trained.get(key) is not None})
-    setattr(args, modelopt.QUANTISED_AS, name)
+    setattr(args, modelopt.QUANTIZED_AS, name)
     args.save, args.verify_integrity = str(folder), True
     save_checkpoint(1, [model], None, None, 0)

@@ -1,7 +1,7 @@
-"""Quantised GEMM operands for Megatron: the formats, their reference, and what the sites call."""
+"""Quantized GEMM operands for Megatron: the formats, their reference, and what the sites call."""
 
 from . import config
-from .backend import quantise_dequantise
+from .backend import fake_quantize
 from .codes import code_values
 from .config import QuantConfig
 from .excludes import unmatched
@@ -19,7 +19,14 @@ from .formats import (
     SITES,
     check_type,
 )
-from .guard import Reach, idle_layers, ineffective, missing, reach, reach_faults
+from .guard import (
+    SiteCoverage,
+    coverage_faults,
+    idle_layers,
+    ineffective,
+    missing,
+    site_coverage,
+)
 from .layers import (
     FoundLayer,
     Layer,
@@ -32,14 +39,16 @@ from .layers import (
 from .measure import Measurement, measure, merge_measurements
 from .operands import gemm_operands
 from .pack import PackedTensor, pack
+from .packed_activations import saved_operands
 from .progress import set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
-from .saved import saved_operands
 from .shards import cut_blocks
 from .source import site_types
 from .spec import QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
 from .weights import cached_bytes, weights_changed
+
+quantise_dequantise = fake_quantize  # its name in version 0.1
 
 __all__ = [
     "BLOCK_SIZES",
@@ -61,16 +70,18 @@ __all__ = [
     "QuantConfig",
     "QuantRecord",
     "QuantSpec",
-    "Reach",
     "Recorder",
     "Setup",
+    "SiteCoverage",
     "cached_bytes",
     "check_finite",
     "check_type",
     "code_values",
     "config",
+    "coverage_faults",
     "cut_blocks",
     "exempt",
+    "fake_quantize",
     "find_layers",
     "find_traps",
     "gemm_operands",
@@ -86,11 +97,10 @@ __all__ = [
     "other_weights",
     "pack",
     "quantise_dequantise",
-    "reach",
-    "reach_faults",
     "saved_operands",
     "set_step",
     "setup_traps",
+    "site_coverage",
     "site_types",
     "unmatched",
     "weights_changed",

@@ -1,4 +1,4 @@
-"""The one way to quantise a tensor, whichever implementation does it."""
+"""The one way to quantize a tensor, whichever implementation does it."""
 
 import functools
 import os
@@ -24,7 +24,7 @@ Qdq = Callable[[Tensor, QuantSpec, int, Tensor | None, int | None], Tensor | Non
 
 
 @torch.no_grad()
-def quantise_dequantise(
+def fake_quantize(
     x: Tensor,
     spec: QuantSpec,
     *,
@@ -67,9 +67,9 @@ def quantise_dequantise(
 
 
 def check_arguments(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> None:
-    """Raise what `quantise_dequantise` raises for these arguments, unless they are valid."""
+    """Raise what `fake_quantize` raises for these arguments, unless they are valid."""
     if x.dtype not in DTYPES:
-        raise TypeError(f"cannot quantise {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
+        raise TypeError(f"cannot quantize {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
     if x.dim() or spec.block:  # a scalar has no axis, and a format without blocks needs none
         check_choice("axis", axis, range(-x.dim(), x.dim()))
     if spec.rounding == "stochastic":

@@ -1,4 +1,4 @@
-"""The quantiser's options: a TOML file that the run's environment names, read once a process."""
+"""The quantizer's options: a TOML file that the run's environment names, read once a process."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ from .spec import QuantSpec
 
 @dataclass(frozen=True)
 class QuantConfig(Options):
-    """What a run quantises: its options, what its source should say, and its schedules.
+    """What a run quantizes: its options, what its source should say, and its schedules.
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
     it. `schedule` maps a site to the types that it runs as, the first of which is the one in the
@@ -32,12 +32,12 @@ class QuantConfig(Options):
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
     def spec(self, quant_type: str) -> QuantSpec:
-        """Return how `quant_type` is quantised."""
+        """Return how `quant_type` is quantized."""
         choices = (self.block, self.scale_rule, self.rounding, self.overflow, self.tensor_scale)
         return QuantSpec(quant_type, *choices)
 
     def blocks(self) -> dict[str, int]:
-        """Return the longest block of each site that quantises in blocks at any step."""
+        """Return the longest block of each site that quantizes in blocks at any step."""
         sizes = {
             site: [self.spec(p.quant_type).block or 0 for p in self.phases(site)] for site in SITES
         }
@@ -66,13 +66,13 @@ def current() -> QuantConfig:
 
 @functools.cache
 def spec_of(quant_type: str) -> QuantSpec:
-    """Return how this process quantises to `quant_type`; raises what `current` raises."""
+    """Return how this process quantizes to `quant_type`; raises what `current` raises."""
     return current().spec(quant_type)
 
 
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
-    """Whether this process leaves `layer` unquantised at `site`; raises what `current` raises."""
+    """Whether this process leaves `layer` unquantized at `site`; raises what `current` raises."""
     return any(excludes.matches(pattern, site, layer) for pattern in current().exclude)
 
 
@@ -96,6 +96,8 @@ def load(path: Path) -> QuantConfig:
     """Read the options from the TOML file `path`; raises what `current` raises."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "quantiser" in tables:  # its name in version 0.1
+            tables.setdefault("quantizer", tables.pop("quantiser"))
         for name, table in tables.items():
             _check_table(name, table)
     except ValueError as error:

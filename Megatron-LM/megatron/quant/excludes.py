@@ -1,4 +1,4 @@
-"""The layers that a run leaves unquantised: patterns, matched against their labels.
+"""The layers that a run leaves unquantized: patterns, matched against their labels.
 
 A pattern is GLOB or SITE:GLOB. Case counts, `*` goes across dots, and a pattern must match the
 whole label: `output_layer`, `decoder.layers.0.*`, `qk:decoder.layers.1.*`.

@@ -1,4 +1,4 @@
-"""The quantisers as Triton kernels: one read and one write of a tensor, bit for bit the reference.
+"""The quantizers as Triton kernels: one read and one write of a tensor, bit for bit the reference.
 
 Everything works on the bit patterns of float32, which hold bfloat16 and float16 exactly. Two ways
 of rounding give the same bits:
@@ -46,7 +46,7 @@ _TWO_TO_23 = tl.constexpr((127 + 23) << 23)
 _MODERATE_MIN = tl.constexpr((127 - 80) << 23)
 _MODERATE_END = tl.constexpr((127 + 100) << 23)
 
-# Shares of a step between two neighbours are whole multiples of 2^-24, as in stochastic.py.
+# Shares of a step between two neighbors are whole multiples of 2^-24, as in stochastic.py.
 _HALF = tl.constexpr(1 << 23)
 
 
@@ -145,7 +145,7 @@ def _mx_fast(
 
 
 @triton.jit
-def _quantise_mx(
+def _quantize_mx(
     pattern,
     draw,
     EMAX: tl.constexpr,
@@ -155,7 +155,7 @@ def _quantise_mx(
     CARRY: tl.constexpr,
     ROUNDING: tl.constexpr,
 ) -> tl.tensor:
-    """Return the patterns of a tile [ROWS, BLOCKS, BLOCK], quantised."""
+    """Return the patterns of a tile [ROWS, BLOCKS, BLOCK], quantized."""
     magnitude = pattern & 0x7FFFFFFF
     sign = pattern ^ magnitude
     amax = tl.max(magnitude, axis=2, keep_dims=True)
@@ -234,7 +234,7 @@ def _tapered_fast(
 
 
 @triton.jit
-def _quantise_tapered(
+def _quantize_tapered(
     pattern,
     scale,
     draw,
@@ -246,7 +246,7 @@ def _quantise_tapered(
     ROUNDING: tl.constexpr,
     SCALED: tl.constexpr,
 ) -> tl.tensor:
-    """Return the patterns of a tile, quantised without blocks, and scaled by 2^scale."""
+    """Return the patterns of a tile, quantized without blocks, and scaled by 2^scale."""
     if SCALED or ROUNDING != "nearest-away":
         return _tapered_exact(pattern, scale, draw, EMAX, EMIN, BITS, NARROWER, SATURATE, ROUNDING)
     else:
@@ -288,7 +288,7 @@ def _kernel(
     ROUNDING: tl.constexpr,
     SCALED: tl.constexpr,
 ) -> None:
-    """Quantise a tile [ROWS, BLOCKS, BLOCK] of a tensor [outer0, outer1, rows, size].
+    """Quantize a tile [ROWS, BLOCKS, BLOCK] of a tensor [outer0, outer1, rows, size].
 
     Strides in elements: x_ of the source, o_ of the result, i_ of the index that an element draws
     by.
@@ -296,7 +296,7 @@ def _kernel(
     tile = tl.program_id(0)
     row_tiles = (rows - 1) // ROWS + 1
     size_tiles = (size - 1) // (BLOCKS * BLOCK) + 1
-    if ROWS_FIRST:  # neighbours in memory are neighbours in time
+    if ROWS_FIRST:  # neighbors in memory are neighbors in time
         row_tile = tile % row_tiles
         size_tile = tile // row_tiles % size_tiles
     else:
@@ -320,12 +320,12 @@ def _kernel(
     if ROUNDING == "stochastic":
         draw = _draw(first * i_outer0 + second * i_outer1 + row * i_row + place * i_size, seed)
     if MX:
-        result = _quantise_mx(pattern, draw, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
+        result = _quantize_mx(pattern, draw, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
     else:
         scale = tl.full([], 0, tl.int32)
         if SCALED:
             scale = tl.load(tensor_scale)
-        result = _quantise_tapered(
+        result = _quantize_tapered(
             pattern, scale, draw, EMAX, EMIN, BITS, TABLE, SATURATE, ROUNDING, SCALED
         )
     dtype: tl.constexpr = out.dtype.element_ty
@@ -449,7 +449,7 @@ def _plan(
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
-    """Drop dimensions of one element, and join neighbours that are one in all their strides."""
+    """Drop dimensions of one element, and join neighbors that are one in all their strides."""
     merged: list[_Dim] = []
     for dim in dims:
         if dim.size == 1:
@@ -487,7 +487,7 @@ def _tile(rows: int, size: int, block: int, rows_first: bool) -> tuple[tuple[int
 
 
 def _launch(x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int) -> None:
-    """Write `x`, quantised, to `out`."""
+    """Write `x`, quantized, to `out`."""
     if not x.numel():
         return
     place = (axis, spec.block) if spec.block else (None, 32)
@@ -572,7 +572,7 @@ def _signed(seed: int | None) -> int:
 def qdq(
     x: Tensor, spec: QuantSpec, axis: int = -1, out: Tensor | None = None, seed: int | None = None
 ) -> Tensor | None:
-    """What `backend.quantise_dequantise` returns, which checks the arguments.
+    """What `backend.fake_quantize` returns, which checks the arguments.
 
     None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for a
     tapered element that is not HiFloat8's.

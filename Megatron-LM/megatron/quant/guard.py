@@ -1,17 +1,17 @@
-"""Holds what a run asked for against what its quantisers did: no mode may fail silently."""
+"""Holds what a run asked for against what its quantizers did: no mode may fail silently."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from .formats import SITES, check_choice, check_type
 from .layers import Layer
-from .operands import UNLABELLED
+from .operands import UNLABELED
 from .record import EXCLUDED, QuantRecord
 from .traps import IsExcluded
 
 
 def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[str]:
-    """Say, one text a fault, where a run did not quantise what it was asked to.
+    """Say, one text a fault, where a run did not quantize what it was asked to.
 
     Args:
         asked: site -> quant type; an absent site is asked 'none'.
@@ -35,7 +35,7 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
 
 
 def ineffective(records: Iterable[QuantRecord]) -> list[str]:
-    """Return a text for each site and type whose quantiser changed nothing that was measured.
+    """Return a text for each site and type whose quantizer changed nothing that was measured.
 
     Args:
         records: of all ranks, with what was measured so far.
@@ -49,7 +49,7 @@ def ineffective(records: Iterable[QuantRecord]) -> list[str]:
         if record.measured and record.quant_type != EXCLUDED:
             together.setdefault((record.site, record.quant_type), []).append(record)
     return [
-        f"{site}: ran as {quant_type}, but its quantiser changed no value in "
+        f"{site}: ran as {quant_type}, but its quantizer changed no value in "
         f"{sum(r.measured for r in here)} measured calls of {_layers(here)}"
         for (site, quant_type), here in sorted(together.items())
         if sum(r.signal for r in here) > 0 and sum(r.noise for r in here) == 0
@@ -57,25 +57,25 @@ def ineffective(records: Iterable[QuantRecord]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reach:
+class SiteCoverage:
     """What one rank's first step reached.
 
     missed: (site, layer) of each layer that ran but not through the site. idle: layers that never
-    ran. unlabelled: sites that quantised for a layer whose name was lost.
+    ran. unlabeled: sites that quantized for a layer whose name was lost.
     """
 
     missed: frozenset[tuple[str, str]] = frozenset()
     idle: frozenset[str] = frozenset()
-    unlabelled: frozenset[str] = frozenset()
+    unlabeled: frozenset[str] = frozenset()
 
 
-def reach(
+def site_coverage(
     asked: Mapping[str, str],
     layers: Iterable[Layer],
     used: Collection[str],
     records: Iterable[QuantRecord],
     is_excluded: IsExcluded,
-) -> Reach:
+) -> SiteCoverage:
     """Hold the layers of one rank against its own records, after a forward and backward pass.
 
     `used` names the layers that ran. Frozen layers are find_traps's to name. A layer that ran on
@@ -92,19 +92,19 @@ def reach(
                 idle.add(layer.name)
             elif not {(site.name, layer.name, op) for op in (site.lhs, site.rhs)} <= ran:
                 missed.add((site.name, layer.name))
-    lost = {site for site, layer, _ in ran if layer == UNLABELLED}
-    return Reach(frozenset(missed), frozenset(idle), frozenset(lost))
+    lost = {site for site, layer, _ in ran if layer == UNLABELED}
+    return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))
 
 
-def reach_faults(ranks: Iterable[Reach]) -> list[str]:
-    """Say, one text a site, which layers of any rank ran beside their quantisers."""
+def coverage_faults(ranks: Iterable[SiteCoverage]) -> list[str]:
+    """Say, one text a site, which layers of any rank ran beside their quantizers."""
     ranks = list(ranks)
     faults = []
     for site in SITES:
         names = sorted({layer for rank in ranks for s, layer in rank.missed if s == site})
         if names:
             faults.append(f"{site}: {_some(names)} ran, but not through this site: exclude it")
-        if any(site in rank.unlabelled for rank in ranks):
+        if any(site in rank.unlabeled for rank in ranks):
             faults.append(
                 f"{site}: a layer lost its name on the way, so no exclude can be held to it "
                 "(a weight that is gathered, or activations that are offloaded)"
@@ -112,7 +112,7 @@ def reach_faults(ranks: Iterable[Reach]) -> list[str]:
     return faults
 
 
-def idle_layers(ranks: Iterable[Reach]) -> list[str]:
+def idle_layers(ranks: Iterable[SiteCoverage]) -> list[str]:
     """Return the names of the layers that ran on no rank, which are not held to a type."""
     return sorted({name for rank in ranks for name in rank.idle})
 
@@ -121,7 +121,7 @@ def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str
     excluded = bool(records)
     records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != "none" and not records:
-        why = "every layer is excluded" if excluded else "its quantiser never ran"
+        why = "every layer is excluded" if excluded else "its quantizer never ran"
         return [f"{name}: asked for {wanted}, but {why}"]
     faults = []
     for ran in sorted({record.quant_type for record in records}):

@@ -1,4 +1,4 @@
-"""Names the layers of a model, so that the quantiser's records can say which GEMM they are of."""
+"""Names the layers of a model, so that the quantizer's records can say which GEMM they are of."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from torch.nn import Module, Parameter
 from .formats import ATTENTION, LINEAR
 
 LABEL = "mqo_layer"
-# On modules and weights that run unquantised though their source says a type.
+# On modules and weights that run unquantized though their source says a type.
 EXEMPT = "mqo_exempt"
 
-# Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantised, and what
+# Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantized, and what
 # else has a matrix multiplies it in a way of its own.
 EMBEDDING, ROUTER, OTHER = "embedding", "router", "other"
 

@@ -1,4 +1,4 @@
-"""How well an operand was quantised: sums that add up over calls and ranks, and what they say."""
+"""How well an operand was quantized: sums that add up over calls and ranks, and what they say."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -38,25 +38,25 @@ class Sums(NamedTuple):
 
 
 @torch.no_grad()
-def measure(original: Tensor, quantised: Tensor, spec: QuantSpec, axis: int) -> Sums:
-    """Measure a tensor that was quantised as `spec` says along `axis`; waits for no device."""
+def measure(original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int) -> Sums:
+    """Measure a tensor that was quantized as `spec` says along `axis`; waits for no device."""
     exponents = scale_exponents(original, spec, axis)
     nonzero = original != 0
     counts = (
         nonzero.sum(),
-        (nonzero & (quantised == 0)).sum(),
+        (nonzero & (quantized == 0)).sum(),
         _saturated(original, spec, axis, exponents),
     )
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
-    numbers = [*_energies(original, quantised), elements, *(c.double() for c in counts)]
+    numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
     amax = original.abs().amax().double() if original.numel() else torch.zeros_like(elements)
     return Sums(torch.stack(numbers), amax, _histogram(exponents))
 
 
-def _energies(original: Tensor, quantised: Tensor) -> Tensor:
+def _energies(original: Tensor, quantized: Tensor) -> Tensor:
     """Return [sum x², sum (x - q)²] in float64, on the tensors' device."""
     # The norm widens element by element: no float64 copy of an s x s score matrix is made.
-    error = original.float() - quantised.float()
+    error = original.float() - quantized.float()
     norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (original, error)]
     return torch.stack(norms).square()
 

@@ -1,4 +1,4 @@
-"""What the patched Megatron source calls: quantises the two operands of a GEMM on their way in."""
+"""What the patched Megatron source calls: quantizes the two operands of a GEMM on their way in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .backend import quantise_dequantise
+from .backend import fake_quantize
 from .config import current, is_excluded, scheduled, spec_of
 from .finite import check_finite
 from .formats import SITES, GemmSite, check_choice, check_type
 from .layers import is_exempt
+from .packed_activations import save_packed
 from .record import RECORDER
-from .saved import save_packed
 from .spec import QuantSpec
 from .stochastic import operand_seed
 from .weights import cached
 
-UNLABELLED = "unlabelled"
+UNLABELED = "unlabeled"
 
 
 class GemmOperands:
-    """The operands of one GEMM; here those of an unquantised one, which pass through untouched."""
+    """The operands of one GEMM; here those of an unquantized one, which pass through untouched."""
 
     __slots__ = ()
 
@@ -38,12 +38,12 @@ class GemmOperands:
         """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
 
 
-_UNQUANTISED = GemmOperands()
+_UNQUANTIZED = GemmOperands()
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedOperands(GemmOperands):
-    """Quantises the operands of one layer's GEMM, and records that it did.
+class QuantizedOperands(GemmOperands):
+    """Quantizes the operands of one layer's GEMM, and records that it did.
 
     Gradients pass straight through, also where the rounding saturates.
     """
@@ -53,12 +53,12 @@ class QuantisedOperands(GemmOperands):
     layer: str
 
     def lhs(self, tensor: Tensor) -> Tensor:
-        """Return the left operand, quantised along the site's contraction axis."""
-        return self._quantise(tensor, self.site.lhs, self.site.lhs_axis)
+        """Return the left operand, quantized along the site's contraction axis."""
+        return self._quantize(tensor, self.site.lhs, self.site.lhs_axis)
 
     def rhs(self, tensor: Tensor) -> Tensor:
-        """Return the right operand, quantised along the site's contraction axis."""
-        return self._quantise(tensor, self.site.rhs, self.site.rhs_axis)
+        """Return the right operand, quantized along the site's contraction axis."""
+        return self._quantize(tensor, self.site.rhs, self.site.rhs_axis)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor) -> None:
         """With `save_activations = "packed"`, save the activation as codes; else change nothing.
@@ -69,29 +69,29 @@ class QuantisedOperands(GemmOperands):
             seed = self._seed(self.site.lhs)
             save_packed(ctx, activation, weight, self.spec, self.site.lhs_axis, seed)
 
-    def _quantise(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
+    def _quantize(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
         site, spec, layer = self.site.name, self.spec, self.layer
         seed = self._seed(operand)
 
-        def quantise(original: Tensor) -> Tensor:
+        def quantize(original: Tensor) -> Tensor:
             if isinstance(original, Parameter) and current().cache_weights:
-                quantised = cached(
+                quantized = cached(
                     original,
                     spec,
                     axis,
                     seed,
-                    lambda out: quantise_dequantise(original, spec, axis=axis, out=out, seed=seed),
+                    lambda out: fake_quantize(original, spec, axis=axis, out=out, seed=seed),
                 )
             else:
-                quantised = quantise_dequantise(original, spec, axis=axis, seed=seed)
+                quantized = fake_quantize(original, spec, axis=axis, seed=seed)
             if current().check_nan:
                 check_finite(original, f"{operand} of {site}, layer {layer}")
                 kind = spec.quant_type
-                check_finite(quantised, f"{operand} of {site} as {kind}, layer {layer}")
-            RECORDER.observe(site, layer, operand, spec, axis, original, quantised)
-            return quantised
+                check_finite(quantized, f"{operand} of {site} as {kind}, layer {layer}")
+            RECORDER.observe(site, layer, operand, spec, axis, original, quantized)
+            return quantized
 
-        return _StraightThrough.apply(tensor, quantise)
+        return _StraightThrough.apply(tensor, quantize)
 
     def _seed(self, operand: str) -> int | None:
         if self.spec.rounding != "stochastic":
@@ -101,8 +101,8 @@ class QuantisedOperands(GemmOperands):
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, tensor: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
-        return quantise(tensor)
+    def forward(ctx: object, tensor: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+        return quantize(tensor)
 
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
@@ -110,10 +110,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return what quantises the operands of `owner`'s GEMM at `site`.
+    """Return what quantizes the operands of `owner`'s GEMM at `site`.
 
     Args:
-        site: a name in SITES, which says along which axes the operands are quantised.
+        site: a name in SITES, which says along which axes the operands are quantized.
         quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
             schedule of the run's may say another type at this step.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
@@ -127,9 +127,9 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     check_type(quant_type)
     quant_type = scheduled(site, quant_type)
     if quant_type == "none" or is_exempt(owner):
-        return _UNQUANTISED
-    layer = getattr(owner, "mqo_layer", UNLABELLED)
+        return _UNQUANTIZED
+    layer = getattr(owner, "mqo_layer", UNLABELED)
     if is_excluded(site, layer):
-        RECORDER.pass_over(site, layer)
-        return _UNQUANTISED
-    return QuantisedOperands(SITES[site], spec_of(quant_type), layer)
+        RECORDER.record_excluded(site, layer)
+        return _UNQUANTIZED
+    return QuantizedOperands(SITES[site], spec_of(quant_type), layer)

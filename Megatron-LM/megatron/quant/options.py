@@ -68,7 +68,7 @@ def _option(table: str, flag: str, default: Any, of: Any, help: str, **more: Any
     return field(default=default, metadata={"option": option})
 
 
-_how, _record, _run = (partial(_option, name) for name in ("quantiser", "record", "run"))
+_how, _record, _run = (partial(_option, name) for name in ("quantizer", "record", "run"))
 _SWITCH, _N = (False, True), {"kind": int, "metavar": "N"}
 
 
@@ -102,16 +102,16 @@ class Options:
     )
     seed: int = _how("--quant-seed", 0, check_seed, "the base of stochastic rounding's seeds", **_N)
     cache_weights: bool = _how(
-        "--cache-weights", False, _SWITCH, "quantise a weight once an optimizer step"
+        "--cache-weights", False, _SWITCH, "quantize a weight once an optimizer step"
     )
     exclude: tuple[str, ...] = _option(
         *("layers", "--exclude", (), excludes.check),
-        "layers to leave unquantised: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
+        "layers to leave unquantized: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
         metavar="[SITE:]GLOB",
     )
     every: int = _record(
         *("--record-every", 50, _check_count),
-        "measure the quantisers in the first and each Nth iteration; 0: never",
+        "measure the quantizers in the first and each Nth iteration; 0: never",
         **_N,
     )
     dump: tuple[int, ...] = _record(

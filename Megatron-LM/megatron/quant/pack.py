@@ -1,4 +1,4 @@
-"""Quantised tensors as their codes and scales: what the formats take in storage."""
+"""Quantized tensors as their codes and scales: what the formats take in storage."""
 
 import functools
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .backend import check_arguments, quantise_dequantise
+from .backend import check_arguments, fake_quantize
 from .codes import code_values
 from .formats import FORMATS, SCALE_BIAS, SCALE_EXPONENT_NAN, check_choice
 from .reference import scale_exponents
@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 16  # of all formats' values, rounded up
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """A quantised tensor: the codes of its elements, and its scales.
+    """A quantized tensor: the codes of its elements, and its scales.
 
     codes: uint8, of the tensor with `axis` moved last, [..., size]. A format of 4 bits has two
         codes a byte along that axis, [..., ceil(size / 2)], the first one in the low four bits; the
@@ -43,7 +43,7 @@ class PackedTensor:
 
     @torch.no_grad()
     def unpack(self) -> Tensor:
-        """Return the tensor, contiguous: bit for bit what quantise_dequantise makes of it."""
+        """Return the tensor, contiguous: bit for bit what fake_quantize makes of it."""
         size = self.shape[self.axis] if self.shape else 1
         shape = (*self.codes.shape[:-1], size) if self.shape else self.shape
         result = torch.empty(shape, dtype=self.dtype, device=self.codes.device)
@@ -58,7 +58,7 @@ class PackedTensor:
 
 @torch.no_grad()
 def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) -> PackedTensor:
-    """Quantise `x` as quantise_dequantise does, and keep codes and scales; raises what it raises.
+    """Quantize `x` as fake_quantize does, and keep codes and scales; raises what it raises.
 
     'none' is refused, too.
     """
@@ -66,7 +66,7 @@ def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) ->
     check_arguments(x, spec, axis, seed)
     # float16 does not hold every result, float32 all but those that round up to 2^128.
     wide = x.float() if x.dtype == torch.float16 else x
-    rounded = quantise_dequantise(wide, spec, axis=axis, seed=seed)
+    rounded = fake_quantize(wide, spec, axis=axis, seed=seed)
     axis = axis if spec.block else -1
     exponents = scale_exponents(x, spec, axis)
     codes = _encoded(rounded.movedim(axis, -1) if x.dim() else rounded, exponents, spec)

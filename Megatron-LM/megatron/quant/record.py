@@ -1,4 +1,4 @@
-"""What the quantiser counts and measures of its own work, by site, layer, operand and type."""
+"""What the quantizer counts and measures of its own work, by site, layer, operand and type."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .formats import SITES
 from .measure import Measurement, Sums, decibels, measure
 from .spec import QuantSpec
 
-# Stands where a quant type would, in the records of a layer that the run leaves unquantised.
+# Stands where a quant type would, in the records of a layer that the run leaves unquantized.
 EXCLUDED = "excluded"
 
 Key = tuple[str, str, str, str]
@@ -19,9 +19,9 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class QuantRecord:
-    """One operand of one layer's GEMM: how often it was quantised, and how well.
+    """One operand of one layer's GEMM: how often it was quantized, and how well.
 
-    `quant_type` EXCLUDED stands for a layer that the run leaves out; its calls were not quantised.
+    `quant_type` EXCLUDED stands for a layer that the run leaves out; its calls were not quantized.
     `signal` and `noise` are sums of x² and (x - q)² over the `measured` of the `calls`. A forward
     pass that is recomputed for backward counts again.
     """
@@ -58,7 +58,7 @@ class _Tally:
 
 
 class Recorder:
-    """Counts every quantised operand; measures, and keeps, those of the steps that are asked for.
+    """Counts every quantized operand; measures, and keeps, those of the steps that are asked for.
 
     The run's options say which: `every` and `dump`.
     """
@@ -88,13 +88,13 @@ class Recorder:
         spec: QuantSpec,
         axis: int,
         original: Tensor,
-        quantised: Tensor,
+        quantized: Tensor,
     ) -> None:
         """Count one call, measure it if its step is measured; that never waits for the device."""
         tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
         tally.calls += 1
         if self._measuring:
-            sums = measure(original, quantised, spec, axis)
+            sums = measure(original, quantized, spec, axis)
             tally.step = sums if tally.step is None else tally.step.add(sums)
             tally.step_calls += 1
         if self._dumping:
@@ -131,7 +131,7 @@ class Recorder:
         kept, self._dump = self._dump, {}
         return kept
 
-    def pass_over(self, site: str, layer: str) -> None:
+    def record_excluded(self, site: str, layer: str) -> None:
         """Count one call of both operands of an excluded layer."""
         for operand in (SITES[site].lhs, SITES[site].rhs):
             self._tallies.setdefault((site, layer, operand, EXCLUDED), _Tally()).calls += 1

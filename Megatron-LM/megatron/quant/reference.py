@@ -1,6 +1,6 @@
-"""The reference quantisers: plain PyTorch, slow and exact, that every faster one must equal.
+"""The reference quantizers: plain PyTorch, slow and exact, that every faster one must equal.
 
-Quantising is two steps, which packed storage takes one at a time: `encode` finds the scales and
+Quantizing is two steps, which packed storage takes one at a time: `encode` finds the scales and
 rounds to the format's values, `decode` multiplies them again. The arithmetic is float64, where
 every step is exact.
 """
@@ -22,7 +22,7 @@ from .stochastic import RANDOM_BITS, draws
 
 
 class Encoded(NamedTuple):
-    """A quantised tensor, taken apart; `axis` is its last here.
+    """A quantized tensor, taken apart; `axis` is its last here.
 
     values: float64, of the format's own values [..., size]; 0 where the scale is NaN.
     exponents: int64, of the power-of-two scales [..., blocks], SCALE_EXPONENT_NAN for NaN; [1] for
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 def qdq(
     x: Tensor, spec: QuantSpec, axis: int = -1, out: Tensor | None = None, seed: int | None = None
 ) -> Tensor:
-    """What `backend.quantise_dequantise` returns, which checks the arguments; supports them all."""
+    """What `backend.fake_quantize` returns, which checks the arguments; supports them all."""
     encoded = encode(x, spec, axis, seed)
     result = torch.empty_like(x) if out is None else out
     decoded = decode(encoded, spec)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from .formats import check_type
 
-# A site that takes no quantiser is in the model's own dtype, whatever that is.
-_UNQUANTISED = ("bf16", "fp16", "fp32")
+# A site that takes no quantizer is in the model's own dtype, whatever that is.
+_UNQUANTIZED = ("bf16", "fp16", "fp32")
 _PHASE = re.compile(r"(\w+)(?:\s+until\s+(\d+(?:\.\d+)?))?")
 FORM = "TYPE until N or a share such as 0.9, then TYPE"
 
@@ -80,7 +80,7 @@ def _phase(text: str) -> Phase:
     if match is None:
         raise ValueError(f"'{text}' is no phase of a schedule; valid: {FORM}")
     name, end = match.groups()
-    quant_type = "none" if name in _UNQUANTISED else name
+    quant_type = "none" if name in _UNQUANTIZED else name
     check_type(quant_type)
     if end is None:
         return Phase(quant_type)

@@ -1,7 +1,7 @@
 """Blocks that a parallel layout would cut in two: found before the first step.
 
 A block lies along the axis that its GEMM sums over. Where a layout deals this axis out to ranks,
-it must cut between blocks, or a rank would quantise other blocks than one process does.
+it must cut between blocks, or a rank would quantize other blocks than one process does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,10 +26,10 @@ def cut_blocks(
     """Say, one text a fault, which sums this rank has a part of that is cut in a block.
 
     Args:
-        blocks: of each site that quantises in blocks, how long they are.
+        blocks: of each site that quantizes in blocks, how long they are.
         found: this rank's layers.
         chunk_tokens: tokens of a micro-batch in one context-parallel chunk; 0 without chunks.
-        is_excluded: whether the run leaves (site, layer) unquantised.
+        is_excluded: whether the run leaves (site, layer) unquantized.
     """
     cut: dict[tuple[str, int, int], list] = {}
     for layer, module, _ in found:

@@ -1,4 +1,4 @@
-"""How a tensor is quantised: one validated, hashable value that every implementation takes."""
+"""How a tensor is quantized: one validated, hashable value that every implementation takes."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class QuantSpec:
         amax. Mx formats have their block scales instead.
 
     A choice that its format has no use for is checked and then ignored, since one run may
-    quantise to several formats. Raises ValueError, naming the valid ones, for an unknown choice.
+    quantize to several formats. Raises ValueError, naming the valid ones, for an unknown choice.
     """
 
     quant_type: str

@@ -9,7 +9,7 @@ modulo 2^64:
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     draw = (z ^ (z >> 31)) >> 40                     the top RANDOM_BITS = 24 bits
 
-A magnitude between two neighbours of the grid, at the share f of the way from the lower to the
+A magnitude between two neighbors of the grid, at the share f of the way from the lower to the
 upper (0 <= f < 1, exact), goes up if and only if
 
     draw < floor(f * 2^24)

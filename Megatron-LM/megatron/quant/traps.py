@@ -1,4 +1,4 @@
-"""What keeps a GEMM from its quantiser though a type is asked for: found before the first step.
+"""What keeps a GEMM from its quantizer though a type is asked for: found before the first step.
 
 Pure functions over plain facts; megatron/run reads them from the arguments and the model.
 """
@@ -31,13 +31,13 @@ class Setup:
 def find_traps(
     asked: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
 ) -> list[str]:
-    """Say, one text a trap, what would silently leave GEMMs unquantised, and which flag to change.
+    """Say, one text a trap, what would silently leave GEMMs unquantized, and which flag to change.
 
     Args:
         asked: site -> quant type; an absent site is asked 'none'.
         setup: equal on all ranks.
         layers: those of all ranks, for a pipeline stage may hold none of a kind.
-        is_excluded: whether the run leaves (site, layer) unquantised knowingly.
+        is_excluded: whether the run leaves (site, layer) unquantized knowingly.
     """
     wanted = _wanted(asked)
     kinds = {site.layer for site in wanted}
@@ -92,13 +92,13 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
 
 
 def notes(asked: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
-    """Say which matrices never have a site, so that nobody takes them for quantised."""
+    """Say which matrices never have a site, so that nobody takes them for quantized."""
     linear = (site.name for site in SITES.values() if site.layer == LINEAR)
     if all(asked.get(site, "none") == "none" for site in linear):
         return []
     here = [layer for layer in set(layers) if layer.kind in (ROUTER, OTHER)]
     here.sort(key=lambda layer: layer.name)
-    return [f"never quantised, as it has no site: {listed([layer])}" for layer in here]
+    return [f"never quantized, as it has no site: {listed([layer])}" for layer in here]
 
 
 def listed(layers: list[Layer]) -> str:

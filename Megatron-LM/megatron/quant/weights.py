@@ -1,4 +1,4 @@
-"""A cache of quantised weights, so that each is quantised once an optimizer step.
+"""A cache of quantized weights, so that each is quantized once an optimizer step.
 
 A copy is right as long as nothing that can change its weight has happened since it was made:
 
@@ -41,10 +41,10 @@ class _State:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A quantised weight, and what it was made of."""
+    """A quantized weight, and what it was made of."""
 
     made_of: _State
-    quantised: Tensor
+    quantized: Tensor
 
 
 # weight -> {(spec, axis): entry}; an entry goes with its weight.
@@ -70,11 +70,11 @@ def cached(
     spec: QuantSpec,
     axis: int,
     seed: int | None,
-    quantise: Callable[[Tensor | None], Tensor],
+    quantize: Callable[[Tensor | None], Tensor],
 ) -> Tensor:
-    """Return `weight` as quantised to `spec` along `axis` with `seed`, as it is now.
+    """Return `weight` as quantized to `spec` along `axis` with `seed`, as it is now.
 
-    `quantise(out)` is called when the cache has nothing that is still right: it writes to `out`,
+    `quantize(out)` is called when the cache has nothing that is still right: it writes to `out`,
     the memory of the outdated copy, or to new memory if that is None. What is returned is not to be
     written to.
     """
@@ -83,10 +83,10 @@ def cached(
     storage = StorageWeakRef(weight.untyped_storage())
     made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seed)
     if entry is None or entry.made_of != made_of:
-        out = None if entry is None else _reusable(entry.quantised, weight)
-        entry = kept[(spec, axis)] = _Entry(made_of, quantise(out))
+        out = None if entry is None else _reusable(entry.quantized, weight)
+        entry = kept[(spec, axis)] = _Entry(made_of, quantize(out))
     # Another tensor of the same memory: a graph that it becomes part of is not the cache's.
-    return entry.quantised.detach()
+    return entry.quantized.detach()
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
@@ -97,7 +97,7 @@ def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
 
 def cached_bytes() -> int:
     """Return how many bytes the cache holds, on all devices together."""
-    return sum(e.quantised.nbytes for kept in _entries.values() for e in kept.values())
+    return sum(e.quantized.nbytes for kept in _entries.values() for e in kept.values())
 
 
 def clear() -> None:

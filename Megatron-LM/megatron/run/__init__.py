@@ -1,4 +1,4 @@
-"""What a run leaves behind in its folder, and the guard that ends a run that quantises nothing.
+"""What a run leaves behind in its folder, and the guard that ends a run that quantizes nothing.
 
 The run folder is where quant.toml lies (MQO_QUANT_CONFIG). Without one, nothing here does anything.
 """

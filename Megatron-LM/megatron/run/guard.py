@@ -1,4 +1,4 @@
-"""Holds what the run asked for against what its quantisers did, over all ranks."""
+"""Holds what the run asked for against what its quantizers did, over all ranks."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,9 @@ from megatron.quant import (
     Layer,
     QuantConfig,
     QuantRecord,
-    Reach,
     Setup,
+    SiteCoverage,
+    coverage_faults,
     cut_blocks,
     find_layers,
     find_traps,
@@ -23,10 +24,9 @@ from megatron.quant import (
     missing,
     notes,
     other_weights,
-    reach,
-    reach_faults,
     set_step,
     setup_traps,
+    site_coverage,
     unmatched,
 )
 from megatron.quant.config import current, is_excluded, scheduled
@@ -36,7 +36,7 @@ from torch.nn import Module
 from . import disk, divergence, implementation
 from .checkpoints import keep_last
 from .files import run_folder
-from .modelopt import quantised_layers
+from .modelopt import quantized_layers
 from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
@@ -54,11 +54,11 @@ _checked: dict[str, str] | None = None
 
 
 class GuardError(RuntimeError):
-    """The run does not quantise what its mode asks for."""
+    """The run does not quantize what its mode asks for."""
 
 
 def before_model(args: Namespace) -> None:
-    """Before the model is built: end a run whose arguments alone keep a type from being quantised.
+    """Before the model is built: end a run whose arguments alone keep a type from being quantized.
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
 
@@ -72,11 +72,11 @@ def before_model(args: Namespace) -> None:
 
 
 def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
-    """Before the process's first training step: end a run that cannot quantise as asked.
+    """Before the process's first training step: end a run that cannot quantize as asked.
 
     `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
     `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
-    step. The quantisers learn which one it is, so that their random numbers change.
+    step. The quantizers learn which one it is, so that their random numbers change.
     """
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
@@ -95,7 +95,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         _found = [one for chunk in model for one in find_layers(chunk)]
         others = [one for chunk in model for one in other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))
-        check_alone(quantised_layers(model))
+        check_alone(quantized_layers(model))
         check_cuts(_found, args)
         _say(keep_types(args, current()) + disk.begin_run(model, args))
     types = asked_now()
@@ -109,7 +109,7 @@ def after_step(iteration: int) -> None:
     """Write what was measured; after the first step of each type, end a run that is not as asked.
 
     By then every site has had a forward and a backward pass. After a step that was measured, also
-    end a run with a quantiser that changes nothing. Called on every rank, since a pipeline stage
+    end a run with a quantizer that changes nothing. Called on every rank, since a pipeline stage
     may hold no site of a kind; the patched trainer does so, after every step.
     """
     global _usage, _checked
@@ -140,7 +140,7 @@ def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[Quan
 
 
 def inspect(layers: list[Layer], setup: Setup) -> None:
-    """GuardError naming all that would keep a GEMM from being quantised, or excluded, as asked.
+    """GuardError naming all that would keep a GEMM from being quantized, or excluded, as asked.
 
     A collective: `layers` are this rank's.
     """
@@ -152,7 +152,7 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
 
 
 def check_alone(others: list[str]) -> None:
-    """GuardError where ModelOpt quantises layers, `others` of this rank's, beside the source.
+    """GuardError where ModelOpt quantizes layers, `others` of this rank's, beside the source.
 
     A collective.
     """
@@ -161,7 +161,7 @@ def check_alone(others: list[str]) -> None:
     if names and sites:
         types = ", ".join(f"{site} as {wanted}" for site, wanted in sites.items())
         fault = (
-            f"ModelOpt quantises {len(names)} layers of this checkpoint, {names[0]} among them, "
+            f"ModelOpt quantizes {len(names)} layers of this checkpoint, {names[0]} among them, "
             f"and the source {types}: pass --quantization bf16, which leaves it to ModelOpt"
         )
         _end([fault], "before the first step")
@@ -194,7 +194,7 @@ def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> No
 
 
 def check_effect(records: list[QuantRecord], when: str) -> None:
-    """Raise GuardError naming every site whose quantiser has changed nothing so far."""
+    """Raise GuardError naming every site whose quantizer has changed nothing so far."""
     _end(ineffective(records), when)
 
 
@@ -216,14 +216,14 @@ def check_layers(
     records: list[QuantRecord],
     when: str,
 ) -> None:
-    """GuardError naming every layer that ran beside its quantiser; a collective.
+    """GuardError naming every layer that ran beside its quantizer; a collective.
 
     `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
     said.
     """
-    here: Reach = reach(asked, layers, used, records, is_excluded)
+    here: SiteCoverage = site_coverage(asked, layers, used, records, is_excluded)
     ranks = all_ranks(here)
-    _end(reach_faults(ranks), when)
+    _end(coverage_faults(ranks), when)
     _say([f"not used in the first step, so not held to a type: {n}" for n in idle_layers(ranks)])
 
 
@@ -241,5 +241,5 @@ def _say(texts: list[str]) -> None:
 def _end(faults: list[str], when: str) -> None:
     if faults:
         raise GuardError(
-            f"the run does not quantise as its mode asks ({when}): {'; '.join(faults)}"
+            f"the run does not quantize as its mode asks ({when}): {'; '.join(faults)}"
         )

@@ -7,7 +7,7 @@ from typing import Any
 from torch.profiler import record_function
 
 # The parts of a step; `mqo perf` reads these names. Each begins and ends within the one around it.
-LABELLED = frozenset(
+LABELED = frozenset(
     ("batch-generator", "forward-compute", "backward-compute", "all-grads-sync", "optimizer")
 )
 
@@ -30,7 +30,7 @@ def label(timer: Any) -> None:
     def start(original: Callable[..., None]) -> Callable[..., None]:
         def started(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if self.name in LABELLED:
+            if self.name in LABELED:
                 running[id(self)] = record_function(self.name)
                 running[id(self)].__enter__()
 
@@ -39,7 +39,7 @@ def label(timer: Any) -> None:
     def stop(original: Callable[..., None]) -> Callable[..., None]:
         def stopped(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)  # it waits for the device
-            if self.name in LABELLED:
+            if self.name in LABELED:
                 running.pop(id(self)).__exit__(None, None, None)
 
         return stopped

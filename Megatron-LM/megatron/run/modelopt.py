@@ -19,9 +19,9 @@ from .unpickle import CheckpointError, check_metadata, typed_errors
 STATE = "modelopt_state"
 FORMAT = "torch_dist"
 # An attribute of upstream's arguments, which its checkpoints hold: the format's name, where the
-# model was quantised by our own program (examples/export).
-QUANTISED_AS = "mqo_modelopt_format"
-_QUANTISER = "modelopt.torch.quantization"
+# model was quantized by our own program (examples/export).
+QUANTIZED_AS = "mqo_modelopt_format"
+_QUANTIZER = "modelopt.torch.quantization"
 
 
 def restore(chunks: list[Module], args: Namespace) -> list[Module]:
@@ -86,23 +86,23 @@ def _keep_name(args: Namespace, checkpoint: Path) -> None:
     from megatron.core.dist_checkpointing import load_common_state_dict
 
     before = load_common_state_dict(str(checkpoint)).get("args", Namespace())
-    setattr(args, QUANTISED_AS, getattr(before, QUANTISED_AS, None))
+    setattr(args, QUANTIZED_AS, getattr(before, QUANTIZED_AS, None))
 
 
-def quantised_layers(chunks: Iterable[Module]) -> list[str]:
-    """The paths of the modules in which a quantiser of ModelOpt's is switched on."""
+def quantized_layers(chunks: Iterable[Module]) -> list[str]:
+    """The paths of the modules in which a quantizer of ModelOpt's is switched on."""
     return sorted(
         {
             re.sub(r"^(module\.)+", "", path.rpartition(".")[0])
             for chunk in chunks
             for path, module in chunk.named_modules()
-            if type(module).__module__.startswith(_QUANTISER)
+            if type(module).__module__.startswith(_QUANTIZER)
             and getattr(module, "is_enabled", False)
         }
     )
 
 
 def make_portable() -> None:
-    """Have ModelOpt's quantisers saved and loaded where there is no CUDA: it waits for a stream."""
+    """Have ModelOpt's quantizers saved and loaded where there is no CUDA: it waits for a stream."""
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda device=None: None

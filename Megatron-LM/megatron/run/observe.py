@@ -1,4 +1,4 @@
-"""What a step's quantisers measured, into TensorBoard and metrics.jsonl; and dumps of operands."""
+"""What a step's quantizers measured, into TensorBoard and metrics.jsonl; and dumps of operands."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def use_writer(writer: Any) -> None:
 
 
 def end_step(iteration: int) -> None:
-    """Write what this iteration's quantisers measured and kept; nothing if they did neither.
+    """Write what this iteration's quantizers measured and kept; nothing if they did neither.
 
     A collective in the iterations that are measured.
     """

@@ -1,4 +1,4 @@
-"""Says where a resumed run quantises otherwise than the run that wrote its checkpoint."""
+"""Says where a resumed run quantizes otherwise than the run that wrote its checkpoint."""
 
 from argparse import Namespace
 

@@ -152,8 +152,8 @@ def captured():
 
 
 @pytest.fixture
-def quantised(tmp_path, monkeypatch):
-    """A run whose schedule has every forward site quantise, whatever the source says."""
+def quantized(tmp_path, monkeypatch):
+    """A run whose schedule has every forward site quantize, whatever the source says."""
     from megatron.quant import RECORDER, config
 
     sites = "".join(f'{site} = "mxfp4 until 9, then bf16"\n' for site in ("fprop", "qk", "pv"))

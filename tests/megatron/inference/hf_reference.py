@@ -1,4 +1,4 @@
-"""Reads a quantised Hugging Face folder on its own: transformers, and what the scales mean."""
+"""Reads a quantized Hugging Face folder on its own: transformers, and what the scales mean."""
 
 import json
 from functools import partial
@@ -75,7 +75,7 @@ def layer_of(stored, name):
 
 
 def whole_weights(model, stored):
-    """(name, tensor) of the model's state, dequantised; experts stacked as it has them."""
+    """(name, tensor) of the model's state, dequantized; experts stacked as it has them."""
     for name, parameter in model.state_dict().items():
         if ".experts." in name:
             yield name, experts(name, stored, len(parameter))
@@ -98,7 +98,7 @@ def experts(name, stored, count):
 
 
 def run_experts(stored, name, algorithm, x, chosen, shares):
-    """[tokens, width]: each expert's activations are quantised, too."""
+    """[tokens, width]: each expert's activations are quantized, too."""
     out = torch.zeros_like(x)
     for token, (experts_of, share_of) in enumerate(zip(chosen, shares, strict=True)):
         for expert, share in zip(experts_of.tolist(), share_of, strict=True):

@@ -1,4 +1,4 @@
-"""Exports of quantised models, read by an independent reader: the same logits, the same weights."""
+"""Exports of quantized models, read by an independent reader: the same logits, the same weights."""
 
 import json
 
@@ -56,8 +56,8 @@ LAYERS = {
 
 
 @pytest.fixture(scope="module")
-def quantised_as(make, tokens):
-    """A function that gives a new model of a kind, quantised."""
+def quantized_as(make, tokens):
+    """A function that gives a new model of a kind, quantized."""
     import torch
     from megatron.inference import ptq
 
@@ -70,7 +70,7 @@ def quantised_as(make, tokens):
         for path, parameter in model.named_parameters():
             if "norm" in path:
                 parameter.data.normal_(1, 0.2, generator=drawn)
-        return ptq.quantise(model, name, [tokens[0][0]])
+        return ptq.quantize(model, name, [tokens[0][0]])
 
     return build
 
@@ -103,12 +103,12 @@ CASES = [("llama", name) for name in FORMATS] + [("deepseek", name) for name in 
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_the_export_has_the_logits_of_the_quantised_model(
-    quantised_as, tokens, tmp_path, kind, name
+def test_the_export_has_the_logits_of_the_quantized_model(
+    quantized_as, tokens, tmp_path, kind, name
 ):
     from megatron.inference import ptq
 
-    model = quantised_as(kind, name)
+    model = quantized_as(kind, name)
     ours = ptq.logits(model, tokens[0][0])
     exported(model, kind, tmp_path)
     off = (theirs(tmp_path, tokens[0][0]) - ours).norm(dim=-1) / ours.norm(dim=-1)
@@ -120,13 +120,13 @@ def test_the_export_has_the_logits_of_the_quantised_model(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_exported_layer_is_the_quantised_one(quantised_as, tokens, tmp_path, name):
+def test_each_exported_layer_is_the_quantized_one(quantized_as, tokens, tmp_path, name):
     """With the same input: through the latents a value at an edge would reach all tokens."""
     import torch
     from megatron.inference import ptq
     from safetensors.torch import load_file
 
-    model, seen = quantised_as("deepseek", name), {}
+    model, seen = quantized_as("deepseek", name), {}
 
     def note(path, inputs, output):
         # Later sums are taken in place.
@@ -151,14 +151,14 @@ def test_each_exported_layer_is_the_quantised_one(quantised_as, tokens, tmp_path
 
 @pytest.mark.parametrize(("kind", "name"), [*CASES, ("llama", "fp8_blockwise")])
 def test_plain_transformers_runs_the_dequantized_weights(
-    quantised_as, tokens, tmp_path, kind, name
+    quantized_as, tokens, tmp_path, kind, name
 ):
-    """Against the quantised model with activations as they are: only weights can be exported."""
+    """Against the quantized model with activations as they are: only weights can be exported."""
     import torch
     from megatron.inference import ptq
     from modelopt.torch.quantization.nn import TensorQuantizer
 
-    model = quantised_as(kind, name)
+    model = quantized_as(kind, name)
     loaded = exported_dequantized(model, kind, tmp_path)
     with torch.no_grad():
         found = loaded(tokens[0][0]).logits
@@ -178,14 +178,14 @@ def test_plain_transformers_runs_the_dequantized_weights(
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "fp8_blockwise"])
-def test_dequantized_weights_are_those_of_the_quantised_model_to_the_bit(
-    quantised_as, tmp_path, name
+def test_dequantized_weights_are_those_of_the_quantized_model_to_the_bit(
+    quantized_as, tmp_path, name
 ):
     import torch
     from megatron.inference import export
     from safetensors.torch import load_file
 
-    model = quantised_as("llama", name)
+    model = quantized_as("llama", name)
     exported_dequantized(model, "llama", tmp_path)
     stored, compared = load_file(tmp_path / "model.safetensors"), 0
     for number, layer in enumerate(model.decoder.layers):
@@ -211,12 +211,12 @@ def test_dequantized_weights_are_those_of_the_quantised_model_to_the_bit(
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_dequantized_weights_are_what_the_packed_export_means(quantised_as, tmp_path, name):
+def test_dequantized_weights_are_what_the_packed_export_means(quantized_as, tmp_path, name):
     """By the independent reader."""
     import torch
     from safetensors.torch import load_file
 
-    model, (packed, plain) = quantised_as("deepseek", name), (tmp_path / "a", tmp_path / "b")
+    model, (packed, plain) = quantized_as("deepseek", name), (tmp_path / "a", tmp_path / "b")
     packed.mkdir()
     plain.mkdir()
     exported(model, "deepseek", packed)
@@ -244,7 +244,7 @@ def test_a_format_says_who_reads_it():
         assert ("vLLM" in export.advice(name)) == (name in ("fp8", "fp8_pc_pt"))
 
 
-def test_the_configuration_says_what_was_done(quantised_as, tmp_path):
+def test_the_configuration_says_what_was_done(quantized_as, tmp_path):
     for name, algorithm, smooth in (
         ("fp8", "FP8", None),
         ("int8_wo", "W8A16", None),
@@ -252,7 +252,7 @@ def test_the_configuration_says_what_was_done(quantised_as, tmp_path):
         ("int4_awq", "W4A16_AWQ", True),
     ):
         (tmp_path / name).mkdir()
-        found = exported(quantised_as("llama", name), "llama", tmp_path / name)
+        found = exported(quantized_as("llama", name), "llama", tmp_path / name)
         assert found["quant_algo"] == algorithm
         assert found.get("pre_quant_scale") == smooth
         assert {"lm_head", "model.embed_tokens"} <= set(found["exclude_modules"])
@@ -274,12 +274,12 @@ def test_the_fused_projection_is_cut_by_groups():
 
 
 @pytest.mark.parametrize("name", ["int8", "int8_sq", "fp8", "fp8_pc_pt"])
-def test_tensorrt_llm_ranks_hold_their_own_heads(quantised_as, tmp_path, name):
-    """The first of two ranks: the first group's queries, key and value, dequantised."""
+def test_tensorrt_llm_ranks_hold_their_own_heads(quantized_as, tmp_path, name):
+    """The first of two ranks: the first group's queries, key and value, dequantized."""
     from megatron.inference import export
     from safetensors.torch import load_file
 
-    model = quantised_as("llama", name)
+    model = quantized_as("llama", name)
     fused = model.decoder.layers[0].self_attention.linear_qkv
     expected = fused.weight_quantizer(fused.weight)[: 4 * 32]
     rope = config_of(LLAMA, "fp32", LENGTH)["rope_scaling"]
@@ -304,11 +304,11 @@ def test_tensorrt_llm_ranks_hold_their_own_heads(quantised_as, tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "smooth"), [("int4", False), ("int4_awq", True)])
-def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantised_as, tmp_path, name, smooth):
+def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantized_as, tmp_path, name, smooth):
     from megatron.inference import export
     from safetensors.torch import load_file
 
-    export.export_tensorrt_llm(quantised_as("llama", name), tmp_path, 1)
+    export.export_tensorrt_llm(quantized_as("llama", name), tmp_path, 1)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["quantization"]["pre_quant_scale"] == smooth
     stored = load_file(tmp_path / "rank0.safetensors")
@@ -316,12 +316,12 @@ def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantised_as, tmp_path, 
     assert stored["transformer.layers.0.mlp.proj.weights_scaling_factor"].shape == (128, 2)
 
 
-def test_int4_blocks_that_ranks_would_cut_are_refused(quantised_as, tmp_path):
+def test_int4_blocks_that_ranks_would_cut_are_refused(quantized_as, tmp_path):
     from megatron.inference import export
     from megatron.inference.errors import PtqError
 
     with pytest.raises(PtqError, match="fewer ranks"):
-        export.export_tensorrt_llm(quantised_as("llama", "int4_awq"), tmp_path, 2)
+        export.export_tensorrt_llm(quantized_as("llama", "int4_awq"), tmp_path, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import struct
 from argparse import Namespace
 
 import pytest
-from megatron.inference import saved
+from megatron.inference import load_model
 from megatron.inference.algos import distillation
 from megatron.inference.errors import DistillationError
 from megatron.inference.gpt import model_provider
@@ -37,9 +37,9 @@ def folder(tmp_path, marker):
 
 def test_the_code_of_a_tokenizer_does_not_run_whatever_the_checkpoint_says(folder, marker):
     there = Namespace(trust_remote_code=True, micro_batch_size=1)
-    args = saved._arguments(folder, there, [])
-    with pytest.raises(saved.SavedError, match="no tokenizer"):
-        saved.tokenizer_of(args, folder)
+    args = load_model._arguments(folder, there, [])
+    with pytest.raises(load_model.SavedError, match="no tokenizer"):
+        load_model.tokenizer_of(args, folder)
     assert not marker.exists()
 
 

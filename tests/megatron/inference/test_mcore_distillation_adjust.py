@@ -167,7 +167,7 @@ def test_the_teacher_learns_nothing_and_is_saved_nowhere(distil, tokens):
     assert model.teacher_model is not None  # it is hidden for as long as it is saved
 
 
-def test_quantisers_find_the_student_alone(distil):
+def test_quantizers_find_the_student_alone(distil):
     model = distil()
     names = {found.layer.name for found in find_layers(model)}
     assert "decoder.layers.1.mlp.linear_fc2" in names

@@ -61,7 +61,7 @@ def test_a_students_checkpoint_is_a_plain_models(make, save, teacher, tmp_path):
         assert torch.equal(weight, of_student[name]), name  # the projection's, too
 
 
-def test_finalising_gives_the_clean_student(make, teacher, monkeypatch):
+def test_finalizing_gives_the_clean_student(make, teacher, monkeypatch):
     flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-finalize")
     assert type(make(*flags)) is GPTModel
     model = make("--export-kd-teacher-load", teacher[1])
@@ -85,8 +85,8 @@ def test_modelopts_state_of_the_checkpoint_is_restored(make, save, tmp_path):
     assert load_modelopt_state(folder) == {}
     assert not mto.ModeloptStateManager.is_converted(make("--load", folder))
     make_portable()
-    quantised = mtq.quantize(make(), mtq.INT8_WEIGHT_ONLY_CFG, None)
-    save(quantised, folder)
+    quantized = mtq.quantize(make(), mtq.INT8_WEIGHT_ONLY_CFG, None)
+    save(quantized, folder)
     state = load_modelopt_state(folder)
     assert state["modelopt_state_dict"][0][0] == "quantize"
     assert mto.ModeloptStateManager.is_converted(make("--load", folder))

@@ -1,4 +1,4 @@
-"""Calibration data, formats, quantising, and a quantised checkpoint that loads again."""
+"""Calibration data, formats, quantizing, and a quantized checkpoint that loads again."""
 
 import json
 
@@ -61,11 +61,11 @@ def test_formats_that_do_not_run_say_why(ptq, error):
 def test_a_model_that_blocks_do_not_fit_is_refused_before_anything_changes(ptq, error, make):
     model = make()
     with pytest.raises(error, match=r"not cut into blocks of 128: .*linear_proj \[64, 64\]"):
-        ptq.quantise(model, "int4_awq", [])
+        ptq.quantize(model, "int4_awq", [])
     assert not any("quantizer" in name for name, _ in model.named_modules())
 
 
-def test_sites_in_the_source_that_quantise_are_refused(ptq, error, tmp_path):
+def test_sites_in_the_source_that_quantize_are_refused(ptq, error, tmp_path):
     assert [f"megatron/core/{name}" for name in ptq.SITE_FILES] == [LAYERS, ATTENTION]
     for name in ptq.SITE_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -89,13 +89,13 @@ def test_generation_takes_the_likeliest_token_and_stops_at_the_end(ptq, make):
     assert ptq.generate(model, [1, 2, 3], 4, made[0]) == made[:1]
 
 
-def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make, tokens, tmp_path):
+def test_a_quantized_checkpoint_loads_again_with_its_quantizers(ptq, error, make, tokens, tmp_path):
     import torch
     from megatron.inference.checkpointing import checkpoint_folder, read_arguments
-    from megatron.run.modelopt import quantised_layers
+    from megatron.run.modelopt import quantized_layers
     from megatron.training.checkpointing import load_checkpoint
 
-    model = ptq.quantise(make(*WIDE), "int8_sq", [tokens[0][0]])
+    model = ptq.quantize(make(*WIDE), "int8_sq", [tokens[0][0]])
     expected = ptq.logits(model, tokens[0][0])
     assert not any(
         hasattr(m, "weight_quantizer") and m.weight_quantizer.is_enabled
@@ -108,21 +108,21 @@ def test_a_quantised_checkpoint_loads_again_with_its_quantisers(ptq, error, make
     kept = read_arguments(tmp_path)
     assert kept["split"] == "90,5,5"  # the text of the training, and nothing else of it
     assert kept["hidden_size"] == model.config.hidden_size
-    with pytest.raises(error, match="quantised already"):
-        ptq.check_not_quantised(tmp_path)
+    with pytest.raises(error, match="quantized already"):
+        ptq.check_not_quantized(tmp_path)
     other = make(*WIDE, "--load", tmp_path, "--finetune", seed=9)
     load_checkpoint([other.eval()], None, None, strict=True)
-    assert quantised_layers([other]) == quantised_layers([model]) != []
+    assert quantized_layers([other]) == quantized_layers([model]) != []
     assert torch.equal(ptq.logits(other, tokens[0][0]), expected)
 
 
-def test_a_plain_checkpoint_is_not_quantised_already(ptq, make, save, tmp_path):
-    ptq.check_not_quantised(save(make(), tmp_path))
+def test_a_plain_checkpoint_is_not_quantized_already(ptq, make, save, tmp_path):
+    ptq.check_not_quantized(save(make(), tmp_path))
 
 
 def test_an_expert_without_calibration_data_is_named(ptq, error, make, tokens):
-    model = ptq.quantise(make(*WIDE), "int8", [tokens[0][0] % VOCABULARY])
+    model = ptq.quantize(make(*WIDE), "int8", [tokens[0][0] % VOCABULARY])
     quantizer = model.decoder.layers[0].mlp.linear_fc1.input_quantizer
     quantizer.amax.fill_(float("nan"))
-    with pytest.raises(error, match=r"1 quantisers saw no calibration data.*linear_fc1"):
+    with pytest.raises(error, match=r"1 quantizers saw no calibration data.*linear_fc1"):
         ptq._check_calibrated(model)

@@ -63,17 +63,17 @@ def test_the_factory_and_its_arguments_can_be_pickled(arguments, teacher):
     assert (made.hidden_size, parts) == (96, PARTS)
 
 
-def test_its_logits_are_bit_equal_while_its_student_quantises(
-    make, teacher, tokens, captured, quantised
+def test_its_logits_are_bit_equal_while_its_student_quantizes(
+    make, teacher, tokens, captured, quantized
 ):
     alone = teacher[0]
     label_layers(alone)
-    as_if_quantised = captured(alone, tokens)
-    quantised.reset()
+    as_if_quantized = captured(alone, tokens)
+    quantized.reset()
     model = mode(make("--export-kd-teacher-load", teacher[1]), training=True)
     label_layers(model)
     found = captured(model, tokens, model.teacher_model)
-    records = quantised.entries()
+    records = quantized.entries()
     assert {(r.site, r.quant_type) for r in records} == {
         (site, "mxfp4") for site in ("fprop", "qk", "pv")
     }
@@ -87,7 +87,7 @@ def test_its_logits_are_bit_equal_while_its_student_quantises(
         *(f"decoder.layers.{n}.mlp.linear_{x}" for n in range(2) for x in ("fc1", "fc2")),
         "output_layer",
     }
-    assert not torch.equal(found, as_if_quantised)  # had it been, that would have been seen
+    assert not torch.equal(found, as_if_quantized)  # had it been, that would have been seen
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(config.ENVIRONMENT_VARIABLE)
         config.reset()

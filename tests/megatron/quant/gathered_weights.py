@@ -24,7 +24,7 @@ HIDDEN, STEPS, PASSES = 64, 4, 2
 
 
 class Linear(nn.Module):
-    """A linear layer as the patched Megatron's: its weight is quantised for fprop."""
+    """A linear layer as the patched Megatron's: its weight is quantized for fprop."""
 
     def __init__(self):
         super().__init__()
@@ -52,9 +52,9 @@ def differ(model):
 
 
 def train(cache, folder):
-    """The weights after some steps, and how often weights were quantised."""
+    """The weights after some steps, and how often weights were quantized."""
     path = folder / f"{cache}.toml"
-    path.write_text(f"[quantiser]\ncache_weights = {cache}\n")
+    path.write_text(f"[quantizer]\ncache_weights = {cache}\n")
     os.environ[config.ENVIRONMENT_VARIABLE] = str(path)
     config.reset()
     weights.clear()
@@ -72,13 +72,13 @@ def train(cache, folder):
     )
     adam = get_megatron_optimizer(chosen, [model])
     done = [0]
-    quantise = operands.quantise_dequantise
+    quantize = operands.fake_quantize
 
     def counting(x, *args, **kwargs):
         done[0] += isinstance(x, nn.Parameter)
-        return quantise(x, *args, **kwargs)
+        return quantize(x, *args, **kwargs)
 
-    operands.quantise_dequantise = counting
+    operands.fake_quantize = counting
     for step in range(STEPS):
         model.zero_grad_buffer()
         for number in range(PASSES):
@@ -89,7 +89,7 @@ def train(cache, folder):
         adam.step()
         assert differ(net), "the step has gathered already: nothing is tested"
     model.start_param_sync(force_sync=True)
-    operands.quantise_dequantise = quantise
+    operands.fake_quantize = quantize
     return world.weights_of(net), done[0]
 
 

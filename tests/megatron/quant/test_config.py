@@ -10,7 +10,7 @@ FULL = """
 fprop = "mxfp8"
 qk = "none"
 
-[quantiser]
+[quantizer]
 block = 64
 scale_rule = "even"
 rounding = "stochastic"
@@ -58,14 +58,19 @@ def test_every_key_of_the_file_is_read(options):
 
 
 def test_keys_left_out_keep_their_defaults(options):
-    options('[quantiser]\nscale_rule = "rceil"\n')
+    options('[quantizer]\nscale_rule = "rceil"\n')
     assert config.current() == QuantConfig(scale_rule="rceil")
 
 
+def test_the_table_of_version_0_1_is_read(options):
+    options("[quantiser]\nblock = 16\n")
+    assert config.current() == QuantConfig(block=16)
+
+
 def test_the_file_is_read_once_until_reset(options):
-    path = options("[quantiser]\nblock = 16\n")
+    path = options("[quantizer]\nblock = 16\n")
     assert config.current().block == 16
-    path.write_text("[quantiser]\nblock = 128\n", encoding="utf-8")
+    path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
     assert config.current().block == 16
     config.reset()
     assert config.current().block == 128
@@ -79,9 +84,9 @@ def test_the_options_make_the_spec_of_each_type(options):
 
 
 def test_a_spec_is_made_once_until_reset(options):
-    path = options("[quantiser]\nblock = 16\n")
+    path = options("[quantizer]\nblock = 16\n")
     assert config.spec_of("mxfp8") is config.spec_of("mxfp8")
-    path.write_text("[quantiser]\nblock = 128\n", encoding="utf-8")
+    path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
     config.reset()
     assert config.spec_of("mxfp8").block == 128
 
@@ -91,18 +96,18 @@ def test_a_spec_is_made_once_until_reset(options):
     [
         (
             "[quantizer]\nblock = 32",
-            "unknown table 'quantizer'; valid: quantiser, layers, record, run, asked, schedule",
+            "unknown table 'quantizer'; valid: quantizer, layers, record, run, asked, schedule",
         ),
-        ("quantiser = 3", "quantiser = 3 should be a table, [quantiser]"),
-        ("[quantiser]\nblok = 32", "[quantiser] 'blok'; valid: block, scale_rule, rounding, "),
-        ("[quantiser]\nblock = 33", "[quantiser] block: unknown block 33; valid: 16, 32, 64"),
-        ("[quantiser]\nblock = 32.0", "[quantiser] block: unknown block 32.0"),
-        ("[quantiser]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
-        ("[quantiser]\nrounding = 'up'", "'up'; valid: nearest-even, nearest-away, stochastic"),
-        ("[quantiser]\ntensor_scale = 1", "unknown tensor scale 1; valid: False, True"),
-        ("[quantiser]\nseed = -1", "[quantiser] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
-        ("[quantiser]\nseed = true", "[quantiser] seed: True is no seed"),
-        ("[quantiser]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
+        ("quantizer = 3", "quantizer = 3 should be a table, [quantizer]"),
+        ("[quantizer]\nblok = 32", "[quantizer] 'blok'; valid: block, scale_rule, rounding, "),
+        ("[quantizer]\nblock = 33", "[quantizer] block: unknown block 33; valid: 16, 32, 64"),
+        ("[quantizer]\nblock = 32.0", "[quantizer] block: unknown block 32.0"),
+        ("[quantizer]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
+        ("[quantizer]\nrounding = 'up'", "'up'; valid: nearest-even, nearest-away, stochastic"),
+        ("[quantizer]\ntensor_scale = 1", "unknown tensor scale 1; valid: False, True"),
+        ("[quantizer]\nseed = -1", "[quantizer] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
+        ("[quantizer]\nseed = true", "[quantizer] seed: True is no seed"),
+        ("[quantizer]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
         ("[record]\nevery = -1", "[record] every: -1 is no whole number"),
         ("[record]\nevery = true", "[record] every: True is no whole number"),
         ("[record]\nevery = 1.5", "[record] every: 1.5 is no whole number"),

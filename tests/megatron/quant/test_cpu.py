@@ -1,4 +1,4 @@
-"""The compiled CPU quantisers: the reference's bits for every input, layout and thread."""
+"""The compiled CPU quantizers: the reference's bits for every input, layout and thread."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Layers that stay unquantised: the very tensors, records that say so, no silent typo."""
+"""Layers that stay unquantized: the very tensors, records that say so, no silent typo."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_a_pattern_matches_the_whole_label(pattern, site, layer, expected):
     assert excludes.matches(pattern, site, layer) is expected
 
 
-def test_an_excluded_layer_gets_the_operands_of_an_unquantised_one(options):
+def test_an_excluded_layer_gets_the_operands_of_an_unquantized_one(options):
     excluding(options, "head", "qk:a.*")
     x = torch.randn(4, 32).requires_grad_()
     none = gemm_operands("fprop", "none", None)
@@ -70,7 +70,7 @@ def test_records_say_that_a_layer_is_excluded(options):
     assert missing({"fprop": "mxfp4"}, RECORDER.entries()) == []
 
 
-def test_a_layer_that_is_not_to_be_quantised_anyway_is_not_recorded(options):
+def test_a_layer_that_is_not_to_be_quantized_anyway_is_not_recorded(options):
     excluding(options, "head")
     gemm_operands("fprop", "none", owner("head"))
     assert RECORDER.entries() == []

@@ -22,7 +22,7 @@ from megatron.quant import (
     SCALE_RULES,
     QuantSpec,
     backend,
-    quantise_dequantise,
+    fake_quantize,
     reference,
 )
 
@@ -96,7 +96,7 @@ def patterns(shape, dtype, seed=0):
 
 
 def spread(shape, dtype, seed=0):
-    """Finite values whose neighbours are alike in magnitude, and whose rows are not."""
+    """Finite values whose neighbors are alike in magnitude, and whose rows are not."""
     rows = random(-150, 128, shape[:1], seed=seed, kind=torch.randint).double()
     rows = rows.reshape(shape[:1] + (1,) * (len(shape) - 1))
     largest = torch.finfo(dtype).max
@@ -142,7 +142,7 @@ seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**6
 
 @pytest.fixture(scope="session")
 def assert_equals_reference(assert_same_bits):
-    """A function that quantises with both, and returns what they made of it."""
+    """A function that quantizes with both, and returns what they made of it."""
 
     def check(x, spec, axis=-1, seed=0):
         expected = reference.qdq(x.cpu(), spec, axis, seed=seed)
@@ -419,14 +419,14 @@ def test_the_backend_calls_it(asked_for, monkeypatch, assert_same_bits):
     x, spec = random(36, 70).to(DEVICE), QuantSpec("mxfp8", rounding="stochastic")
     expected = reference.qdq(x.cpu(), spec, seed=2**64 - 1)
     monkeypatch.setattr(reference, "qdq", None)
-    assert_same_bits(quantise_dequantise(x, spec, seed=2**64 - 1).cpu(), expected)
+    assert_same_bits(fake_quantize(x, spec, seed=2**64 - 1).cpu(), expected)
 
 
 @pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter takes CPU tensors")
 def test_a_cpu_tensor_is_left_to_the_reference(asked_for):
     x = random(4, 64)
     assert gpu.qdq(x, QuantSpec("mxfp8")) is None
-    result = quantise_dequantise(x, QuantSpec("mxfp8"))
+    result = fake_quantize(x, QuantSpec("mxfp8"))
     assert result.equal(reference.qdq(x, QuantSpec("mxfp8")))
 
 
@@ -470,15 +470,15 @@ def compiled(monkeypatch, spec, dtype, axis):
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value, name = recorder.arguments[parameter.name], parameter.name
-        specialised = not parameter.do_not_specialize
+        specialized = not parameter.do_not_specialize
         if isinstance(value, torch.Tensor):
             kinds = {torch.int16: "*i16", torch.int32: "*i32", torch.float16: "*fp16"}
             signature[name] = kinds[value.dtype]
-        elif parameter.is_constexpr or value is None or (specialised and value == 1):
+        elif parameter.is_constexpr or value is None or (specialized and value == 1):
             signature[name], constants[(i,)] = "constexpr", value
         else:
             signature[name] = "i64" if name == "seed" else "i32"
-        if signature[name] != "constexpr" and specialised:
+        if signature[name] != "constexpr" and specialized:
             divisible = isinstance(value, torch.Tensor) or value % 16 == 0
             attributes[(i,)] = [["tt.divisibility", 16]] if divisible else []
     return triton.compile(

@@ -9,13 +9,13 @@ from megatron.quant import (
     SITES,
     Layer,
     QuantRecord,
-    Reach,
+    SiteCoverage,
+    coverage_faults,
     gemm_operands,
     idle_layers,
     ineffective,
     missing,
-    reach,
-    reach_faults,
+    site_coverage,
 )
 
 
@@ -38,13 +38,13 @@ def test_nothing_asked_and_nothing_run_is_no_fault():
 def test_a_site_that_never_ran_is_named():
     asked = {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
     assert missing(asked, records("fprop", "mxfp8")) == [
-        "qk: asked for mxfp8, but its quantiser never ran"
+        "qk: asked for mxfp8, but its quantizer never ran"
     ]
 
 
 def test_a_record_without_calls_is_a_site_that_never_ran():
     idle = QuantRecord("qk", "a", "query", "mxfp8", 0, 0, 0.0, 0.0)
-    assert missing({"qk": "mxfp8"}, [idle]) == ["qk: asked for mxfp8, but its quantiser never ran"]
+    assert missing({"qk": "mxfp8"}, [idle]) == ["qk: asked for mxfp8, but its quantizer never ran"]
 
 
 def test_another_type_is_named_with_its_layers():
@@ -94,19 +94,21 @@ TWO = [Layer(name, "linear", "ColumnParallelLinear") for name in ("a", "b")]
 
 
 def reached(asked, layers, used, ran, excluded=()):
-    return reach(asked, layers, used, ran, lambda site, layer: (site, layer) in excluded)
+    return site_coverage(asked, layers, used, ran, lambda site, layer: (site, layer) in excluded)
 
 
 def test_a_rank_whose_layers_all_reached_their_sites_missed_nothing():
     ran = records("fprop", "mxfp8", "a") + records("fprop", "mxfp8", "b")
     found = reached({"fprop": "mxfp8", "qk": "none"}, TWO, {"a", "b"}, ran)
-    assert found == Reach()
-    assert reach_faults([found, Reach()]) == []
+    assert found == SiteCoverage()
+    assert coverage_faults([found, SiteCoverage()]) == []
 
 
 def test_one_layer_that_bypasses_the_site_is_named():
     found = reached({"fprop": "mxfp8"}, TWO, {"a", "b"}, records("fprop", "mxfp8", "a"))
-    assert reach_faults([Reach(), found]) == ["fprop: b ran, but not through this site: exclude it"]
+    assert coverage_faults([SiteCoverage(), found]) == [
+        "fprop: b ran, but not through this site: exclude it"
+    ]
 
 
 def test_a_layer_with_one_operand_only_is_named():
@@ -118,14 +120,14 @@ def test_a_layer_that_bypasses_on_one_rank_alone_is_named():
     """Tensor-parallel ranks share layer names, but each is held to its own records."""
     ran = records("fprop", "mxfp8", "a")
     ranks = [reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran) for ran in (ran, [])]
-    assert reach_faults(ranks) == ["fprop: a ran, but not through this site: exclude it"]
+    assert coverage_faults(ranks) == ["fprop: a ran, but not through this site: exclude it"]
 
 
 def test_each_site_is_held_to_its_own_kind_of_layers():
     layers = [*TWO[:1], Layer("core", "attention", "DotProductAttention")]
     asked = dict.fromkeys(SITES, "mxfp8")
     found = reached(asked, layers, {"a", "core"}, [])
-    sites = [fault.split(" ran")[0] for fault in reach_faults([found])]
+    sites = [fault.split(" ran")[0] for fault in coverage_faults([found])]
     assert sites == ["fprop: a", "dgrad: a", "wgrad: a", "qk: core", "pv: core"]
 
 
@@ -134,24 +136,24 @@ def test_excluded_and_frozen_layers_are_not_held_to_a_type():
     idle = QuantRecord("fprop", "b", "x", "excluded", 3, 0, 0.0, 0.0)
     ran = [*records("fprop", "mxfp8", "a"), idle]
     found = reached({"fprop": "mxfp8"}, layers, {"a", "b", "c"}, ran, {("fprop", "b")})
-    assert found == Reach()
+    assert found == SiteCoverage()
 
 
-def test_a_record_of_an_excluded_layer_is_no_record_of_quantising():
+def test_a_record_of_an_excluded_layer_is_no_record_of_quantizing():
     ran = [QuantRecord("fprop", "a", op, "excluded", 1, 0, 0.0, 0.0) for op in ("x", "weight")]
     assert reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran).missed == {("fprop", "a")}
 
 
 def test_a_layer_that_never_ran_is_reported_and_no_fault():
     found = reached({"fprop": "mxfp8"}, TWO, {"a"}, records("fprop", "mxfp8", "a"))
-    assert reach_faults([found]) == []
-    assert idle_layers([found, Reach(idle=frozenset({"c"}))]) == ["b", "c"]
+    assert coverage_faults([found]) == []
+    assert idle_layers([found, SiteCoverage(idle=frozenset({"c"}))]) == ["b", "c"]
 
 
 def test_a_layer_that_lost_its_name_is_a_fault():
     gemm_operands("dgrad", "mxfp8", None).lhs(torch.ones(4, 32))
     found = reached({"dgrad": "mxfp8"}, [], set(), RECORDER.entries())
-    (fault,) = reach_faults([found])
+    (fault,) = coverage_faults([found])
     assert fault.startswith("dgrad: a layer lost its name on the way")
 
 
@@ -166,11 +168,11 @@ def test_an_expert_without_a_token_counts_as_reached(kind):
         assert operands.lhs(lhs).shape == lhs.shape
         assert operands.rhs(rhs).shape == rhs.shape
     asked = dict.fromkeys(("fprop", "dgrad", "wgrad"), kind)
-    assert reached(asked, TWO[:1], {"a"}, RECORDER.entries()) == Reach()
+    assert reached(asked, TWO[:1], {"a"}, RECORDER.entries()) == SiteCoverage()
     assert missing(asked, RECORDER.entries()) == []
 
 
-# -- quantisers without effect -----------------------------------------------------------------
+# -- quantizers without effect -----------------------------------------------------------------
 
 
 def measured(site="fprop", operand="x", kind="mxfp8", signal=1.0, noise=0.0, layer="a", calls=1):

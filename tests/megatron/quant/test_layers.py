@@ -118,7 +118,7 @@ def test_vectors_norms_and_biases_get_no_label():
         assert not hasattr(parameter, "mqo_layer")
 
 
-def test_a_subclass_of_dot_product_attention_is_labelled():
+def test_a_subclass_of_dot_product_attention_is_labeled():
     model = nn.ModuleDict({"layers": nn.ModuleList([TransformerLayer(1, LatentAttention)])})
     label_layers(model)
     assert model["layers"][0].self_attention.core.mqo_layer == "layers.0.self_attention.core"
@@ -158,7 +158,7 @@ def test_a_prefix_stands_before_every_name():
     assert lone.weight.mqo_layer == "student"
 
 
-def test_labelling_twice_gives_the_same_names():
+def test_labeling_twice_gives_the_same_names():
     model = Model(tied=True)
     first = label_layers(model), labels(model)
     assert (label_layers(model), labels(model)) == first

@@ -1,4 +1,4 @@
-"""What is measured of a quantised operand, against a plain count of the same."""
+"""What is measured of a quantized operand, against a plain count of the same."""
 
 import math
 
@@ -9,18 +9,18 @@ from megatron.quant import (
     SCALE_RULES,
     Measurement,
     QuantSpec,
+    fake_quantize,
     measure,
     merge_measurements,
     pack,
-    quantise_dequantise,
 )
 
 KEY = ("fprop", "layers.0", "x", "mxfp8")
 
 
 def measured(x, spec, axis=-1):
-    quantised = quantise_dequantise(x, spec, axis=axis, seed=0)
-    return Measurement.of(KEY, measure(x, quantised, spec, axis).flat().tolist())
+    quantized = fake_quantize(x, spec, axis=axis, seed=0)
+    return Measurement.of(KEY, measure(x, quantized, spec, axis).flat().tolist())
 
 
 def wide(*shape, seed=0):
@@ -46,7 +46,7 @@ def wide(*shape, seed=0):
 )
 def test_counts_and_energies_are_those_of_a_plain_count(spec, dtype):
     x = wide(40, 50).to(dtype)
-    q = quantise_dequantise(x, spec, axis=0, seed=0)
+    q = fake_quantize(x, spec, axis=0, seed=0)
     found = measured(x, spec, axis=0)
     assert found.elements == 2000
     assert found.nonzero == int((x != 0).sum())

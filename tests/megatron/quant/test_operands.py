@@ -6,9 +6,9 @@ from megatron.quant import (
     RECORDER,
     SITES,
     QuantSpec,
+    fake_quantize,
     gemm_operands,
     label_layers,
-    quantise_dequantise,
 )
 
 TYPES = ("mxfp8", "mxfp4", "hifp8")
@@ -42,14 +42,14 @@ def test_the_gemms_above_are_all_the_sites():
 def test_blocks_run_along_the_contraction_axis(gemm):
     site, lhs_shape, lhs_axis, rhs_shape, rhs_axis = gemm
     operands = gemm_operands(site, "mxfp4", None)
-    for quantise, shape, axis in (
+    for quantize, shape, axis in (
         (operands.lhs, lhs_shape, lhs_axis),
         (operands.rhs, rhs_shape, rhs_axis),
     ):
         x = normal(*shape)
         for other in range(len(shape)):
             powers = powers_but_along(shape, other, seed=other)
-            passes = quantise(x * powers).equal(quantise(x) * powers)
+            passes = quantize(x * powers).equal(quantize(x) * powers)
             assert passes == (other == axis)
 
 
@@ -60,17 +60,17 @@ def test_operands_are_those_of_the_reference(gemm, kind, dtype):
     site, lhs_shape, lhs_axis, rhs_shape, rhs_axis = gemm
     operands = gemm_operands(site, kind, None)
     lhs, rhs = normal(*lhs_shape, dtype=dtype), normal(*rhs_shape, seed=1, dtype=dtype)
-    assert operands.lhs(lhs).equal(quantise_dequantise(lhs, QuantSpec(kind), axis=lhs_axis))
-    assert operands.rhs(rhs).equal(quantise_dequantise(rhs, QuantSpec(kind), axis=rhs_axis))
+    assert operands.lhs(lhs).equal(fake_quantize(lhs, QuantSpec(kind), axis=lhs_axis))
+    assert operands.rhs(rhs).equal(fake_quantize(rhs, QuantSpec(kind), axis=rhs_axis))
 
 
-def test_the_runs_options_reach_the_quantiser(options):
-    options('[quantiser]\nblock = 16\nscale_rule = "rceil"\noverflow = "inf"\n')
+def test_the_runs_options_reach_the_quantizer(options):
+    options('[quantizer]\nblock = 16\nscale_rule = "rceil"\noverflow = "inf"\n')
     x = 300 * normal(4, 64)
     fprop = gemm_operands("fprop", "mxfp8", None)
-    expected = quantise_dequantise(x, QuantSpec("mxfp8", block=16, scale_rule="rceil"))
+    expected = fake_quantize(x, QuantSpec("mxfp8", block=16, scale_rule="rceil"))
     assert fprop.lhs(x).equal(expected)
-    assert not expected.equal(quantise_dequantise(x, QuantSpec("mxfp8")))
+    assert not expected.equal(fake_quantize(x, QuantSpec("mxfp8")))
     assert gemm_operands("qk", "hifp8", None).lhs(torch.tensor([5e4])).isinf().all()
 
 
@@ -79,10 +79,10 @@ def test_the_runs_options_reach_the_quantiser(options):
 def test_gradients_pass_straight_through(gemm, kind):
     site, lhs_shape, _, rhs_shape, _ = gemm
     operands = gemm_operands(site, kind, None)
-    for quantise, shape in ((operands.lhs, lhs_shape), (operands.rhs, rhs_shape)):
+    for quantize, shape in ((operands.lhs, lhs_shape), (operands.rhs, rhs_shape)):
         x = (1e5 * normal(*shape)).requires_grad_()  # large enough for hifp8 to saturate
         upstream = normal(*shape, seed=7)
-        quantise(x).backward(upstream)
+        quantize(x).backward(upstream)
         assert x.grad.equal(upstream)
 
 
@@ -114,12 +114,12 @@ def test_the_owner_names_the_layer():
     gemm_operands("qk", "mxfp8", torch.nn.Identity()).rhs(normal(4, 2, 32))
     assert [(entry.layer, entry.operand) for entry in RECORDER.entries()] == [
         ("decoder.layers.3.self_attention.core_attention", "query"),
-        ("unlabelled", "key"),
+        ("unlabeled", "key"),
     ]
 
 
 class LinearAsInMegatron(torch.autograd.Function):
-    """Quantises inside forward and backward, where gradients are off, from saved tensors."""
+    """Quantizes inside forward and backward, where gradients are off, from saved tensors."""
 
     @staticmethod
     def forward(ctx, x, weight, kind):
@@ -151,12 +151,12 @@ def run_linear(kind):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_linear_layers_three_gemms_are_quantised_each_along_its_own_axis(kind):
+def test_a_linear_layers_three_gemms_are_quantized_each_along_its_own_axis(kind):
     x, weight, upstream, out = run_linear(kind)
     flat, grad = x.detach().flatten(0, 1), upstream.flatten(0, 1)
 
     def q(t, axis):
-        return quantise_dequantise(t.detach(), QuantSpec(kind), axis=axis)
+        return fake_quantize(t.detach(), QuantSpec(kind), axis=axis)
 
     # The same operands in the same GEMM: equal but for the order of a sum, so to float32's ulp.
     torch.testing.assert_close(out.detach(), q(x, -1) @ q(weight, -1).t())
@@ -173,7 +173,7 @@ def test_a_weights_label_survives_saved_tensors():
     }
 
 
-def test_none_gives_the_gradients_of_an_unquantised_layer():
+def test_none_gives_the_gradients_of_an_unquantized_layer():
     x, weight, upstream, out = run_linear("none")
     plain, plain_weight = (t.detach().clone().requires_grad_() for t in (x, weight))
     torch.matmul(plain, plain_weight.t()).backward(upstream)

@@ -32,7 +32,7 @@ every_rule = pytest.mark.parametrize("rule", MODES)
 
 
 def torchao_mx(x, kind, rule, block=32):
-    """torchao's codes, scale bytes, and dequantised values."""
+    """torchao's codes, scale bytes, and dequantized values."""
     element = TORCHAO_ELEMENTS[kind]
     scales, codes = to_mx(x, element, block, MODES[rule])
     values = to_dtype(codes, scales, element, block, x.dtype)

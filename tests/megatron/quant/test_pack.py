@@ -1,4 +1,4 @@
-"""Packed storage: bit-equal to quantise_dequantise, its layout, its size, every code and scale."""
+"""Packed storage: bit-equal to fake_quantize, its layout, its size, every code and scale."""
 
 import math
 
@@ -13,8 +13,8 @@ from megatron.quant import (
     PackedTensor,
     QuantSpec,
     code_values,
+    fake_quantize,
     pack,
-    quantise_dequantise,
 )
 
 KINDS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8")
@@ -54,10 +54,10 @@ specs = st.builds(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(tensors(), specs, st.integers(0, 2**64 - 1))
-def test_unpacking_gives_what_quantising_gives(assert_same_bits, tensor_and_axis, spec, seed):
+def test_unpacking_gives_what_quantizing_gives(assert_same_bits, tensor_and_axis, spec, seed):
     x, axis = tensor_and_axis
     packed = pack(x, spec, axis, seed)
-    assert_same_bits(packed.unpack(), quantise_dequantise(x, spec, axis=axis, seed=seed))
+    assert_same_bits(packed.unpack(), fake_quantize(x, spec, axis=axis, seed=seed))
     assert packed.codes.dtype == packed.scales.dtype == torch.uint8
     assert packed.unpack().is_contiguous()
 
@@ -185,12 +185,12 @@ def test_what_float16_cannot_hold_is_packed_all_the_same():
     assert code_values("mxfp8")[packed.codes] * 2.0 ** (packed.scales - 127.0) == 65536.0
 
 
-def test_what_quantising_refuses_packing_refuses():
+def test_what_quantizing_refuses_packing_refuses():
     with pytest.raises(ValueError, match="'none'; valid: mxfp8, mxfp4, hifp8, mxfp8_e5m2"):
         pack(torch.zeros(4), QuantSpec("none"))
     with pytest.raises(ValueError, match="axis 1; valid: -1, 0"):
         pack(torch.zeros(4), QuantSpec("mxfp8"), axis=1)
     with pytest.raises(ValueError, match="None is no seed"):
         pack(torch.zeros(4), QuantSpec("mxfp8", rounding="stochastic"))
-    with pytest.raises(TypeError, match=r"cannot quantise torch\.int32"):
+    with pytest.raises(TypeError, match=r"cannot quantize torch\.int32"):
         pack(torch.zeros(4, dtype=torch.int32), QuantSpec("mxfp8"))

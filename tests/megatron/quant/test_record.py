@@ -10,10 +10,10 @@ from megatron.quant import (
     QuantRecord,
     QuantSpec,
     Recorder,
+    fake_quantize,
     gemm_operands,
     merge,
     merge_measurements,
-    quantise_dequantise,
 )
 
 
@@ -26,21 +26,21 @@ def record(site="fprop", layer="a", operand="x", kind="mxfp8", **numbers):
     return QuantRecord(site, layer, operand, kind, **numbers)
 
 
-def observe(recorder, original, quantised, layer="a"):
-    recorder.observe("fprop", layer, "x", QuantSpec("mxfp8"), -1, original, quantised)
+def observe(recorder, original, quantized, layer="a"):
+    recorder.observe("fprop", layer, "x", QuantSpec("mxfp8"), -1, original, quantized)
 
 
-def test_every_quantised_operand_is_counted_by_site_layer_operand_and_type():
+def test_every_quantized_operand_is_counted_by_site_layer_operand_and_type():
     for kind, calls in (("mxfp8", 3), ("hifp8", 1)):
         for _ in range(calls):
             q = gemm_operands("qk", kind, None)
             q.lhs(normal(4, 2, 32))
             q.rhs(normal(4, 2, 32))
     assert [(*entry.key, entry.calls) for entry in RECORDER.entries()] == [
-        ("qk", "unlabelled", "key", "hifp8", 1),
-        ("qk", "unlabelled", "key", "mxfp8", 3),
-        ("qk", "unlabelled", "query", "hifp8", 1),
-        ("qk", "unlabelled", "query", "mxfp8", 3),
+        ("qk", "unlabeled", "key", "hifp8", 1),
+        ("qk", "unlabeled", "key", "mxfp8", 3),
+        ("qk", "unlabeled", "query", "hifp8", 1),
+        ("qk", "unlabeled", "query", "mxfp8", 3),
     ]
 
 
@@ -84,8 +84,8 @@ def test_a_step_is_measured_by_key_over_all_its_micro_batches():
     spec, operands = QuantSpec("mxfp4", block=16), []
     for seed in range(3):
         operands.append(normal(4, 32, seed=seed))
-        quantised = quantise_dequantise(operands[-1], spec)
-        recorder.observe("qk", "a", "query", spec, -1, operands[-1], quantised)
+        quantized = fake_quantize(operands[-1], spec)
+        recorder.observe("qk", "a", "query", spec, -1, operands[-1], quantized)
         observe(recorder, torch.ones(1), torch.ones(1), "b")
     linear, attention = recorder.end_step()
     assert (linear.key, attention.key[0]) == (("fprop", "b", "x", "mxfp8"), "qk")
@@ -102,7 +102,7 @@ def test_operands_are_kept_at_the_iterations_that_are_asked_for(options):
         for operand in (x, x + 1):
             gemm_operands("qk", "mxfp8", None).lhs(operand)
         kept = RECORDER.take_dump()
-        assert list(kept) == (["qk/unlabelled/query"] if iteration == 2 else [])
+        assert list(kept) == (["qk/unlabeled/query"] if iteration == 2 else [])
         if kept:
             # As it was before, of the first micro-batch, and a copy.
             (tensor,) = kept.values()

@@ -1,4 +1,4 @@
-"""What all quantisers of the reference share: layout, blocks, dtypes, idempotence."""
+"""What all quantizers of the reference share: layout, blocks, dtypes, idempotence."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from megatron.quant import BLOCK_SIZES, SCALE_RULES, QuantSpec
 from megatron.quant.reference import qdq
 
-QUANTISED_TYPES = ("mxfp8", "mxfp4", "mxfp8_e5m2", "hifp8")
+QUANTIZED_TYPES = ("mxfp8", "mxfp4", "mxfp8_e5m2", "hifp8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -31,7 +31,7 @@ def tensors(draw):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     tensors(),
-    st.sampled_from(QUANTISED_TYPES),
+    st.sampled_from(QUANTIZED_TYPES),
     st.sampled_from(BLOCK_SIZES),
     st.sampled_from(SCALE_RULES),
 )
@@ -48,11 +48,11 @@ def test_an_axis_is_the_last_one_moved(assert_same_bits, tensor_and_axis, kind, 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     tensors(),
-    st.sampled_from(QUANTISED_TYPES),
+    st.sampled_from(QUANTIZED_TYPES),
     st.sampled_from(BLOCK_SIZES),
     st.sampled_from(SCALE_RULES),
 )
-def test_each_block_is_quantised_as_if_alone(assert_same_bits, tensor_and_axis, kind, block, rule):
+def test_each_block_is_quantized_as_if_alone(assert_same_bits, tensor_and_axis, kind, block, rule):
     x, axis = tensor_and_axis
     alone = [
         qdq(part, QuantSpec(kind, block=block, scale_rule=rule), axis=axis)
@@ -63,8 +63,8 @@ def test_each_block_is_quantised_as_if_alone(assert_same_bits, tensor_and_axis, 
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(tensors(), st.sampled_from(QUANTISED_TYPES), st.sampled_from(SCALE_RULES))
-def test_quantising_twice_changes_nothing(assert_same_bits, tensor_and_axis, kind, rule):
+@given(tensors(), st.sampled_from(QUANTIZED_TYPES), st.sampled_from(SCALE_RULES))
+def test_quantizing_twice_changes_nothing(assert_same_bits, tensor_and_axis, kind, rule):
     # Rounding never moves a block's amax so far that the second scale's grid lacks the first's
     # values. It does not hold where rounding up overflows the dtype: Inf there, then NaN.
     x, axis = tensor_and_axis
@@ -73,7 +73,7 @@ def test_quantising_twice_changes_nothing(assert_same_bits, tensor_and_axis, kin
     assert_same_bits(qdq(once, QuantSpec(kind, scale_rule=rule), axis=axis), once)
 
 
-@pytest.mark.parametrize("kind", QUANTISED_TYPES)
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_result_is_a_new_tensor_of_the_same_dtype_shape_and_strides(kind, dtype, axis):
@@ -84,19 +84,19 @@ def test_the_result_is_a_new_tensor_of_the_same_dtype_shape_and_strides(kind, dt
     assert not result.equal(x)
 
 
-@pytest.mark.parametrize("kind", QUANTISED_TYPES)
-def test_an_expanded_tensor_is_quantised_like_its_copy(kind):
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_an_expanded_tensor_is_quantized_like_its_copy(kind):
     x = normal(1, 64).expand(3, 64)
     assert qdq(x, QuantSpec(kind)).equal(qdq(x.clone(), QuantSpec(kind)))
 
 
-@pytest.mark.parametrize("kind", QUANTISED_TYPES)
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
 def test_the_sign_of_the_input_is_the_sign_of_the_result(kind):
     x = normal(4, 64)
     assert qdq(-x, QuantSpec(kind)).equal(-qdq(x, QuantSpec(kind)))
 
 
-@pytest.mark.parametrize("kind", QUANTISED_TYPES)
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
 def test_bfloat16_gives_what_its_float32_copy_gives(kind):
     x = normal(8, 96, dtype=torch.bfloat16)
     wide = qdq(x.float(), QuantSpec(kind))

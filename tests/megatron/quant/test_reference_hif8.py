@@ -53,8 +53,8 @@ def goes_up(share, code, rounding, draw):
     return draw < math.floor(share * 2**24)
 
 
-def quantise_slowly(value, overflow, rounding="nearest-away", draw=0):
-    """One of the two neighbours among all codes' values, by search."""
+def quantize_slowly(value, overflow, rounding="nearest-away", draw=0):
+    """One of the two neighbors among all codes' values, by search."""
     if math.isnan(value):
         return math.nan
     if math.isinf(value):
@@ -98,7 +98,7 @@ def test_every_16_bit_pattern_equals_the_search(assert_same_bits, dtype, roundin
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     draws = stochastic.draws(x.shape, 21).tolist()
     searched = [
-        quantise_slowly(value, overflow, rounding, draw)
+        quantize_slowly(value, overflow, rounding, draw)
         for value, draw in zip(x.tolist(), draws, strict=True)
     ]
     spec = QuantSpec("hifp8", rounding=rounding, overflow=overflow)
@@ -115,7 +115,7 @@ def test_every_code_is_its_own_image(assert_same_bits):
 
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
-def test_quantising_twice_changes_nothing(assert_same_bits, overflow):
+def test_quantizing_twice_changes_nothing(assert_same_bits, overflow):
     x = torch.from_numpy(VECTORS["in_edges"])
     once = qdq(x, QuantSpec("hifp8", overflow=overflow))
     assert_same_bits(qdq(once, QuantSpec("hifp8", overflow=overflow)), once)

@@ -131,7 +131,7 @@ def to_float32(fraction):
     return math.inf if fraction >= Fraction(2) ** 128 else float(fraction)
 
 
-def quantise_block_slowly(block, kind, rule, rounding="nearest-even", draws=None):
+def quantize_block_slowly(block, kind, rule, rounding="nearest-even", draws=None):
     if not all(map(math.isfinite, block)):
         return [math.nan] * len(block)
     amax = max(abs(Fraction(v)) for v in block)
@@ -173,7 +173,7 @@ blocks = st.one_of(
 @every_rule
 def test_a_block_equals_the_search_over_all_codes(assert_same_bits, kind, rule, block):
     x = torch.tensor(block, dtype=torch.float32)
-    expected = torch.tensor(quantise_block_slowly(block, kind, rule), dtype=torch.float32)
+    expected = torch.tensor(quantize_block_slowly(block, kind, rule), dtype=torch.float32)
     assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), expected)
 
 
@@ -185,7 +185,7 @@ def test_a_block_equals_the_search_over_all_codes(assert_same_bits, kind, rule, 
 def test_each_rounding_equals_the_search(assert_same_bits, kind, rounding, block, seed):
     x = torch.tensor(block, dtype=torch.float32)
     draws = stochastic.draws(x.shape, seed).tolist()
-    expected = quantise_block_slowly(block, kind, "floor", rounding, draws)
+    expected = quantize_block_slowly(block, kind, "floor", rounding, draws)
     actual = qdq(x, QuantSpec(kind, rounding=rounding), seed=seed)
     assert_same_bits(actual, torch.tensor(expected, dtype=torch.float32))
 
@@ -298,12 +298,12 @@ POSITIVE = PATTERNS[:0x7F80].double().numpy()  # 0, and every finite positive on
 
 
 def on_the_grid(magnitudes, kind, rounding):
-    """The element values next to float64 `magnitudes`, by the midpoints between neighbours."""
+    """The element values next to float64 `magnitudes`, by the midpoints between neighbors."""
     values = np.array(CODE_VALUES[kind], dtype=np.float64)
     midpoints = (values[:-1] + values[1:]) / 2
     above = np.searchsorted(midpoints, magnitudes, side="right")
     if rounding == "nearest-even":
-        # Where the sides differ, a magnitude is a midpoint: of two neighbours take the even code.
+        # Where the sides differ, a magnitude is a midpoint: of two neighbors take the even code.
         below = np.searchsorted(midpoints, magnitudes, side="left")
         above = np.where(above % 2, below, above)
     return values[above]

@@ -1,10 +1,10 @@
-"""What one process quantises, ranks quantise to the same bits, or it is refused."""
+"""What one process quantizes, ranks quantize to the same bits, or it is refused."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.quant import SITES, FoundLayer, Layer, QuantSpec, cut_blocks, quantise_dequantise
+from megatron.quant import SITES, FoundLayer, Layer, QuantSpec, cut_blocks, fake_quantize
 
 FC1 = "decoder.layers.0.mlp.linear_fc1"
 FC2 = "decoder.layers.0.mlp.linear_fc2"
@@ -77,25 +77,25 @@ def test_a_chunk_of_the_context_must_hold_whole_blocks_of_tokens():
 
 
 @pytest.mark.parametrize("quant_type", ["mxfp8", "mxfp4", "hifp8"])
-def test_the_chunks_of_a_rank_quantise_along_tokens_as_in_the_whole_sequence(quant_type):
+def test_the_chunks_of_a_rank_quantize_along_tokens_as_in_the_whole_sequence(quant_type):
     batch, chunk, ranks = 2, 16, 2
     whole = torch.randn(2 * ranks * chunk, batch, 24, generator=torch.Generator().manual_seed(0))
     whole *= torch.logspace(-3, 3, len(whole))[:, None, None]
     spec = QuantSpec(quant_type)
-    right = quantise_dequantise(whole.flatten(0, 1), spec, axis=0).view_as(whole)
+    right = fake_quantize(whole.flatten(0, 1), spec, axis=0).view_as(whole)
     for rank in range(ranks):
         mine = [*range(rank * chunk, (rank + 1) * chunk)]
         last = 2 * ranks - 1 - rank
         mine += range(last * chunk, (last + 1) * chunk)
-        part = quantise_dequantise(whole[mine].flatten(0, 1), spec, axis=0)
+        part = fake_quantize(whole[mine].flatten(0, 1), spec, axis=0)
         assert torch.equal(part.view(-1, batch, 24), right[mine])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_the_parts_of_a_weight_quantise_as_the_whole(axis):
+def test_the_parts_of_a_weight_quantize_as_the_whole(axis):
     weight = torch.randn(128, 128, generator=torch.Generator().manual_seed(1))
     spec = QuantSpec("mxfp8")
-    right = quantise_dequantise(weight, spec, axis=axis)
+    right = fake_quantize(weight, spec, axis=axis)
     for split in (0, 1):
-        parts = [quantise_dequantise(p, spec, axis=axis) for p in weight.chunk(2, dim=split)]
+        parts = [fake_quantize(p, spec, axis=axis) for p in weight.chunk(2, dim=split)]
         assert torch.equal(torch.cat(parts, dim=split), right)

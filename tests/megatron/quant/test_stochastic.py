@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron.quant import QuantSpec, gemm_operands, quantise_dequantise, set_step, stochastic
+from megatron.quant import QuantSpec, fake_quantize, gemm_operands, set_step, stochastic
 from megatron.quant.reference import qdq
 
 KINDS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8")
@@ -88,19 +88,19 @@ def test_no_two_of_many_seeds_are_equal():
 
 
 def test_operands_are_seeded_by_run_rank_step_and_place(options):
-    options('[quantiser]\nrounding = "stochastic"\nseed = 9\n')
+    options('[quantizer]\nrounding = "stochastic"\nseed = 9\n')
     x, spec = torch.randn(64, 64), QuantSpec("mxfp4", rounding="stochastic")
     for step in (0, 3):
         set_step(step)
-        place = {"rank": 0, "step": step, "site": "fprop", "layer": "unlabelled"}
-        for quantise, operand in (("lhs", "x"), ("rhs", "weight")):
+        place = {"rank": 0, "step": step, "site": "fprop", "layer": "unlabeled"}
+        for quantize, operand in (("lhs", "x"), ("rhs", "weight")):
             seed = stochastic.derive_seed(9, operand=operand, **place)
-            actual = getattr(gemm_operands("fprop", "mxfp4", None), quantise)(x)
-            assert actual.equal(quantise_dequantise(x, spec, seed=seed))
+            actual = getattr(gemm_operands("fprop", "mxfp4", None), quantize)(x)
+            assert actual.equal(fake_quantize(x, spec, seed=seed))
 
 
 def test_a_step_repeats_itself_and_no_other(options):
-    options('[quantiser]\nrounding = "stochastic"\n')
+    options('[quantizer]\nrounding = "stochastic"\n')
     x, results = torch.randn(64, 64), []
     for step in (1, 1, 2):
         set_step(step)

@@ -1,4 +1,4 @@
-"""Each way to ask for a type and quantise nothing fires, with what to change."""
+"""Each way to ask for a type and quantize nothing fires, with what to change."""
 
 import pytest
 from megatron.quant import Layer, Setup, find_traps, notes

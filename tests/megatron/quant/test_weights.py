@@ -1,4 +1,4 @@
-"""The cache of quantised weights: when it quantises anew, and that nothing else can be seen."""
+"""The cache of quantized weights: when it quantizes anew, and that nothing else can be seen."""
 
 import gc
 import os
@@ -10,9 +10,9 @@ import torch
 from megatron.quant import (
     QuantSpec,
     cached_bytes,
+    fake_quantize,
     gemm_operands,
     operands,
-    quantise_dequantise,
     set_step,
     weights,
     weights_changed,
@@ -31,15 +31,15 @@ def empty_cache():
 
 
 @pytest.fixture
-def quantised(monkeypatch):
-    """The tensors that were really quantised, in order."""
+def quantized(monkeypatch):
+    """The tensors that were really quantized, in order."""
     done = []
 
     def counting(x, *args, **kwargs):
         done.append(x)
-        return quantise_dequantise(x, *args, **kwargs)
+        return fake_quantize(x, *args, **kwargs)
 
-    monkeypatch.setattr(operands, "quantise_dequantise", counting)
+    monkeypatch.setattr(operands, "fake_quantize", counting)
     return done
 
 
@@ -48,31 +48,31 @@ def weight_of(site, weight, kind="mxfp8"):
         return gemm_operands(site, kind, weight).rhs(weight)
 
 
-def test_a_weight_is_quantised_once_an_epoch_and_axis(options, quantised):
-    options("[quantiser]\ncache_weights = true\n")
+def test_a_weight_is_quantized_once_an_epoch_and_axis(options, quantized):
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(64, 64))
     for _ in range(3):
-        assert weight_of("fprop", weight).equal(quantise_dequantise(weight, QuantSpec("mxfp8")))
-        along_n = quantise_dequantise(weight, QuantSpec("mxfp8"), axis=0)
+        assert weight_of("fprop", weight).equal(fake_quantize(weight, QuantSpec("mxfp8")))
+        along_n = fake_quantize(weight, QuantSpec("mxfp8"), axis=0)
         assert weight_of("dgrad", weight).equal(along_n)
-    assert len(quantised) == 2
+    assert len(quantized) == 2
     assert cached_bytes() == 2 * weight.nbytes
 
 
-def test_what_autograd_does_not_see_counts_from_the_next_epoch_on(options, quantised):
-    options("[quantiser]\ncache_weights = true\n")
+def test_what_autograd_does_not_see_counts_from_the_next_epoch_on(options, quantized):
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     before = weight_of("fprop", weight).clone()
     weights_changed()
     weight.data.mul_(3.1)  # as an optimizer of bf16 weights does
     after = weight_of("fprop", weight)
-    assert after.equal(quantise_dequantise(weight, QuantSpec("mxfp8")))
+    assert after.equal(fake_quantize(weight, QuantSpec("mxfp8")))
     assert not after.equal(before)
-    assert len(quantised) == 2
+    assert len(quantized) == 2
 
 
 def test_an_epoch_reuses_the_memory_of_the_one_before(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     first = weight_of("fprop", weight).data_ptr()
     weights_changed()
@@ -80,17 +80,15 @@ def test_an_epoch_reuses_the_memory_of_the_one_before(options):
 
 
 def test_loading_a_state_dict_is_seen(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     layer = torch.nn.Linear(64, 4, bias=False)
     weight_of("fprop", layer.weight)
     layer.load_state_dict({"weight": torch.randn(4, 64)})
-    assert weight_of("fprop", layer.weight).equal(
-        quantise_dequantise(layer.weight, QuantSpec("mxfp8"))
-    )
+    assert weight_of("fprop", layer.weight).equal(fake_quantize(layer.weight, QuantSpec("mxfp8")))
 
 
 def test_stochastic_rounding_draws_anew_in_every_step(options):
-    options('[quantiser]\ncache_weights = true\nrounding = "stochastic"\n')
+    options('[quantizer]\ncache_weights = true\nrounding = "stochastic"\n')
     weight = Parameter(torch.randn(4, 64))
     set_step(1)
     one = weight_of("fprop", weight).clone()
@@ -101,31 +99,31 @@ def test_stochastic_rounding_draws_anew_in_every_step(options):
 
 
 def test_types_do_not_share_an_entry(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     for kind in ("mxfp8", "mxfp4", "mxfp8"):
-        assert weight_of("fprop", weight, kind).equal(quantise_dequantise(weight, QuantSpec(kind)))
+        assert weight_of("fprop", weight, kind).equal(fake_quantize(weight, QuantSpec(kind)))
 
 
-def test_activations_are_not_kept(options, quantised):
-    options("[quantiser]\ncache_weights = true\n")
+def test_activations_are_not_kept(options, quantized):
+    options("[quantizer]\ncache_weights = true\n")
     x = torch.randn(4, 64)
     for _ in range(2):
         gemm_operands("fprop", "mxfp8", None).lhs(x)
-    assert len(quantised) == 2
+    assert len(quantized) == 2
     assert cached_bytes() == 0
 
 
-def test_without_the_option_nothing_is_kept(quantised):
+def test_without_the_option_nothing_is_kept(quantized):
     weight = Parameter(torch.randn(4, 64))
     weight_of("fprop", weight)
     weight_of("fprop", weight)
-    assert len(quantised) == 2
+    assert len(quantized) == 2
     assert cached_bytes() == 0
 
 
 def test_a_copy_goes_with_its_weight(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     weight_of("fprop", weight)
     assert cached_bytes()
@@ -135,7 +133,7 @@ def test_a_copy_goes_with_its_weight(options):
 
 
 def test_the_memory_of_an_outdated_copy_is_not_pulled_from_under_a_graph(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     x = torch.randn(2, 64, requires_grad=True)
     y = x @ gemm_operands("fprop", "mxfp8", weight).rhs(weight).t()
@@ -168,7 +166,7 @@ def from_vector(layer):
 
 @pytest.mark.parametrize("change", [fused_step, assigned, assigned_within_a_buffer, from_vector])
 def test_a_change_that_leaves_the_version_is_seen(options, change):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     layer = torch.nn.Linear(64, 4, bias=False)
     layer.buffer = torch.randn(512)
     layer.weight.data = layer.buffer[:256].view(4, 64)
@@ -176,12 +174,12 @@ def test_a_change_that_leaves_the_version_is_seen(options, change):
     change(layer)
     assert layer.weight._version == version
     after = weight_of("fprop", layer.weight)
-    assert after.equal(quantise_dequantise(layer.weight, QuantSpec("mxfp8")))
+    assert after.equal(fake_quantize(layer.weight, QuantSpec("mxfp8")))
     assert not after.equal(before)
 
 
 def test_new_memory_at_the_address_of_the_old_is_seen(options):
-    options("[quantiser]\ncache_weights = true\n")
+    options("[quantizer]\ncache_weights = true\n")
     weight = Parameter(torch.randn(4, 64))
     memory = torch.randn(4, 64).numpy()
     weight.data = torch.from_numpy(memory)
@@ -191,10 +189,10 @@ def test_new_memory_at_the_address_of_the_old_is_seen(options):
     memory[:] = 3.1
     weight.data = torch.from_numpy(memory)
     assert weight.data_ptr() == address
-    assert weight_of("fprop", weight).equal(quantise_dequantise(weight, QuantSpec("mxfp8")))
+    assert weight_of("fprop", weight).equal(fake_quantize(weight, QuantSpec("mxfp8")))
 
 
-def test_parameters_that_are_gathered_behind_the_step_are_quantised_as_they_arrive(tmp_path):
+def test_parameters_that_are_gathered_behind_the_step_are_quantized_as_they_arrive(tmp_path):
     demos = Project.here().tree / "examples/parallelism"
     if not (demos / "../../megatron/core").exists():
         pytest.skip("the tree is not vendored: run `mqo setup`")

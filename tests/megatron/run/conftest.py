@@ -32,17 +32,17 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def quantised():
+def quantized():
     """A function that runs both operands of a site once."""
 
-    def quantise(site, quant_type, *operands, layer="layers.0"):
+    def quantize(site, quant_type, *operands, layer="layers.0"):
         x = torch.arange(32.0)
         RECORDER.begin_step(1)
         for operand in operands:
             RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, x + 0.5)
         RECORDER.end_step()
 
-    return quantise
+    return quantize
 
 
 @pytest.fixture

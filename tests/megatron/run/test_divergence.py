@@ -91,7 +91,7 @@ def test_a_validation_loss_ends_the_run_where_it_is(run):
         check_finite_loss(-math.inf)
 
 
-def test_of_an_unquantised_run_no_quantiser_is_suspected(run):
+def test_of_an_unquantized_run_no_quantizer_is_suspected(run):
     run(fprop="none")
     with pytest.raises(DivergenceError) as error:
         end_if_diverged(machine(math.nan))

@@ -34,16 +34,16 @@ def test_a_site_that_was_asked_for_and_never_ran_ends_the_run(run):
         after_step(3)
 
 
-def test_a_site_that_ran_as_another_type_ends_the_run(run, quantised):
+def test_a_site_that_ran_as_another_type_ends_the_run(run, quantized):
     run(fprop="mxfp8")
-    quantised("fprop", "mxfp4", "x", "weight")
+    quantized("fprop", "mxfp4", "x", "weight")
     with pytest.raises(GuardError, match=r"fprop: asked for mxfp8.*ran as mxfp4"):
         after_step(1)
 
 
-def test_a_site_that_nobody_asked_for_ends_the_run(run, quantised):
+def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
     run()
-    quantised("pv", "hifp8", "probs", "value")
+    quantized("pv", "hifp8", "probs", "value")
     with pytest.raises(GuardError, match="pv: asked for none"):
         after_step(1)
 
@@ -56,41 +56,41 @@ def test_every_fault_is_named(run):
     assert "dgrad:" in str(caught.value)
 
 
-def test_a_run_that_quantises_as_asked_goes_on(run, quantised):
+def test_a_run_that_quantizes_as_asked_goes_on(run, quantized):
     run(fprop="mxfp8")
-    quantised("fprop", "mxfp8", "x", "weight")
+    quantized("fprop", "mxfp8", "x", "weight")
     after_step(1)
 
 
-def test_only_the_first_step_is_checked(run, quantised):
+def test_only_the_first_step_is_checked(run, quantized):
     run()
     after_step(1)
-    quantised("pv", "hifp8", "probs", "value")
+    quantized("pv", "hifp8", "probs", "value")
     after_step(2)
 
 
-def test_the_quantisers_learn_of_every_step_even_without_a_run_folder(run):
+def test_the_quantizers_learn_of_every_step_even_without_a_run_folder(run):
     for iteration in (1, 2):
         after_step(iteration)
         assert progress.step() == iteration
     set_step(0)
 
 
-def test_without_a_run_folder_nothing_is_checked(run, quantised, monkeypatch):
+def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
     monkeypatch.setattr(guard, "gather", lambda: pytest.fail("a collective was started"))
-    quantised("pv", "hifp8", "probs", "value")
+    quantized("pv", "hifp8", "probs", "value")
     after_step(1)
 
 
 def test_a_process_group_is_asked_for_the_records_of_all_ranks(
-    run, quantised, one_rank, monkeypatch
+    run, quantized, one_rank, monkeypatch
 ):
     run(fprop="mxfp8", qk="mxfp4")
-    quantised("fprop", "mxfp8", "x", "weight")
+    quantized("fprop", "mxfp8", "x", "weight")
     real = torch.distributed.all_gather_object
     ours = RECORDER.entries()
     RECORDER.reset()
-    quantised("qk", "mxfp4", "query", "key")
+    quantized("qk", "mxfp4", "query", "key")
     theirs = RECORDER.entries()
 
     def two_ranks(ranks, entries):
@@ -105,7 +105,7 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
 # -- before the first step ---------------------------------------------------------------------
 
 
-def test_the_quantisers_learn_the_step_that_a_checkpoint_was_at(run):
+def test_the_quantizers_learn_the_step_that_a_checkpoint_was_at(run):
     before_step([], Namespace(curr_iteration=7))
     assert progress.step() == 7
     set_step(0)
@@ -181,7 +181,7 @@ def one_step(net, step=None):
     after_step(1)
 
 
-def test_a_step_in_which_every_layer_quantises_goes_on(run, capsys):
+def test_a_step_in_which_every_layer_quantizes_goes_on(run, capsys):
     run(fprop="mxfp8")
     one_step(Net())
     assert capsys.readouterr().out == ""
@@ -376,8 +376,8 @@ def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
 
     def two_ranks(ranks, here):
         real(ranks, here)
-        if isinstance(here, guard.Reach):
-            ranks.append(guard.Reach(missed=frozenset({("fprop", "decoder.layers.9.proj")})))
+        if isinstance(here, guard.SiteCoverage):
+            ranks.append(guard.SiteCoverage(missed=frozenset({("fprop", "decoder.layers.9.proj")})))
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
@@ -399,7 +399,7 @@ def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant
         before_step([net], ARGS)
 
 
-def test_two_quantisers_of_one_gemm_end_the_run(run):
+def test_two_quantizers_of_one_gemm_end_the_run(run):
     run(fprop="mxfp8", qk="none")
     guard.check_alone([])
     with pytest.raises(GuardError, match=r"1 layers.*fc1 among.*fprop as mxfp8: .*bf16, which"):
@@ -426,16 +426,16 @@ def test_upstreams_arguments_without_a_trap_are_the_defaults():
     assert read_setup(Namespace()) == Setup()
 
 
-# -- quantisers without effect -----------------------------------------------------------------
+# -- quantizers without effect -----------------------------------------------------------------
 
 
 @pytest.fixture
 def identity(monkeypatch):
-    """What stands in the quantiser's place, and changes nothing."""
-    monkeypatch.setattr(operands, "quantise_dequantise", lambda x, *args, **kwargs: x.clone())
+    """What stands in the quantizer's place, and changes nothing."""
+    monkeypatch.setattr(operands, "fake_quantize", lambda x, *args, **kwargs: x.clone())
 
 
-def test_an_identity_in_the_quantisers_place_ends_the_run(run, identity):
+def test_an_identity_in_the_quantizers_place_ends_the_run(run, identity):
     run(fprop="mxfp8")
     with pytest.raises(GuardError, match=r"iteration 1\): fprop: ran as mxfp8.*changed no value"):
         one_step(Net())

@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 import torch
 from megatron.quant import gemm_operands
-from megatron.run.labels import LABELLED, label, label_timers
+from megatron.run.labels import LABELED, label, label_timers
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -22,8 +22,8 @@ class Timer:
 
 @pytest.fixture
 def timer():
-    """The class, labelled."""
-    made = type("Labelled", (Timer,), {"start": Timer.start, "stop": Timer.stop})
+    """The class, labeled."""
+    made = type("Labeled", (Timer,), {"start": Timer.start, "stop": Timer.stop})
     label(made)
     return made
 
@@ -40,7 +40,7 @@ def test_what_runs_between_start_and_stop_is_a_range(timer):
         torch.ones(2).sum()
         for one in (inner, outer, other):
             one.stop()
-    assert names(watched) & {*LABELLED, "interval"} == {"forward-compute", "batch-generator"}
+    assert names(watched) & {*LABELED, "interval"} == {"forward-compute", "batch-generator"}
     assert outer.calls == [("start", True), ("stop", False)]
 
 
@@ -62,7 +62,7 @@ def test_a_run_without_torchs_profiler_keeps_its_timers(profiled, torchs):
     assert timers.Timer.start is before
 
 
-def test_the_quantisers_are_ranges_without_a_label():
+def test_the_quantizers_are_ranges_without_a_label():
     """What `mqo perf` takes for them is torch's own name of their autograd function."""
     operands = gemm_operands("fprop", "mxfp8", torch.nn.Parameter(torch.ones(2, 32)))
     with profile(activities=[ProfilerActivity.CPU]) as watched:

@@ -74,7 +74,7 @@ def test_nothing_is_saved_of_a_plain_model(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-class Quantiser(torch.nn.Module):
+class Quantizer(torch.nn.Module):
     """Looks like ModelOpt's, whose module it is said to be of."""
 
     __module__ = "modelopt.torch.quantization.nn.modules.tensor_quantizer"
@@ -84,10 +84,10 @@ class Quantiser(torch.nn.Module):
         self.is_enabled = on
 
 
-def test_layers_are_named_where_a_quantiser_is_on():
+def test_layers_are_named_where_a_quantizer_is_on():
     model = Sequential(Linear(2, 2), Linear(2, 2))
-    model[0].weight_quantizer, model[0].input_quantizer = Quantiser(True), Quantiser(True)
-    model[1].weight_quantizer = Quantiser(False)
+    model[0].weight_quantizer, model[0].input_quantizer = Quantizer(True), Quantizer(True)
+    model[1].weight_quantizer = Quantizer(False)
     wrapped = torch.nn.ModuleDict({"module": torch.nn.ModuleDict({"module": model})})
-    assert modelopt.quantised_layers([wrapped]) == ["0"]
-    assert modelopt.quantised_layers([Linear(2, 2)]) == []
+    assert modelopt.quantized_layers([wrapped]) == ["0"]
+    assert modelopt.quantized_layers([Linear(2, 2)]) == []

@@ -47,15 +47,15 @@ def test_a_finite_step_goes_on():
 
 
 def test_a_site_is_named_with_its_operand(tmp_path, monkeypatch):
-    text = '[quantiser]\nscale_rule = "ceil"\n[run]\ncheck_nan = true\n'
+    text = '[quantizer]\nscale_rule = "ceil"\n[run]\ncheck_nan = true\n'
     (tmp_path / "quant.toml").write_text(text)
     monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
     config.reset()
     # 65504 becomes 65536, which float16 does not hold.
     x = torch.full((32,), 65504.0, dtype=torch.float16)
-    with pytest.raises(FiniteError, match="Inf in x of fprop as mxfp8, layer unlabelled"):
+    with pytest.raises(FiniteError, match="Inf in x of fprop as mxfp8, layer unlabeled"):
         gemm_operands("fprop", "mxfp8", None).lhs(x)
-    with pytest.raises(FiniteError, match="NaN in key of qk, layer unlabelled"):
+    with pytest.raises(FiniteError, match="NaN in key of qk, layer unlabeled"):
         gemm_operands("qk", "mxfp8", None).rhs(x * math.nan)
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE)
     config.reset()

@@ -6,14 +6,14 @@ from argparse import Namespace
 
 import pytest
 import torch
-from megatron.quant import RECORDER, Measurement, gemm_operands, quantise_dequantise
+from megatron.quant import RECORDER, Measurement, fake_quantize, gemm_operands
 from megatron.quant.config import spec_of
 from megatron.run import after_step, before_step, recorded
 from megatron.run.files import RunFiles
 from safetensors import safe_open
 from torch.utils.tensorboard import SummaryWriter
 
-TAG = "quant/fprop/unlabelled/x"
+TAG = "quant/fprop/unlabeled/x"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def writer(tmp_path):
 
 
 def step(iteration, *operands):
-    """One training step that quantises both operands of a GEMM, micro-batch by micro-batch."""
+    """One training step that quantizes both operands of a GEMM, micro-batch by micro-batch."""
     before_step([], Namespace(curr_iteration=iteration - 1))
     for x in operands:
         q = gemm_operands("fprop", "mxfp8", None)
@@ -57,7 +57,7 @@ def test_a_measured_step_writes_scalars_and_a_histogram(run, writer):
     }
     assert {row["iteration"] for row in found.values()} == {1}
     x = torch.cat(operands)
-    q = quantise_dequantise(x, spec_of("mxfp8"))
+    q = fake_quantize(x, spec_of("mxfp8"))
     sqnr = 10 * math.log10(x.double().square().sum() / (x.double() - q).square().sum())
     assert found[f"{TAG}/sqnr_db"]["value"] == pytest.approx(sqnr, abs=1e-3)
     assert found[f"{TAG}/amax"]["value"] == x.abs().max().item()
@@ -152,11 +152,11 @@ def test_a_step_to_be_dumped_leaves_its_operands(run):
     assert path.name == "iteration_2_rank_0.safetensors"
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"iteration": "2", "rank": "0"}
-        assert set(file.keys()) == {"fprop/unlabelled/x", "fprop/unlabelled/weight"}
-        assert file.get_tensor("fprop/unlabelled/x").equal(normal(2))
+        assert set(file.keys()) == {"fprop/unlabeled/x", "fprop/unlabeled/weight"}
+        assert file.get_tensor("fprop/unlabeled/x").equal(normal(2))
 
 
-def test_a_dumped_step_in_which_nothing_is_quantised_leaves_no_file(run):
+def test_a_dumped_step_in_which_nothing_is_quantized_leaves_no_file(run):
     folder = run(record="dump = [1]")
     with recorded(None):
         step(1)

@@ -115,11 +115,11 @@ def test_a_rank_without_a_writer_writes_no_metrics(run):
 # -- statistics --------------------------------------------------------------------------------
 
 
-def test_the_statistics_say_type_calls_and_sqnr(run, quantised):
+def test_the_statistics_say_type_calls_and_sqnr(run, quantized):
     folder = run(fprop="mxfp8")
     with recorded(None):
-        quantised("fprop", "mxfp8", "x", "weight")
-        quantised("fprop", "mxfp8", "x")
+        quantized("fprop", "mxfp8", "x", "weight")
+        quantized("fprop", "mxfp8", "x")
     weight, x = strict(RunFiles(folder).quant_stats.read_text())
     assert {k: x[k] for k in ("site", "layer", "operand", "quant_type", "calls", "measured")} == {
         "site": "fprop",
@@ -191,7 +191,7 @@ def test_what_torch_could_not_load_is_left_in_plain_words(run, wrapped):
     assert ("x would run" if wrapped else "posix.system") in line
 
 
-def test_a_run_that_did_not_quantise_as_asked_fails_at_its_end(run):
+def test_a_run_that_did_not_quantize_as_asked_fails_at_its_end(run):
     folder = run(qk="mxfp8")
     with pytest.raises(GuardError, match=r"at the end.*qk"), recorded(None):
         pass
@@ -199,18 +199,18 @@ def test_a_run_that_did_not_quantise_as_asked_fails_at_its_end(run):
     assert RunFiles(folder).quant_stats.exists()
 
 
-def test_a_good_run_leaves_no_failure(run, quantised):
+def test_a_good_run_leaves_no_failure(run, quantized):
     folder = run(fprop="mxfp8")
     with recorded(None):
-        quantised("fprop", "mxfp8", "x", "weight")
+        quantized("fprop", "mxfp8", "x", "weight")
     assert not RunFiles(folder).failure.exists()
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_an_early_end_without_error_is_recorded_as_an_end(run, quantised, code):
+def test_an_early_end_without_error_is_recorded_as_an_end(run, quantized, code):
     folder = run(fprop="mxfp8")
     with pytest.raises(SystemExit), recorded(None):
-        quantised("fprop", "mxfp8", "x", "weight")
+        quantized("fprop", "mxfp8", "x", "weight")
         raise SystemExit(code)
     assert len(strict(RunFiles(folder).quant_stats.read_text())) == 2
     assert not RunFiles(folder).failure.exists()
@@ -229,10 +229,10 @@ def test_an_end_with_an_error_code_is_a_failure(run):
     assert RunFiles(folder).failure.read_text() == "SystemExit: 17\n"
 
 
-def test_the_first_rank_of_a_group_writes(run, quantised, one_rank):
+def test_the_first_rank_of_a_group_writes(run, quantized, one_rank):
     folder = run(fprop="mxfp8")
     with recorded(None):
-        quantised("fprop", "mxfp8", "x", "weight")
+        quantized("fprop", "mxfp8", "x", "weight")
     assert len(strict(RunFiles(folder).quant_stats.read_text())) == 2
 
 

@@ -196,7 +196,7 @@ def test_an_entry_that_names_a_command_is_refused_and_runs_nothing(folder, marke
 @pytest.mark.parametrize("way", ["evaluate", "teacher", "modelopt"])
 @pytest.mark.parametrize("within", [False, True])
 def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank, way, within):
-    from megatron.inference import checkpointing, saved
+    from megatron.inference import checkpointing, load_model
 
     made = folder(args=[Command(marker)] if within else Command(marker))
     if way == "modelopt":
@@ -205,7 +205,7 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
         (made.parent / "inner").rename(made / "modelopt_state")
     with pytest.raises(CheckpointError, match=r"\w+\.system"):
         if way == "evaluate":
-            saved.read_args(saved.find_checkpoint(made.parent))
+            load_model.read_args(load_model.find_checkpoint(made.parent))
         elif way == "teacher":
             checkpointing.read_arguments(made.parent)
         else:
@@ -214,12 +214,12 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
 
 
 def test_a_common_file_that_names_a_command_is_refused_and_runs_nothing(folder, marker, one_rank):
-    from megatron.inference import saved
+    from megatron.inference import load_model
 
     made = folder()
     torch.save({"args": Command(marker)}, made / "common.pt")
     with pytest.raises(CheckpointError, match=r"\w+\.system"):
-        saved.read_args(made)
+        load_model.read_args(made)
     assert not marker.exists()
 
 
@@ -238,14 +238,14 @@ def test_the_environment_cannot_lift_the_restriction(monkeypatch, marker):
 
 
 def test_saved_arguments_neither_trust_code_nor_name_modules(tmp_path, one_rank):
-    from megatron.inference import saved
+    from megatron.inference import load_model
 
     here = Namespace(trust_remote_code=True, micro_batch_size=1)
-    made = saved._arguments(tmp_path / "iter_0000002", here, [])
+    made = load_model._arguments(tmp_path / "iter_0000002", here, [])
     assert made.trust_remote_code is False
     here.spec = ["somebody.layers", "spec"]
     with pytest.raises(CheckpointError, match=r"somebody\.layers"):
-        saved._arguments(tmp_path, here, [])
+        load_model._arguments(tmp_path, here, [])
 
 
 @pytest.mark.parametrize("taken", [True, False])

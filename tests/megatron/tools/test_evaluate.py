@@ -45,7 +45,7 @@ def test_a_limit_is_of_predicted_tokens_and_reads_no_further(program):
 
 
 def test_a_token_that_the_model_does_not_have_is_named(program):
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
 
     args = Namespace(padded_vocab_size=4)
     with pytest.raises(SavedError, match="a text has the token 5, and the model ends at 3"):
@@ -53,13 +53,13 @@ def test_a_token_that_the_model_does_not_have_is_named(program):
 
 
 def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
-    from megatron.inference import saved
+    from megatron.inference import load_model
 
     torch = pytest.importorskip("torch")
     model = Namespace(mqo_watched=True)
     monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
     args = Namespace(padded_vocab_size=100, seq_length=8, micro_batch_size=2)
-    with pytest.raises(saved.SavedError, match="a text holds 5 tokens") as caught:
+    with pytest.raises(load_model.SavedError, match="a text holds 5 tokens") as caught:
         program.measured(model, args, program.Part("a text", [range(5)]), None)
     assert caught.value.facts["expected"].startswith("at least 9")
     # As few as were asked for will do.
@@ -68,7 +68,7 @@ def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
 
 
 def test_what_is_held_out_is_the_validation_split(program):
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
 
     names = ("data_path", "data_args_path", "train_data_path", "valid_data_path")
     names += ("test_data_path", "per_split_data_args_path")

@@ -47,7 +47,7 @@ def test_mx_products_are_worth_their_bits_and_the_multiplication_adds_little(pro
     assert all(float(row["product"]["sqnr_db"]) > 130 for row in rows.values())
 
 
-def test_an_unquantised_product_has_the_error_of_its_dtype_alone(program):
+def test_an_unquantized_product_has_the_error_of_its_dtype_alone(program):
     found = {
         dtype: program.measured(product("fprop"), dtype, 1)
         for dtype in (torch.float32, torch.bfloat16)
@@ -77,7 +77,7 @@ def test_errors_by_hand(program):
     assert program.error(exact.float(), exact)["sqnr_db"] == "inf"
 
 
-def test_the_spacing_is_that_of_torchs_neighbours(program):
+def test_the_spacing_is_that_of_torchs_neighbors(program):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         values = torch.tensor([1.0, 1.5, 2.0, 3.99, -0.3, 1000.0, 0.0, 1e-30]).double()
         at = values.abs().to(dtype)
@@ -86,7 +86,7 @@ def test_the_spacing_is_that_of_torchs_neighbours(program):
         assert torch.equal(program.spacing(values, dtype)[kept], up[kept])
 
 
-def test_the_largest_quantised_product_of_a_site_is_taken(program):
+def test_the_largest_quantized_product_of_a_site_is_taken(program):
     rows = [
         product("fprop", "none", flops=9),
         product("fprop", "mxfp8", flops=2),
@@ -108,5 +108,5 @@ def test_the_program_writes_a_row_a_site_by_the_runs_options(tmp_path):
         forking.run(words, check=True, env=os.environ | options)
         found.append(json.loads(target.read_text()))
     assert [row["site"] for row in found[0]["sites"]] == ["fprop", "pv"]
-    quantised, left_out = (made["sites"][0]["total"]["sqnr_db"] for made in found)
-    assert quantised < 30 < 120 < left_out
+    quantized, left_out = (made["sites"][0]["total"]["sqnr_db"] for made in found)
+    assert quantized < 30 < 120 < left_out

@@ -55,7 +55,7 @@ def test_padding_rows_are_never_taken_and_each_token_goes_in_once(program):
         return torch.tensor([0.0, 1.0, 0.5, 9.0])
 
     draw = torch.Generator()
-    found = list(program.continued(model, [5, 6], 3, 3, program.Choice(), draw))
+    found = list(program.generate_tokens(model, [5, 6], 3, 3, program.Choice(), draw))
     assert found == [1, 1, 1]
     assert fed == [[5, 6], [1], [1]]
 
@@ -65,7 +65,7 @@ def test_a_text_ends_before_the_end_of_its_document(program):
 
 
 def test_a_prompt_must_be_one_and_leave_room(program):
-    from megatron.inference.saved import SavedError
+    from megatron.inference.load_model import SavedError
 
     args = Namespace(max_position_embeddings=8)
     program.check_length(args, "abc", [1, 2, 3], 5)

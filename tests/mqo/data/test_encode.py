@@ -67,7 +67,7 @@ def test_what_the_tokenizer_puts_around_a_text_is_put_there(change):
     assert [ids] == _ids(encoder.slow, ["The miller"])
 
 
-def _normalised(table):
+def _normalized(table):
     table.normalizer = normalizers.NFC()
 
 
@@ -83,7 +83,7 @@ def _with_a_word(table):
     table.add_tokens(["miller"])
 
 
-@pytest.mark.parametrize("edit", [_normalised, _spaced, _oddly_split, _with_a_word])
+@pytest.mark.parametrize("edit", [_normalized, _spaced, _oddly_split, _with_a_word])
 def test_a_vocabulary_that_tiktoken_cannot_take_is_left_to_its_library(change, edit):
     folder = change(edit)
     assert encode.load(folder).engine == "tokenizers"

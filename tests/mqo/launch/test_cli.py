@@ -122,7 +122,7 @@ def test_the_types_in_the_tree_cannot_be_changed_by_an_option():
         cell(*source, "--linear-quantization", "mxfp8")
 
 
-def test_the_front_end_for_attention_quantises_attention_alone():
+def test_the_front_end_for_attention_quantizes_attention_alone():
     made = cell("--fa-quantization", "qk_pv_mxfp4", names=NAMES[:4], front_end=True)
     assert types(made) == "none none none mxfp4 mxfp4"
     assert (

@@ -84,8 +84,8 @@ def test_every_field_of_the_earlier_form_has_its_place(run):
 
 
 def test_a_field_that_no_part_has_is_a_mistake_of_the_caller():
-    with pytest.raises(TypeError, match="colour"):
-        made(colour="red")
+    with pytest.raises(TypeError, match="color"):
+        made(color="red")
 
 
 def test_what_nobody_chose_is_not_kept():

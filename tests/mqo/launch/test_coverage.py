@@ -1,4 +1,4 @@
-"""What a tree's source says it quantises: the patched Megatron at toy and at real size.
+"""What a tree's source says it quantizes: the patched Megatron at toy and at real size.
 
 One process a source, on the CPU; two at a time.
 """
@@ -71,7 +71,7 @@ def measured(vendored, tmp_path_factory, checkout_with):
         return dict(zip(CELLS, found, strict=True))
 
 
-def quantised(found):
+def quantized(found):
     """{(GEMM, type): FLOPs} of what is."""
     return {key: round(share * found.flops) for key, share in found.shares.items()}
 
@@ -82,21 +82,21 @@ def test_the_flops_are_those_computed_by_hand(measured):
     assert measured["recomputed, split"].flops == TOTAL + LAYERS + 2 * SCORES
 
 
-def test_a_mode_quantises_what_its_types_say(measured):
-    assert quantised(measured["bf16"]) == {}
-    assert quantised(measured["FA"]) == {("qk", "mxfp8"): SCORES}
+def test_a_mode_quantizes_what_its_types_say(measured):
+    assert quantized(measured["bf16"]) == {}
+    assert quantized(measured["FA"]) == {("qk", "mxfp8"): SCORES}
     three = ("fprop", "dgrad", "wgrad")
-    assert quantised(measured["linear"]) == {(site, "mxfp8"): LINEAR for site in three}
-    assert quantised(measured["recomputed, split"]) == {
+    assert quantized(measured["linear"]) == {(site, "mxfp8"): LINEAR for site in three}
+    assert quantized(measured["recomputed, split"]) == {
         ("fprop", "hifp8"): LINEAR + LAYERS,
         ("qk", "hifp8"): 2 * SCORES,
         ("pv", "hifp8"): 2 * SCORES,
     }
 
 
-def test_excluded_layers_are_not_counted_as_quantised(measured):
+def test_excluded_layers_are_not_counted_as_quantized(measured):
     head = 2 * TOKENS * 256 * 64
-    assert quantised(measured["excluded"]) == {
+    assert quantized(measured["excluded"]) == {
         ("fprop", "mxfp4"): LINEAR - head,
         ("qk", "mxfp4"): SCORES // 2,
         ("pv", "mxfp4"): SCORES,
@@ -185,7 +185,7 @@ def test_a_latent_heads_keys_are_wider_than_its_values(measured):
     assert rows["qk"].batch == rows["pv"].batch == 4 * heads
 
 
-def test_recomputation_quantises_twice(measured):
+def test_recomputation_quantizes_twice(measured):
     found = measured["recomputed, split"].products
     calls = {(p.layer, p.gemm): p.calls for p in found if not p.reason}
     assert {key for key, n in calls.items() if n == 1} == {("output_layer", "fprop")}
@@ -213,7 +213,7 @@ def test_a_real_model_is_measured_at_its_real_size(vendored, name, scores):
     linear = 2 * tokens * (model.parameters - unmultiplied(model))
     routers = 2 * tokens * router_weights(model)
     qk, pv = (2 * model.num_layers * tokens * tokens * width for width in scores)
-    assert quantised(found) == {("fprop", "mxfp8"): linear - routers, ("qk", "mxfp8"): qk}
+    assert quantized(found) == {("fprop", "mxfp8"): linear - routers, ("qk", "mxfp8"): qk}
     assert found.flops == 3 * linear + 3 * qk + 3 * pv
 
 
@@ -300,14 +300,14 @@ def test_a_run_records_it(place):
     said = []
     coverage.record(project, folder, CONFIG, RunData(folder.root, folder.root, 4096), said.append)
     facts = json.loads(folder.coverage.read_text())
-    assert (facts["model"], facts["mode"], facts["quantised_share"]) == (
+    assert (facts["model"], facts["mode"], facts["quantized_share"]) == (
         "llama32-1b",
         "linear_mxfp8",
         1.0,
     )
     assert "up\n  fprop" in folder.coverage_table.read_text()
     assert said == [
-        "coverage : 100.0% of a step's matrix-product FLOPs quantised (fprop mxfp8 100.0%)"
+        "coverage : 100.0% of a step's matrix-product FLOPs quantized (fprop mxfp8 100.0%)"
     ]
 
 

@@ -41,7 +41,7 @@ def test_only_what_was_chosen_is_written():
     written = tomllib.loads(quant_toml(TYPES, chosen, ["qk: mxfp8"]))
     assert written == {
         "asked": TYPES,
-        "quantiser": {"block": 64, "cache_weights": True, "save_activations": "packed"},
+        "quantizer": {"block": 64, "cache_weights": True, "save_activations": "packed"},
         "schedule": {"qk": "mxfp8"},
         "record": {"every": 0},
     }
@@ -93,7 +93,7 @@ def test_the_documented_table_is_that_of_the_options():
     assert f"|---|---|---|---|\n{rows}\n\n" in text, f"docs/formats.md needs\n{rows}"
 
 
-def test_a_kind_stands_for_its_quantised_sites():
+def test_a_kind_stands_for_its_quantized_sites():
     found = schedules(TYPES, ["linear: mxfp4 until 0.9, then bf16", "attention:mxfp8"])
     assert found == {
         "fprop": "mxfp4 until 0.9, then bf16",
@@ -102,7 +102,7 @@ def test_a_kind_stands_for_its_quantised_sites():
     }
 
 
-def test_a_site_may_be_named_though_it_begins_unquantised():
+def test_a_site_may_be_named_though_it_begins_unquantized():
     assert schedules(TYPES, ["pv: none until 0.1, then mxfp8"]) == {
         "pv": "none until 0.1, then mxfp8"
     }

@@ -11,7 +11,7 @@ from mqo.launch.prepare import check_config, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 
-from ..conftest import materialise
+from ..conftest import materialize
 
 
 def cell(dataset="wikipedia", training="smoke", **rest):
@@ -75,7 +75,7 @@ def test_a_tree_of_another_version_is_refused(tmp_path):
     pin = Project.here().upstream_pin.read_text()
     (tmp_path / "Megatron-LM").mkdir()
     (tmp_path / "Megatron-LM" / "UPSTREAM.toml").write_text(pin)
-    materialise(tmp_path / "Megatron-LM", {}, version="0.16.1")
+    materialize(tmp_path / "Megatron-LM", {}, version="0.16.1")
     with pytest.raises(OverlayError, match=r"holds megatron-core 0\.16\.1.*0\.19\.2.*mqo vendor"):
         ready_tree(Project(tmp_path), Series(()), print, allow_edits=False)
 

@@ -48,16 +48,16 @@ def test_the_share_is_of_all_flops():
     }
     assert MADE.share == pytest.approx(80 / UNITS)
     assert MADE.summary() == (
-        "53.7% of a step's matrix-product FLOPs quantised (fprop mxfp8 21.5%, qk mxfp4 32.2%)"
+        "53.7% of a step's matrix-product FLOPs quantized (fprop mxfp8 21.5%, qk mxfp4 32.2%)"
     )
 
 
-def test_nothing_quantised_is_nothing():
+def test_nothing_quantized_is_nothing():
     bare = replace(MADE, products=HEAD[1:])
-    assert (bare.share, bare.summary()) == (0, "0.0% of a step's matrix-product FLOPs quantised")
+    assert (bare.share, bare.summary()) == (0, "0.0% of a step's matrix-product FLOPs quantized")
 
 
-def test_each_product_that_is_not_quantised_says_why():
+def test_each_product_that_is_not_quantized_says_why():
     reasons = {(row.layer, row.gemm): row.reason for row in MADE.products}
     assert reasons["decoder.layers.3.core", "qk"] == ""
     assert reasons["decoder.layers.3.core", "qk backward"] == AUTOGRAD
@@ -92,7 +92,7 @@ def test_the_table():
     assert text[at + 1].split() == ["qk", "4", "2", "3", "5", "mxfp4", "32.2%"]
     assert text[at + 2].split() == ["qk", "backward", "4", "2", "3", "5", "-", "(a)", "32.2%"]
     assert "output_layer" in text
-    assert "53.7% of the FLOPs are quantised" in text
+    assert "53.7% of the FLOPs are quantized" in text
     at = text.index("embedding.words")
     assert "no matrix product" in text[at + 1]
     for mark, reason in zip("abc", (AUTOGRAD, AT_NONE, NO_SITE), strict=True):
@@ -121,7 +121,7 @@ def test_a_recomputed_product_says_how_often():
 def test_json_and_back():
     table = json.loads(json.dumps(MADE.as_table()))
     assert [row.pop("reason") for row in table["products"]][:3] == ["", "", AUTOGRAD]
-    assert table["quantised_share"] == pytest.approx(80 / UNITS)
+    assert table["quantized_share"] == pytest.approx(80 / UNITS)
     assert Coverage.from_table(table) == MADE
 
 

@@ -127,7 +127,7 @@ def test_a_mode_states_the_type_of_all_five_sites(mode, gemms, expected):
     assert " ".join(types.values()) == expected
 
 
-def test_the_tables_and_the_quantisers_name_the_same_sites_and_types():
+def test_the_tables_and_the_quantizers_name_the_same_sites_and_types():
     pytest.importorskip("torch")
     import megatron.quant as quant
 

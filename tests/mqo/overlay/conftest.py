@@ -85,15 +85,15 @@ FILES = (
 )
 """
 
-# Reports what a model would whose quantisers follow the literals in its own tree.
+# Reports what a model would whose quantizers follow the literals in its own tree.
 PROGRAM = r"""
 import json, re, sys
 from pathlib import Path
 
 gemms = (Path(__file__).parents[1] / "megatron/core/gemms.py").read_text()
 found = re.findall(r"custom_quant_type = '(\w+)'\n +(\w+) =", gemms)
-quantised = [(site, kind) for kind, site in found if kind != "none"]
-records = [[site, "layer", side, kind, 1] for site, kind in quantised for side in ("lhs", "rhs")]
+quantized = [(site, kind) for kind, site in found if kind != "none"]
+records = [[site, "layer", side, kind, 1] for site, kind in quantized for side in ("lhs", "rhs")]
 loss = 1.0 + len(records)
 facts = {"loss": loss, "fused_loss": loss, "gradients": f"{len(records)}", "finite": True}
 facts |= {"linear_layers": ["layer"], "attention_layers": ["layer"], "records": records}

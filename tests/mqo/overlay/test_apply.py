@@ -17,7 +17,7 @@ from mqo.overlay.series import Series
 from mqo.overlay.status import status
 from mqo.overlay.tree import Tree
 
-from ..conftest import FILES, materialise
+from ..conftest import FILES, materialize
 
 CHANGED = 3  # files that the series of `mini` changes
 NAMES = ("ours", "quant_sites", "new_engine")
@@ -132,7 +132,7 @@ def test_a_file_edited_before_it_was_ever_patched_is_an_edit_too(mini):
 def test_many_edited_files_are_counted(patched, tmp_path):
     files = [f"megatron/core/gadget{i}.py" for i in range(5)]
     gadgets = dict.fromkeys(files, FILES["megatron/core/gadget.py"])
-    patched = replace(patched, tree=materialise(tmp_path / "many", {**FILES, **gadgets}))
+    patched = replace(patched, tree=materialize(tmp_path / "many", {**FILES, **gadgets}))
     apply(patched.tree, patched.series)
     for path in files:
         (patched.tree.root / path).write_bytes(b"mine")
@@ -149,7 +149,7 @@ def test_a_patch_that_does_not_fit_leaves_the_tree_pristine(mini):
 
 
 def test_a_tree_of_another_version_is_refused_naming_both(tmp_path, mini):
-    tree = materialise(tmp_path / "other", FILES, version="2.0.0")
+    tree = materialize(tmp_path / "other", FILES, version="2.0.0")
     with pytest.raises(DriftError, match=r">=1,<2.*2\.0\.0"):
         apply(tree, mini.series)
 
@@ -252,7 +252,7 @@ def test_an_unknown_entry_is_named_with_the_known_ones(patched, command):
 def elsewhere(mini, tmp_path):
     """The series of `mini`, and another tree that has none of our files."""
     series = Series.load(mini.patches, ours=mini.tree.root)
-    return materialise(tmp_path / "elsewhere", FILES), series
+    return materialize(tmp_path / "elsewhere", FILES), series
 
 
 def test_our_files_are_placed_and_removed_again(elsewhere):
@@ -308,7 +308,7 @@ def test_a_file_of_somebody_elses_is_not_overwritten_by_ours(elsewhere):
 def test_a_file_of_ours_that_upstream_has_too_is_not_placed(mini, tmp_path):
     series = Series.load(mini.patches, ours=mini.tree.root)
     files = {**FILES, "megatron/ours.py": b"upstream's\n"}
-    tree = materialise(tmp_path / "elsewhere", files)
+    tree = materialize(tmp_path / "elsewhere", files)
     outcome = apply(tree, series)
     assert outcome.not_placed == ("megatron/ours.py",)
     assert tree.read("megatron/ours.py") == b"upstream's\n"
@@ -371,7 +371,7 @@ def test_apply_then_restore_is_the_identity_on_any_source(
     tmp_path_factory, gadget, loop, names, mini
 ):
     files = {**FILES, "megatron/core/gadget.py": gadget, "megatron/training/loop.py": loop}
-    tree = materialise(tmp_path_factory.mktemp("any"), files)
+    tree = materialize(tmp_path_factory.mktemp("any"), files)
     apply(tree, mini.series)
     for path in ("megatron/core/gadget.py", "megatron/training/loop.py"):
         mended = tree.read(path).replace(b"new_engine", b"old_engine")

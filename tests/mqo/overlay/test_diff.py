@@ -8,7 +8,7 @@ from mqo.overlay.apply import apply
 from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff
 from mqo.overlay.unified import unified
 
-from ..conftest import FILES, materialise
+from ..conftest import FILES, materialize
 
 
 def report(mini, *names, form="short"):
@@ -57,7 +57,7 @@ def test_a_diff_turns_the_one_content_into_the_other(tmp_path, before, after):
 @needs_git
 def test_the_diff_of_a_whole_tree_turns_upstreams_source_into_it(tmp_path, patched):
     set_type(patched)
-    copy = materialise(tmp_path / "copy", FILES)
+    copy = materialize(tmp_path / "copy", FILES)
     git_apply(copy.root, tree_diff(patched.tree, patched.tree).encode())
     assert {p: copy.read(p) for p in FILES} == patched.bytes()
     assert copy.read("megatron/ours.py") == patched.tree.read("megatron/ours.py")

@@ -11,7 +11,7 @@ from mqo.overlay.export import export
 from mqo.overlay.series import Series
 from mqo.project import Project
 
-from ..conftest import FILES, materialise
+from ..conftest import FILES, materialize
 
 LAYERS = "megatron/core/layers.py"
 LATIN = b"# coding: latin-1\n# caf\xe9\x0c\n" + FILES[LAYERS]  # a file that a site patch edits
@@ -36,7 +36,7 @@ def tree(mini, tmp_path):
     """A patched tree that files of ours were placed in, and its series."""
     (mini.tree.root / "megatron/ours.py").write_bytes(OURS)
     kinds = {f"megatron/core/kinds/{name}.py": content for name, content in KINDS.items()}
-    tree = materialise(tmp_path / "elsewhere", {**FILES, LAYERS: LATIN, **kinds})
+    tree = materialize(tmp_path / "elsewhere", {**FILES, LAYERS: LATIN, **kinds})
     apply(tree, Series.load(mini.patches, ours=mini.tree.root))
     return tree
 
@@ -170,7 +170,7 @@ def test_an_entry_that_the_series_holds_no_more(tree, series, repository, tmp_pa
 @pytest.mark.usefixtures("plain_git")
 def test_a_file_name_that_is_no_utf8(mini, series, repository, tmp_path):
     path = os.fsdecode(b"megatron/core/caf\xe9 au lait.py")
-    tree = materialise(tmp_path / "elsewhere", {**FILES, path: KINDS["lines"]})
+    tree = materialize(tmp_path / "elsewhere", {**FILES, path: KINDS["lines"]})
     apply(tree, series)
     copy = pristine_copy(tree, tmp_path / "copy")
     git_apply(copy, export(tree, series, (), tmp_path / "out", repository=repository))

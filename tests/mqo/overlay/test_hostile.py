@@ -13,7 +13,7 @@ from mqo.overlay import transaction
 from mqo.overlay.apply import apply
 from mqo.overlay.tree import sha256
 
-from ..conftest import FILES, contents, materialise, refused
+from ..conftest import FILES, contents, materialize, refused
 from .conftest import wheel
 
 WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
@@ -127,14 +127,14 @@ def test_a_wheel_that_cannot_be_used(vendor, content, part):
 def test_a_checkout_whose_version_cannot_be_read(vendor, mini, tmp_path):
     vendor(wheel(FILES), "--force")
     source = tmp_path / "checkout"
-    materialise(source, {**FILES, "megatron/core/package_info.py": b"MAJOR = \n"})
+    materialize(source, {**FILES, "megatron/core/package_info.py": b"MAJOR = \n"})
     refused(vendor(source), "is no Python")
 
 
 def test_links_of_a_checkout_are_not_followed(vendor, mini, tmp_path):
     vendor(wheel(FILES), "--force")
     source = tmp_path / "checkout"
-    materialise(source, FILES)
+    materialize(source, FILES)
     (tmp_path / "secret").write_text("secret = 1\n")
     (source / "megatron/core/link.py").symlink_to(tmp_path / "secret")
     (source / "megatron/core/folder").symlink_to(tmp_path)
@@ -154,7 +154,7 @@ def test_links_of_a_checkout_are_not_followed(vendor, mini, tmp_path):
     ids=["syntax", "no UTF-8", "null"],
 )
 def test_upstreams_source_does_not_parse(mqo, mini, unchanged, path, tail):
-    materialise(mini.tree.root, {**FILES, path: FILES[path] + b"\n" + tail})
+    materialize(mini.tree.root, {**FILES, path: FILES[path] + b"\n" + tail})
     unchanged()
     refused(mqo("apply"), path, "does not parse")
 

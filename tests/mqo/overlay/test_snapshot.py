@@ -96,9 +96,9 @@ def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
     files = {**FILES, LAYERS: mini.tree.read(LAYERS)}
     from mqo.overlay.apply import apply
 
-    from ..conftest import materialise
+    from ..conftest import materialize
 
-    tree = materialise(mini.tree.root, files)
+    tree = materialize(mini.tree.root, files)
     apply(tree, mini.series)
     set_type(mini, fprop="mxfp8")
     shot = snapshot(tree, target, without=("new_engine",), series=mini.series)

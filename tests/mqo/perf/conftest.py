@@ -44,7 +44,7 @@ def made(tmp_path, monkeypatch):
             flags = profiler_flags(60) if name == "again" else ()
             own = {"step_s": 0.3, "memory": 2**29} if mode == "bf16" else {"loss": 6.01} | rest
             run = make_run(folder / "runs" / name, mode, **({"steps": 60, "flags": flags} | own))
-            run.coverage.write_text(json.dumps(COVERAGE | {"quantised_share": 0.3}))
+            run.coverage.write_text(json.dumps(COVERAGE | {"quantized_share": 0.3}))
             runs[name] = run_of(run.root)
         (folder / TRACE).write_bytes(gzip.compress(json.dumps({"traceEvents": STEP}).encode()))
         return asked, Measured(planned, runs, folder)

@@ -36,7 +36,7 @@ def test_each_part_is_without_what_runs_in_it():
     found = breakdown(STEP)
     assert microseconds(found) == {
         "communication": 60,
-        "quantisation": 70,
+        "quantization": 70,
         "data": 30,
         "optimizer": 90,
         "backward": 330,
@@ -51,14 +51,14 @@ def test_the_numbers_are_of_a_mean_step():
     later = [{**one, "ts": one["ts"] + 1500} for one in STEP[:4]]
     found = breakdown([*STEP[:-1], *later])
     assert found.steps == 2
-    assert microseconds(found)["quantisation"] == (70 + 50) / 2
+    assert microseconds(found)["quantization"] == (70 + 50) / 2
     assert sum(microseconds(found).values()) == 1000
 
 
 def test_a_gpus_kernels_say_what_runs_beside_the_host():
     kernels = [event("_kernel", 200, 240, "kernel"), event("ncclDevKernel_A", 700, 790, "kernel")]
     found = microseconds(breakdown([*STEP, *kernels, event("gemm", 0, 999, "kernel")]))
-    assert (found["quantisation"], found["communication"]) == (40, 90)
+    assert (found["quantization"], found["communication"]) == (40, 90)
 
 
 def test_a_trace_is_read_packed_or_not(tmp_path):

@@ -72,7 +72,7 @@ def test_the_file_has_a_threshold_for_all_that_is_judged():
     assert judge("a type without one", 1.0, "sqnr_mxfp8_e5m2").outcome == "not judged"
     names = {f"sqnr_{kind}" for kind in quant_types()} | {f"product_{kind}" for kind in DTYPES}
     names |= {f"{what}_{kind}" for what in ("step", "memory") for kind in ("cpu", "gpu")}
-    names |= {"loss", "bit_equal", "unlabelled", "efficiency"}
+    names |= {"loss", "bit_equal", "unlabeled", "efficiency"}
     assert set(tables().thresholds) == names
     assert all(len(one.reason) > 20 for one in tables().thresholds.values())
     assert all(name.startswith("NVIDIA ") for name in tables().peaks)

@@ -95,7 +95,7 @@ def facts(
     write(folder.environment, environment)
     write(folder.device, {"device": "cpu", "peak_memory": [memory // 2, memory]})
     share = SHARES.get(cell.quantization.mode, 0.1) if share is None else share
-    write(folder.coverage, {"quantised_share": share})
+    write(folder.coverage, {"quantized_share": share})
     types = {site: kind for site, kind in (cell.quantization.types or {}).items() if kind != "none"}
     stats = {"layer": "layers.0", "operand": "x", "calls": 3, "measured": 1, "sqnr_db": 20.0}
     stats |= {"signal": 100.0, "noise": 1.0}

@@ -146,7 +146,7 @@ def test_the_difference_is_taken_step_by_step(runs):
     assert values[-1] == pytest.approx(0.5, abs=2e-3)  # e^-6 of the way is left
 
 
-def test_rows_go_from_bf16_to_what_quantises_most(runs):
+def test_rows_go_from_bf16_to_what_quantizes_most(runs):
     for mode in ("mxfp4", "bf16", "FA_linear_mxfp8", "FA_mxfp8"):
         runs(mode, mode)
     names = [row.variant for row in only(runs).rows]
@@ -166,7 +166,7 @@ def test_the_largest_share_within_the_spread_of_seeds_is_taken(runs):
     assert found.doubts == ()
     assert "+0.40%" in found.reasons[0]
     assert "33.0% of the FLOPs" in found.reasons[0]
-    assert "mxfp4 would quantise 35.0%, but its gap is +5.00%" in found.reasons[1]
+    assert "mxfp4 would quantize 35.0%, but its gap is +5.00%" in found.reasons[1]
 
 
 def test_of_equal_shares_the_nearer_one_is_taken(runs):

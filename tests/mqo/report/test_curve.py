@@ -35,7 +35,7 @@ def test_the_plot_names_the_cell_and_chance(run, tmp_path):
 
 
 def test_runs_of_one_cell_are_told_apart(run, tmp_path):
-    options = '[quantiser]\nblock = 64\n[schedule]\nfprop = "mxfp8 until 9, then none"\n'
+    options = '[quantizer]\nblock = 64\n[schedule]\nfprop = "mxfp8 until 9, then none"\n'
     options += '[layers]\nexclude = ["qk:*"]\n'
     run.quant_config.write_text(options)
     plot([run], tmp_path / "loss.svg")

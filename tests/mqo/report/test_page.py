@@ -195,10 +195,10 @@ def test_long_curves_are_thinned_to_means(plain, runs):
     assert "means of 3 steps" in html
 
 
-def test_variants_of_one_mode_share_a_colour_and_differ_in_shape(plain, runs):
+def test_variants_of_one_mode_share_a_color_and_differ_in_shape(plain, runs):
     runs("one", "mxfp4")
     folder = runs("two", "mxfp4")
-    folder.quant_config.write_text("[quantiser]\nblock = 64\n")
+    folder.quant_config.write_text("[quantizer]\nblock = 64\n")
     one, two = data(plain(runs))["groups"][0]["series"]
     assert one["look"] == two["look"]
     assert one["symbol"] != two["symbol"]

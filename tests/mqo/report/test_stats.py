@@ -44,15 +44,15 @@ def test_there_is_a_row_for_every_format_block_and_scale_rule(stats):
     assert len(chosen(table, quant_type="hifp8")) == 2
 
 
-def test_the_numbers_are_those_of_the_quantisers(stats):
-    from megatron.quant import QuantSpec, quantise_dequantise
+def test_the_numbers_are_those_of_the_quantizers(stats):
+    from megatron.quant import QuantSpec, fake_quantize
     from megatron.quant.measure import decibels
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(48, 2, 64, generator=generator)
     table = next(table for table in stats.tables if table["name"] == FPROP)
     (row,) = chosen(table, quant_type="mxfp4", block=16, scale_rule="rceil")
-    q = quantise_dequantise(x, QuantSpec("mxfp4", block=16, scale_rule="rceil"))
+    q = fake_quantize(x, QuantSpec("mxfp4", block=16, scale_rule="rceil"))
     noise = (x - q).double().square().sum().item()
     expected = decibels(x.double().square().sum().item(), noise)
     assert row["sqnr_db"] == pytest.approx(expected, abs=1e-3)
@@ -72,7 +72,7 @@ def test_a_dumped_operand_is_measured_along_the_axis_of_its_gemm(stats, dump):
     assert [r["sqnr_db"] for r in other["rows"]] != [r["sqnr_db"] for r in own["rows"]]
 
 
-def test_what_cannot_be_quantised_has_no_rows(stats):
+def test_what_cannot_be_quantized_has_no_rows(stats):
     (ids,) = (table for table in stats.tables if table["name"] == "ids")
     assert ids["rows"] == []
 

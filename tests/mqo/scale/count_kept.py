@@ -31,7 +31,7 @@ def load():
 
 
 def options(text):
-    """Make a TOML text the quantisers' options of this process."""
+    """Make a TOML text the quantizers' options of this process."""
     from megatron.quant import config
 
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
@@ -42,12 +42,12 @@ def options(text):
         config.current()
 
 
-def quantiser(name):
+def quantizer(name):
     """The options of a case, as its name tells."""
     kind = name.rpartition(", ")[2]
     from megatron.quant import FORMATS
 
-    packed = f'fprop = "{kind}"\n[quantiser]\nsave_activations = "packed"\n'
+    packed = f'fprop = "{kind}"\n[quantizer]\nsave_activations = "packed"\n'
     pv = 'pv = "mxfp8"\n' if "PV" in name else ""
     return f"[schedule]\n{pv}{packed if kind in FORMATS else ''}"
 
@@ -118,7 +118,7 @@ def main():
     cases |= {f"{name}, mxfp4": cases[name] for name in others}
     found = {}
     for name, (latent, backend, changes) in cases.items():
-        options(quantiser(name))
+        options(quantizer(name))
         few, many = (kept(small, n, latent, backend, changes) for n in (1, 2))
         found[name] = (many - few) / BATCH / SEQUENCE / 2
         found[f"{name}, head"] = (2 * few - many) / BATCH / SEQUENCE / 2

@@ -22,7 +22,7 @@ def test_each_seed_is_a_run_with_the_flag_last():
     ]
 
 
-def test_neighbours_write_the_index_of_different_datasets():
+def test_neighbors_write_the_index_of_different_datasets():
     first, second, third, _ = jobs(datasets="all", modes="bf16,FA_mxfp8")
     assert first.data_key != second.data_key
     assert first.data_key == third.data_key

@@ -1,4 +1,4 @@
-"""A faster allocator than glibc's for commands that tokenise, where the system has one.
+"""A faster allocator than glibc's for commands that tokenize, where the system has one.
 
 Hugging Face's tokenizers allocate and free several small strings a token, tens of thousands of them
 at once: glibc's malloc is two fifths of the time (benchmarks/results/data-2026-11-22.md).

@@ -33,7 +33,7 @@ def prepare(
     engine: Annotated[str, typer.Option(help="auto, tiktoken or tokenizers.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenise a corpus into the pair of files that training reads; repeated, it goes on."""
+    """Tokenize a corpus into the pair of files that training reads; repeated, it goes on."""
     from mqo.data.corpus import find
     from mqo.data.encode import ENGINES, load
     from mqo.data.meter import Meter

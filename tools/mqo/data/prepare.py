@@ -149,7 +149,7 @@ def _run_steps(
 
 
 def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
-    """Tokenises `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
+    """Tokenizes `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
 
     In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
     """

@@ -1,4 +1,4 @@
-"""Tokenise JSON lines into a .bin/.idx pair, by the flags of upstream's tool preprocess_data.py.
+"""Tokenize JSON lines into a .bin/.idx pair, by the flags of upstream's tool preprocess_data.py.
 
 Megatron-LM/tools/preprocess_data.py starts this module; the work is `mqo data prepare`'s. The last
 line of the output is JSON: documents, tokens, empty documents skipped, bad lines left out.
@@ -24,7 +24,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the command line; names as in upstream's tool of the same name."""
     parser = argparse.ArgumentParser(
         prog="preprocess_data.py",
-        description="Tokenise JSON lines into Megatron's .bin/.idx pair.",
+        description="Tokenize JSON lines into Megatron's .bin/.idx pair.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -83,7 +83,7 @@ def load_tokenizer(args: argparse.Namespace) -> encode.Encoder:
 
 
 def run(args: argparse.Namespace) -> dict[str, int]:
-    """Tokenise the whole input; return the counts, summed over the keys."""
+    """Tokenize the whole input; return the counts, summed over the keys."""
     files = tuple(find(args.input, "jsonl"))
     keys, encoder = tuple(args.json_keys), load_tokenizer(args)
     job = Job(files, "jsonl", keys, encoder, args.output_prefix, args.append_eod, args.strict)

@@ -132,7 +132,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     names = ", ".join(DEVICES)
     add("--device", metavar="NAME", help=f"with --dry-run: plan for such GPUs: {names}")
     quantizer, recorder = split(OPTIONS)
-    group = made.add_argument_group("the quantisers (docs/formats.md)")
+    group = made.add_argument_group("the quantizers (docs/formats.md)")
     add_arguments(group, quantizer.values())
     changing = "types that change, repeatable: 'linear: mxfp4 until 0.9, then bf16', "
     changing += "'qk: mxfp8 until 500, ...'"

@@ -42,7 +42,7 @@ class Experiment(_Part):
 
 
 class Quantization(_Part):
-    """How a run quantises.
+    """How a run quantizes.
 
     `types` are the quant types per site that are written into its source; None leaves the literals
     of the tree as they are (`--quantization source`). `schedule` are 'SITE: schedule' texts. The

@@ -1,4 +1,4 @@
-"""Has a tree's own source say which products of a run's training step it quantises.
+"""Has a tree's own source say which products of a run's training step it quantizes.
 
 The program (Megatron-LM/tools/coverage.py) needs torch and some ten seconds, most of them imports,
 so what it said is kept below .cache, by everything that it depends on.
@@ -33,13 +33,13 @@ from mqo.runs import RunFolder
 
 PROGRAM = "tools/coverage.py"
 # What the program runs beside Megatron: a tree from elsewhere has none, or its own.
-OURS = (PROGRAM, "own_tree.py", "pretrain_gpt.py")
+OURS = (PROGRAM, "preflight.py", "pretrain_gpt.py")
 TIME_LIMIT_S = 300
 _CPU = Machine(1, 0)
 
 
 def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -> Coverage:
-    """Return what a run on `tree` would quantise, at the vocabulary it would have.
+    """Return what a run on `tree` would quantize, at the vocabulary it would have.
 
     That is the sample's for a smoke run, and the published one otherwise.
     """
@@ -115,7 +115,7 @@ def measure(
     """What the program in `source` says, or said before; RunError when it fails.
 
     `reads` are files outside of the source that the flags name, `exclude` globs of layers that are
-    left unquantised.
+    left unquantized.
     """
     kept = project.cache / "coverage" / f"{_key(source, [*flags, *exclude], reads)}.json"
     try:

@@ -133,7 +133,7 @@ def _rope(model: Shape) -> str:
 def _moe(moe: Moe, layers: int) -> str:
     """Experts one by one, for no grouped GEMM has a site.
 
-    The softmax before the top-k is the one over all experts, and is not renormalised. As published
+    The softmax before the top-k is the one over all experts, and is not renormalized. As published
     it is computed in fp32.
     """
     return (

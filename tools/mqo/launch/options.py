@@ -19,7 +19,7 @@ from mqo.torch_free import load
 _options = load("quant.options")
 ENVIRONMENT_VARIABLE = _options.ENVIRONMENT_VARIABLE
 OPTIONS: Mapping[str, Any] = _options.OPTIONS  # by name
-# Names that a schedule may have for all sites of a kind that are quantised.
+# Names that a schedule may have for all sites of a kind that are quantized.
 GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 
 
@@ -34,13 +34,13 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return listed
 
 
-# What was chosen, by name; what is missing is as quantisers and run have it by default.
+# What was chosen, by name; what is missing is as quantizers and run have it by default.
 Chosen = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of `given` that say how a run quantises, and those of what it records."""
-    tables = ("quantiser", "layers")
+    """Return the options of `given` that say how a run quantizes, and those of what it records."""
+    tables = ("quantizer", "layers")
     quantization = {k: v for k, v in given.items() if OPTIONS[k].table in tables}
     return quantization, {k: v for k, v in given.items() if k not in quantization}
 
@@ -79,14 +79,14 @@ def quant_toml(
 
     Raises:
         MqoError: `schedule` names a site that does not exist, or twice, or a kind of which no site
-            is quantised.
+            is quantized.
     """
-    tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantiser": {}}
+    tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
     for name, option in OPTIONS.items():
         if name in options:
             tables.setdefault(option.table, {})[name] = options[name]
-    lines = ["# What this run quantises; its guard ends it when a site does not run so."]
+    lines = ["# What this run quantizes; its guard ends it when a site does not run so."]
     for name, table in tables.items():
         if table or name == "asked":
             # A string, a number, a list of strings in JSON is one in TOML, too.
@@ -106,7 +106,7 @@ def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
             sites = tuple(site for site in GROUPS[name] if types.get(site, NONE) != NONE)
         if not sites:
             raise MqoError(
-                f"The schedule '{text}' is for no site, since no {name} one is quantised",
+                f"The schedule '{text}' is for no site, since no {name} one is quantized",
                 help=f"Name the site itself, one of {', '.join(GROUPS[name])}, or another mode",
             )
         for site in sites:

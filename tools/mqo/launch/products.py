@@ -1,4 +1,4 @@
-"""Which matrix products of a training step are quantised: groups of layers, a table, the share.
+"""Which matrix products of a training step are quantized: groups of layers, a table, the share.
 
 The facts come from Megatron-LM/tools/coverage.py (`mqo.launch.coverage` runs it): a tree's own
 source, run once on tensors without content.
@@ -46,7 +46,7 @@ class Product:
 
     @property
     def reason(self) -> str:
-        """Why it is not quantised; empty where it is."""
+        """Why it is not quantized; empty where it is."""
         if self.quant_type == NONE:
             return AT_NONE
         if self.quant_type is not None:
@@ -81,7 +81,7 @@ class Coverage:
 
     @property
     def shares(self) -> dict[tuple[str, str], float]:
-        """{(GEMM, type): its part of all FLOPs}, of what is quantised."""
+        """{(GEMM, type): its part of all FLOPs}, of what is quantized."""
         found: dict[tuple[str, str], int] = {}
         for product in self.products:
             if not product.reason:
@@ -91,19 +91,19 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The quantised part of all FLOPs."""
+        """The quantized part of all FLOPs."""
         return sum(self.shares.values())
 
     def summary(self) -> str:
         """The share, and what it consists of."""
         parts = [f"{gemm} {t} {part:.1%}" for (gemm, t), part in self.shares.items()]
         of = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.share:.1%} of a step's matrix-product FLOPs quantised{of}"
+        return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{of}"
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON: every product, with the reason where it is not quantised."""
+        """For JSON: every product, with the reason where it is not quantized."""
         rows = [asdict(product) | {"reason": product.reason} for product in self.products]
-        totals = {"flops": self.flops, "quantised_share": self.share}
+        totals = {"flops": self.flops, "quantized_share": self.share}
         return asdict(self) | totals | {"products": rows}
 
 
@@ -149,7 +149,7 @@ def lines(coverage: Coverage) -> list[str]:
             text.append(_row(product, share, marks))
     for name in coverage.lookups:
         text += [name, "  looks rows up: no matrix product"]
-    text += ["", f"{coverage.share:.1%} of the FLOPs are quantised"]
+    text += ["", f"{coverage.share:.1%} of the FLOPs are quantized"]
     text += [f"  {gemm:14}{t:12}{part:>7.1%}" for (gemm, t), part in coverage.shares.items()]
     text += [f"({mark}) {reason}" for reason, mark in marks.items()]
     routed = any(EXPERT in product.layer for product in coverage.products)

@@ -86,10 +86,10 @@ class Result:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
         valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
         chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
-        quantised = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
+        quantized = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
         return (
             f"{valid}training loss {self.train_loss:.4f}{chance} after {self.iterations} steps "
-            f"in {self.seconds:.0f} s; {quantised or 'nothing quantised'}"
+            f"in {self.seconds:.0f} s; {quantized or 'nothing quantized'}"
         )
 
 

@@ -52,7 +52,7 @@ def render(model: Model, dataset: Dataset, mode: Mode) -> str:
 
 
 def mode_table() -> str:
-    """What each mode quantises, as a Markdown table."""
+    """What each mode quantizes, as a Markdown table."""
     lines = ["| mode | linear | QK | PV | scripts |", "|---|---|---|---|---|"]
     for mode in tables.modes().values():
         types = ("-" if quant_type == tables.NONE else quant_type for quant_type in mode.key)

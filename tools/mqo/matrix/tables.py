@@ -194,7 +194,7 @@ class Dataset(Row):
 
 
 class Mode(Row):
-    """What is quantised: the type of the linear layers' GEMMs, of QK, and of PV.
+    """What is quantized: the type of the linear layers' GEMMs, of QK, and of PV.
 
     `scripts` are written of it; `front_end` says that flash_attention_config.py offers it.
     """
@@ -291,7 +291,7 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
     """`mode` with another type of the linear layers, or other ones of attention.
 
     `attention` is a type, as FA_X has it (QK alone), 'none', or a name like qk_pv_X. The result is
-    called as the first mode that is the same, or else by what it quantises. UnknownNameError lists
+    called as the first mode that is the same, or else by what it quantizes. UnknownNameError lists
     the valid names.
     """
     linear = mode.linear if linear is None else linear

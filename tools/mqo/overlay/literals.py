@@ -1,4 +1,4 @@
-"""The quant type literals in the source: the only static statement of what is quantised.
+"""The quant type literals in the source: the only static statement of what is quantized.
 
 A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. The
 types and the parser are those of `megatron.quant`.

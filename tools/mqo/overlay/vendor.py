@@ -1,4 +1,4 @@
-"""Materialises upstream in the tree: from the pinned wheel, another wheel, or a checkout.
+"""Materializes upstream in the tree: from the pinned wheel, another wheel, or a checkout.
 
 Every byte is checked before the first file is placed: a wheel's SHA-256 against UPSTREAM.toml,
 its members against the wheel's own RECORD.

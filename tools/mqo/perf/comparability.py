@@ -29,7 +29,7 @@ class Timed:
     """One or more equal runs: the seconds of each one's steps, {step: seconds}.
 
     `facts` decide what was computed: data, seed, steps, flags. `versions` and `machine` are what it
-    was computed with; `types` what was quantised, which may differ.
+    was computed with; `types` what was quantized, which may differ.
     """
 
     name: str

@@ -75,9 +75,9 @@ def precision(measured: Measured) -> Section:
     found = _precision(run)
     about = (
         "Seeded operands at the sizes of the run's largest product of each site (rows, columns and "
-        "heads capped, the contraction k never), quantised by what the patched source calls, "
+        "heads capped, the contraction k never), quantized by what the patched source calls, "
         "multiplied as it multiplies, and compared with the fp64 product of the operands before "
-        "quantisation. The last column compares with the fp64 product of the quantised operands: "
+        "quantization. The last column compares with the fp64 product of the quantized operands: "
         "what the multiplication alone adds. ULPs are of the output's dtype at the exact value."
     )
     rows = tuple(_precision_row(site) for site in found.get("sites", ()))
@@ -207,7 +207,7 @@ def throughput(measured: Measured) -> Section:
         f"By the median step, the first ones left out, on {mode.machine.line()}. FLOPs are those "
         "of the matrix products that the run's coverage lists. "
         + (f"MFU is of a peak of {peak:g} TFLOP/s. " if peak else "No MFU: no peak is known. ")
-        + f"The mode's step over the baseline's: {found.line}. The quantisation is emulated: this "
+        + f"The mode's step over the baseline's: {found.line}. The quantization is emulated: this "
         "is what that costs, and not a format's speed."
     )
     command = (
@@ -253,12 +253,12 @@ def breakdown(measured: Measured) -> Section:
         {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * found.share(part)}
         for part, seconds in found.seconds.items()
     )
-    verdict = judge("share of a step without a label", found.share(trace.REST), "unlabelled")
+    verdict = judge("share of a step without a label", found.share(trace.REST), "unlabeled")
     about = (
         f"A mean of {found.steps} steps that torch's profiler watched, which slows them: take the "
-        "shares. Labels are upstream's timers, torch's collectives, and the quantisers' autograd "
+        "shares. Labels are upstream's timers, torch's collectives, and the quantizers' autograd "
         "function; each part is without those above it, so that the forward pass is without the "
-        f"quantisers in it. The Chrome trace is {TRACE}."
+        f"quantizers in it. The Chrome trace is {TRACE}."
     )
     commands = (measured.plan.again.command(),)
     return Section("breakdown", "Step time by part", about, rows, (verdict,), commands)

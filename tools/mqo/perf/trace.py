@@ -13,15 +13,15 @@ from mqo.errors import RunError
 
 Spans = list[tuple[float, float]]  # of microseconds, in order, apart from each other
 STEP = "ProfilerStep#"
-# The parts, each without those before it: a quantiser that runs in a forward pass is no forward.
-COMMUNICATION, QUANTISATION = "communication", "quantisation"
-PARTS = (COMMUNICATION, QUANTISATION, "data", "optimizer", "backward", "forward")
+# The parts, each without those before it: a quantizer that runs in a forward pass is no forward.
+COMMUNICATION, QUANTIZATION = "communication", "quantization"
+PARTS = (COMMUNICATION, QUANTIZATION, "data", "optimizer", "backward", "forward")
 REST = "other"
 # Ranges of the host: upstream's timers (megatron/run/labels.py), and what torch itself names. The
-# quantisers' autograd function is one of those, and therefore labelled at no cost.
+# quantizers' autograd function is one of those, and therefore labeled at no cost.
 _HOST = {
     "all-grads-sync": COMMUNICATION,
-    "_StraightThrough": QUANTISATION,
+    "_StraightThrough": QUANTIZATION,
     "batch-generator": "data",
     "optimizer": "optimizer",
     "backward-compute": "backward",
@@ -29,7 +29,7 @@ _HOST = {
 }
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:")
 # A GPU's kernels run beside the host, which its timers wait for and its collectives do not.
-_KERNELS = {"nccl": COMMUNICATION, "_kernel": QUANTISATION}
+_KERNELS = {"nccl": COMMUNICATION, "_kernel": QUANTIZATION}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _LITERAL = b"custom_quant_type = "
 
 @dataclass(frozen=True)
 class Site:
-    """What the quantisers of a site measured in a run, all layers and operands together.
+    """What the quantizers of a site measured in a run, all layers and operands together.
 
     The SQNR is in dB, of the summed energies; underflow is the mean share, 0 to 1, of the nonzero
     elements that became zero. None where nothing was measured.
@@ -103,9 +103,9 @@ class FileChange(FileDiff):
 class Run:
     """A run that ended well.
 
-    `variant` is the mode with what the user changed in the quantising. `setting` holds what must
+    `variant` is the mode with what the user changed in the quantizing. `setting` holds what must
     be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
-    in bytes, `share` is the quantised part of the FLOPs. `implementation` says which
+    in bytes, `share` is the quantized part of the FLOPs. `implementation` says which
     norms, optimizers and fusions the run took; it is empty where that was not recorded.
     """
 
@@ -283,7 +283,7 @@ def _run(
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
         step_times=tuple(seconds for _, seconds in metrics.get(STEP_TIME, [])),
         peak_memory=max(peaks) if peaks else None,
-        share=_json(folder.coverage)["quantised_share"] if folder.coverage.exists() else None,
+        share=_share(folder),
         sites=tuple(_sites(folder, metrics)),
         machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
@@ -296,6 +296,12 @@ def _run(
     )
 
 
+def _share(folder: RunFolder) -> float | None:
+    """Return the quantized share of the FLOPs; runs of version 0.1 spell its name otherwise."""
+    table = _json(folder.coverage) if folder.coverage.exists() else {}
+    return table.get("quantized_share", table.get("quantised_share"))
+
+
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -306,9 +312,9 @@ def _variant(folder: RunFolder, asked: Quantization) -> str:
 
 
 def options(run: RunFolder) -> Iterator[str]:
-    """What tells two runs of one cell apart: quantisers' options, schedules, layers left out."""
+    """What tells two runs of one cell apart: quantizers' options, schedules, layers left out."""
     tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
-    for table in ("quantiser", "schedule"):
+    for table in ("quantizer", "quantiser", "schedule"):  # the second is version 0.1's name
         yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
     yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
 

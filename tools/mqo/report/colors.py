@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 from mqo.torch_free import formats
 
-# From few quantised sites to many, for light pages and for dark ones; the last one repeats. Each
+# From few quantized sites to many, for light pages and for dark ones; the last one repeats. Each
 # has a contrast of 3:1 or more to its page; a test checks that. Formats' are in formats.toml.
 LIGHT = {name: row.light for name, row in formats.FORMATS.items()} | {
     "none": ("#1c2127",),
@@ -21,7 +21,7 @@ DARK = {name: row.dark for name, row in formats.FORMATS.items()} | {
     "none": ("#e9edf2",),
     "mixed": ("#d9b3ff", "#c592ff", "#b27bff", "#e39bff"),
 }
-# (quantised linear layers, QK, PV) -> the shade, and the dash in plotly's words.
+# (quantized linear layers, QK, PV) -> the shade, and the dash in plotly's words.
 _LOOKS = {
     (False, False, False): (0, "solid"),
     (False, True, False): (0, "dot"),

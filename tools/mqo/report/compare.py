@@ -1,4 +1,4 @@
-"""Which runs may be compared, how far each mode is from bf16, and which mode the numbers favour."""
+"""Which runs may be compared, how far each mode is from bf16, and which mode the numbers favor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The quantised part of the FLOPs; it depends on no seed."""
+        """The quantized part of the FLOPs; it depends on no seed."""
         return self.runs[0].share
 
 
@@ -210,7 +210,7 @@ def _baselines(runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def _rows(runs: Sequence[Run], validated: bool) -> list[Row]:
-    """bf16 first, then by what is quantised, least first."""
+    """bf16 first, then by what is quantized, least first."""
     variants: dict[str, list[Run]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
@@ -251,7 +251,7 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
 
 
 def verdict(rows: Sequence[Row], *, continued: bool = False) -> Verdict:
-    """Of the variants within T of bf16, the one that quantises most; with what speaks against it.
+    """Of the variants within T of bf16, the one that quantizes most; with what speaks against it.
 
     T is SEED_FACTOR standard deviations of bf16's final loss over seeds, relative to its mean, or
     DEFAULT_TOLERANCE of a single seed. `continued` runs, which began from a checkpoint, need no
@@ -273,7 +273,7 @@ def verdict(rows: Sequence[Row], *, continued: bool = False) -> Verdict:
         return Verdict(BASELINE, tolerance, basis, ("No mode stays within T.", text), doubts)
     best = min(within, key=lambda row: (-(row.share or 0), _gap(row)))
     reasons = [
-        f"Its loss is {_gap(best):+.2%} from bf16's, and it quantises {best.share:.1%} of the "
+        f"Its loss is {_gap(best):+.2%} from bf16's, and it quantizes {best.share:.1%} of the "
         f"FLOPs, the most of the {len(within)} within T.",
         *_equals(best, within),
         *_next(best, others),
@@ -294,19 +294,19 @@ def _shown(row: Row) -> str:
 
 
 def _equals(best: Row, within: Sequence[Row]) -> list[str]:
-    """What quantises as much, and is a little farther away."""
+    """What quantizes as much, and is a little farther away."""
     rows = [row for row in within if row.share == best.share and row is not best]
     parts = [f"{row.variant} ({_shown(row)})" for row in rows]
     return [f"As much: {', '.join(parts)}."] if parts else []
 
 
 def _next(best: Row, others: Sequence[Row]) -> list[str]:
-    """What quantises more, and is too far away."""
+    """What quantizes more, and is too far away."""
     more = [row for row in others if (row.share or 0) > (best.share or 0) and row is not best]
     if not more:
         return []
     near = _nearest(more)
-    return [f"{near.variant} would quantise {near.share:.1%}, but its gap is {_shown(near)}."]
+    return [f"{near.variant} would quantize {near.share:.1%}, but its gap is {_shown(near)}."]
 
 
 def _tolerance(base: Row) -> tuple[float, str]:
@@ -343,7 +343,7 @@ def _listed(rows: Iterable[Row]) -> str:
     return ", ".join(row.variant for row in rows)
 
 
-def quantised(types: Mapping[str, str]) -> str:
+def quantized(types: Mapping[str, str]) -> str:
     """The types, and the sites of each: 'mxfp8: fprop qk'."""
     sites: dict[str, list[str]] = {}
     for site in SITES:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, look, symbol
-from mqo.report.compare import Group, Spread, difference, quantised
+from mqo.report.compare import Group, Spread, difference, quantized
 from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
 from mqo.report.tables import sites
 from mqo.runs import Series
@@ -42,7 +42,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     """The HTML. SetupError without plotly."""
     environment = templates("mqo.report")
     environment.globals |= {
-        "quantised": quantised,
+        "quantized": quantized,
         "look": look,
         "sites": sites,
         "symbol": symbol,

@@ -27,7 +27,7 @@ class TensorStats:
 
 
 def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
-    """Measure those tensors of a safetensors file whose names match, with `tree`'s quantisers.
+    """Measure those tensors of a safetensors file whose names match, with `tree`'s quantizers.
 
     Without `tensors` the only one of the file is meant. DataError where none matches, or several
     could be meant.

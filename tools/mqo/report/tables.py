@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.report.collect import LeftOut, Site
-from mqo.report.compare import Group, Row, Spread, final_loss, quantised
+from mqo.report.compare import Group, Row, Spread, final_loss, quantized
 from mqo.terminal import plain
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
@@ -45,7 +45,7 @@ def write(folder: Path, made: Mapping[str, Table]) -> None:
 
 
 def sites(row: Row) -> Table:
-    """What the quantisers of a variant measured, by site and type, the mean over its runs."""
+    """What the quantizers of a variant measured, by site and type, the mean over its runs."""
     found: dict[tuple[str, str], list[Site]] = {}
     for site in (site for run in row.runs for site in run.sites):
         found.setdefault((site.site, site.quant_type), []).append(site)
@@ -69,11 +69,11 @@ def _names(group: Group, row: Row) -> dict[str, Any]:
 
 def _result(group: Group, row: Row) -> dict[str, Any]:
     kind = "validation" if group.validated else "training"
-    made = {"quantised": quantised(row.types), "seeds": len(row.runs), "loss_kind": kind}
+    made = {"quantized": quantized(row.types), "seeds": len(row.runs), "loss_kind": kind}
     for name in VALUES:
         spread: Spread | None = getattr(row, name)
         made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
-    return _names(group, row) | made | {"quantised_share": row.share}
+    return _names(group, row) | made | {"quantized_share": row.share}
 
 
 def _verdict(group: Group) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def jobs(
     """The product of the names, a job each; `modes` None are those that have scripts.
 
     Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
-    names. `rest` goes to `resolve`. Neighbours have different datasets: see `data_key`.
+    names. `rest` goes to `resolve`. Neighbors have different datasets: see `data_key`.
     """
     if modes is None:
         modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)

@@ -32,7 +32,7 @@ def sweep(
     gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantised; repeatable."),
+        typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,

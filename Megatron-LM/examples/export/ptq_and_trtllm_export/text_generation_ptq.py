@@ -1,12 +1,12 @@
-"""Quantises a trained model with ModelOpt, saves it, and exports it for inference.
+"""Quantizes a trained model with ModelOpt, saves it, and exports it for inference.
 
     .venv/bin/python Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py \\
-        --load CHECKPOINTS --save QUANTISED --export-quant-cfg fp8 --calib-dataset wikipedia
+        --load CHECKPOINTS --save QUANTIZED --export-quant-cfg fp8 --calib-dataset wikipedia
 
 CHECKPOINTS is a folder that Megatron saves to (torch_dist, of any parallel layout), a run folder,
-or a Hugging Face folder. Without --export-quant-cfg it is quantised already, and exported. What is
+or a Hugging Face folder. Without --export-quant-cfg it is quantized already, and exported. What is
 written is new, and appears when all of it is complete. One process on the CPU. The output layer is
-not quantised.
+not quantized.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     place: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
     number: dict[str, Any] = {"type": positive, "metavar": "N"}
     add("--load", required=True, help=LOAD, **place)
-    add("--save", help="new: the quantised model's checkpoints", **place)
+    add("--save", help="new: the quantized model's checkpoints", **place)
     add("--tokenizer-model", help="default: the model's own, or the sample's", **place)
     add("--export-quant-cfg", metavar="FORMAT", help="int8, fp8, int4_awq, ...; default: as it is")
     texts = f"a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
@@ -144,13 +144,13 @@ def describe(args: argparse.Namespace, scratch: Path) -> Source:
 
 
 def format_of(source: Source) -> str:
-    """The format that a checkpoint has; PtqError where this program did not quantise it."""
-    from megatron.run.modelopt import QUANTISED_AS
+    """The format that a checkpoint has; PtqError where this program did not quantize it."""
+    from megatron.run.modelopt import QUANTIZED_AS
 
-    name = source.arguments.get(QUANTISED_AS)
+    name = source.arguments.get(QUANTIZED_AS)
     if name is None:
         raise PtqError(
-            f"The checkpoint in {source.checkpoint} was not quantised by this program",
+            f"The checkpoint in {source.checkpoint} was not quantized by this program",
             expected="one that was, or --export-quant-cfg FORMAT",
         )
     return name
@@ -241,7 +241,7 @@ def quiet() -> AbstractContextManager[object]:
     return redirect_stdout(io.StringIO())
 
 
-def quantise(args: argparse.Namespace, scratch: Path) -> None:
+def quantize(args: argparse.Namespace, scratch: Path) -> None:
     """All of it, in order; the checks that cost nothing come first."""
     check_targets(args)
     check_new(args.save, args.export_dir)
@@ -262,14 +262,14 @@ def quantise(args: argparse.Namespace, scratch: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False)
     if wanted:
         batches = calibration(args, source, tokenizer)
-        ptq.check_not_quantised(source.checkpoint)
+        ptq.check_not_quantized(source.checkpoint)
     with quiet():
         _, model = weights.load([*source.flags, "--load", source.checkpoint])
     core = weights.unwrapped(model).eval()
     show("before" if wanted else f"as {name}", core, tokenizer, args)
     if wanted:
         started = time.monotonic()
-        ptq.quantise(core, name, batches)
+        ptq.quantize(core, name, batches)
         print(f"calibrated in {time.monotonic() - started:.1f} s", flush=True)
         show(f"after, as {name}", core, tokenizer, args)
     with quiet():
@@ -293,7 +293,7 @@ def main(argv: list[str]) -> None:
         warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
         try:
-            quantise(args, Path(scratch))
+            quantize(args, Path(scratch))
         except (InferenceError, weights.ConvertError) as error:
             print(f"text_generation_ptq.py: {error}", file=sys.stderr)
             sys.exit(2)

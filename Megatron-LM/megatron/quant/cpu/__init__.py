@@ -1,4 +1,4 @@
-"""The quantisers for the CPU, compiled by numba: nearest rounding of every format, without scales.
+"""The quantizers for the CPU, compiled by numba: nearest rounding of every format, without scales.
 
 They give the reference's bits for every input, and need no C compiler. Unlike the reference they
 give them under torch.set_flush_denormal(True), too, as if it were not set.
@@ -34,7 +34,7 @@ def qdq(
     out: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor | None:
-    """What `backend.quantise_dequantise` returns, which checks the arguments; None: not supported.
+    """What `backend.fake_quantize` returns, which checks the arguments; None: not supported.
 
     Not supported are stochastic and other unusual roundings, a tensor scale, and tensors that are
     not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
@@ -80,13 +80,13 @@ def _plain(x: Tensor) -> bool:
 
 
 def _in_place(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
-    """Quantise a tensor without gaps, and return it."""
+    """Quantize a tensor without gaps, and return it."""
     _dense(x, x, spec, axis)
     return x
 
 
 def _dense(x: Tensor, out: Tensor, spec: QuantSpec, axis: int) -> None:
-    """Quantise `x` into `out`, both of the same strides and without gaps."""
+    """Quantize `x` into `out`, both of the same strides and without gaps."""
     if spec.block is None:
         _hif8(x, out, spec.overflow)
         return

@@ -108,7 +108,7 @@ def mx_columns(bits: int, block: int) -> Callable[[int], None]:
 
     @_inline
     def strips(target, source, pitch, height, count, scratch, constants) -> None:
-        """Quantise `height` rows of `count` strips, the next row `pitch` bytes further on."""
+        """Quantize `height` rows of `count` strips, the next row `pitch` bytes further on."""
         carry, emax, emin, top, lowest, steps = constants
         exact = 0
         for s in range(count):
@@ -128,7 +128,7 @@ def mx_columns(bits: int, block: int) -> Callable[[int], None]:
 
     @_inline
     def part_of_strip(target, source, pitch, height, size, spare, scratch, constants) -> None:
-        """Quantise less than a strip, `size` bytes wide, in a copy."""
+        """Quantize less than a strip, `size` bytes wide, in a copy."""
         for i in range(height):
             copy(spare + i * strip_bytes, source + i * pitch, size)
         strips(spare, spare, strip_bytes, height, 1, scratch, constants)

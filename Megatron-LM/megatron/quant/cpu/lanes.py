@@ -1,6 +1,6 @@
 """Vectors of integers in LLVM IR, with Python's operators: what the kernels' inner steps emit.
 
-LLVM's vectoriser gives up on some of these loops (a maximum over a block comes out scalar, and a
+LLVM's vectorizer gives up on some of these loops (a maximum over a block comes out scalar, and a
 result in the place of its input runs one by one); vectors written as such become whatever vector
 instructions the machine has.
 """

@@ -64,7 +64,7 @@ def place(vendored, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def quantised(place):
+def quantized(place):
     """What the program printed, and the folder with what it wrote."""
     data = ["--calib-dataset", place / "texts.txt", "--calib-size", 8, "--calib-length", 32]
     code, out, err = run(
@@ -75,8 +75,8 @@ def quantised(place):
     return out, place
 
 
-def test_it_shows_generations_and_writes_both(quantised):
-    out, place = quantised
+def test_it_shows_generations_and_writes_both(quantized):
+    out, place = quantized
     for title in ("-- before", "-- after, as fp8"):
         behind = out[out.index(title) :]
         assert "'One' -> " in behind and "'Two' -> " in behind
@@ -88,19 +88,19 @@ def test_it_shows_generations_and_writes_both(quantised):
     assert {path.name for path in place.iterdir()} == {"hf", "texts.txt", "saved", "out"}
 
 
-def test_it_says_who_reads_the_export(quantised):
-    out, _ = quantised
+def test_it_says_who_reads_the_export(quantized):
+    out, _ = quantized
     note = next(line for line in out.splitlines() if line.startswith("note: "))
     assert "vLLM" in note and "not run here" in note and "--dequantized" in note
 
 
 @pytest.mark.heavy
-def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
+def test_a_dequantized_export_needs_transformers_alone(quantized, tmp_path):
     """The saved model, exported by a second call: no scales, and no configuration of any."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    place = quantised[1]
+    place = quantized[1]
     code, out, err = run(
         "--load", place / "saved", "--tokenizer-model", place / "hf", "--prompts", "One",
         "--export-dir", tmp_path / "plain", "--export-format", "hf", "--dequantized",
@@ -121,15 +121,15 @@ def test_a_dequantized_export_needs_transformers_alone(quantised, tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_quantised_checkpoint_is_refused(quantised):
-    place = quantised[1]
+def test_a_quantized_checkpoint_is_refused(quantized):
+    place = quantized[1]
     code, _, err = run(
         "--load", place / "saved", "--save", place / "again", "--export-quant-cfg", "int8",
         "--tokenizer-model", place / "hf", "--calib-dataset", place / "texts.txt",
         "--calib-size", 2, "--calib-length", 16,
     )  # fmt: skip
     assert code == 2
-    assert "is quantised already. Expected: one that is not." in err
+    assert "is quantized already. Expected: one that is not." in err
     assert not (place / "again").exists()
 
 
@@ -147,7 +147,7 @@ def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, w
     monkeypatch.chdir(place)
     args = program.parse_args(["--load", "hf", "--export-quant-cfg", "fp8", *words])
     with pytest.raises(program.PtqError, match=message):
-        program.quantise(args, place)
+        program.quantize(args, place)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

@@ -36,7 +36,7 @@ def run_frozen(*operands):
 
 class ColumnParallelLinear(Module):
     def __init__(self):
-        self.run = run_own if self.quantises else multiply
+        self.run = run_own if self.quantizes else multiply
 
     def forward(self, x):
         run = self.run if self.weight.requires_grad else run_frozen

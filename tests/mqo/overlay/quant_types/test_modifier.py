@@ -16,7 +16,7 @@ from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.tree import Tree, sha256
 
-from ...conftest import Mini, materialise
+from ...conftest import Mini, materialize
 from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers, read, write
 
 ALL = dict.fromkeys(SITES, "mxfp4")
@@ -547,7 +547,7 @@ def test_every_literal_of_our_tree_is_set_alone_and_restored(ours, site, value):
     assert everything(ours) == before
 
 
-def test_a_type_that_our_quantiser_would_refuse_is_due(ours):
+def test_a_type_that_our_quantizer_would_refuse_is_due(ours):
     file = ours / LAYERS
     file.write_bytes(file.read_bytes().replace(b"= 'none'", b"= 'bf16'", 1))
     (due,) = modifier.check(ours).due
@@ -596,7 +596,7 @@ FILES = (FileEdits("{LAYERS}", (FPROP, DGRAD)),)
 @pytest.fixture
 def kept(tmp_path):
     """A tree that `mqo` vendored and patched."""
-    tree = materialise(
+    tree = materialize(
         tmp_path / "kept", {LAYERS: PLAIN.encode(), ATTENTION: PLAIN_ATTENTION.encode()}
     )
     write(tmp_path / "patches", {"series.toml": SERIES, "quant_sites.py": PATCH})

@@ -145,9 +145,9 @@ def test_what_overwrites_in_a_branch_is_refused_even_if_that_leaves():
 def test_a_type_counts_when_it_is_taken_even_if_the_variable_changes_before_the_gemm(after):
     body = f"""
         custom_quant_type = 'mxfp8'
-        quantise = quantiser(custom_quant_type)
+        quantize = quantizer(custom_quant_type)
         custom_quant_type = {after}
-        return torch.matmul(quantise(total_input), quantise(weight))
+        return torch.matmul(quantize(total_input), quantize(weight))
     """
     assert said({"fprop": forward(body)}) == {"fprop": [(5, "mxfp8")]}
 
@@ -155,9 +155,9 @@ def test_a_type_counts_when_it_is_taken_even_if_the_variable_changes_before_the_
 def test_both_types_may_be_taken_before_both_gemms():
     body = """
         custom_quant_type = 'mxfp8'
-        a = quantiser(custom_quant_type)
+        a = quantizer(custom_quant_type)
         custom_quant_type = 'none'
-        b = quantiser(custom_quant_type)
+        b = quantizer(custom_quant_type)
         s = torch.bmm(a(query), a(key))
         return torch.bmm(b(softmax(s)), b(value))
     """

@@ -3,7 +3,7 @@ import json
 import pytest
 from mqo.project import Project
 
-from ...conftest import contents, materialise
+from ...conftest import contents, materialize
 from ..conftest import GEMMS, PLAIN, release
 
 RELEASES = ["0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0"]
@@ -141,7 +141,7 @@ def test_the_series_is_green_on_every_release(run):
 
 
 def test_a_trees_upstream_files_are_tried_and_the_tree_is_only_read(run, here, tmp_path):
-    tree = materialise(tmp_path / "theirs", release("1.1.0"), version="1.1.0")
+    tree = materialize(tmp_path / "theirs", release("1.1.0"), version="1.1.0")
     (tree.root / PLAIN).write_bytes(b"edited = True\n")
     before = contents(tree.root)
     code, out, err = run("--tree", str(tree.root))
@@ -152,7 +152,7 @@ def test_a_trees_upstream_files_are_tried_and_the_tree_is_only_read(run, here, t
 
 def test_a_tree_that_the_series_does_not_fit_is_exit_code_1(run, here, tmp_path):
     files = {**release("1.1.0"), GEMMS: b"import os\n"}
-    tree = materialise(tmp_path / "theirs", files, version="1.1.0")
+    tree = materialize(tmp_path / "theirs", files, version="1.1.0")
     code, out, _ = run("--tree", str(tree.root))
     assert code == 1
     assert "1.1.0: quant_sites drifted: " in out
@@ -160,7 +160,7 @@ def test_a_tree_that_the_series_does_not_fit_is_exit_code_1(run, here, tmp_path)
 
 def test_trees_and_releases_are_tried_together(run, here, tmp_path):
     for version in ("1.0.0", "1.3.0"):
-        materialise(tmp_path / version, release(version), version=version)
+        materialize(tmp_path / version, release(version), version=version)
     words = ["--tree", str(tmp_path / "1.0.0"), "--tree", str(tmp_path / "1.3.0")]
     assert releases(run(*words)[1]) == ["1.0", "1.3"]
     assert releases(run("--all", *words)[1]) == ["1.1", "1.2", "1.0", "1.3"]

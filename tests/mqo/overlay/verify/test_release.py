@@ -165,11 +165,11 @@ def test_a_program_that_reports_nothing_is_red(trial):
     red(trial.verify(), "exit code 0")
 
 
-def test_a_model_that_quantises_nothing_is_red(trial):
+def test_a_model_that_quantizes_nothing_is_red(trial):
     trial.change(PROGRAM, 'if kind != "none"', "if False")
     result = trial.verify()
     assert result.forward == "failed"
-    red(result, "at mxfp8: fprop of layer quantised 0 operands once, not 2")
+    red(result, "at mxfp8: fprop of layer quantized 0 operands once, not 2")
 
 
 def test_a_source_that_lacks_a_site_is_red(trial):

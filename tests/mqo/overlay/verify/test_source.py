@@ -2,7 +2,7 @@ import pytest
 from mqo.overlay.apply import apply
 from mqo.overlay.verify.source import compile_faults, restore_faults
 
-from ...conftest import FILES, materialise
+from ...conftest import FILES, materialize
 
 PACKAGES = ("megatron/core", "megatron/training")
 GADGET = "megatron/core/gadget.py"
@@ -10,7 +10,7 @@ GADGET = "megatron/core/gadget.py"
 
 def faults_of(mini, source):
     """What is said of the gadget, when upstream's is `source` and a sweep changes the engine."""
-    tree = materialise(mini.tree.root, {**FILES, GADGET: source.encode()})
+    tree = materialize(mini.tree.root, {**FILES, GADGET: source.encode()})
     apply(tree, mini.series)
     return [fault for fault in compile_faults(tree) if fault.startswith(GADGET)]
 

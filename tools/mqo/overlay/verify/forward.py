@@ -46,7 +46,7 @@ class Step:
 
     `loss` is in nats, `fused_loss` the same by fused attention (None: it refused), and `gradients`
     a hash of all of them. `records` counts (site, layer, quant type) by operands that were
-    quantised exactly once; `lacks` names a package that is not installed, and `error` holds the
+    quantized exactly once; `lacks` names a package that is not installed, and `error` holds the
     last words of a failure.
     """
 
@@ -69,20 +69,20 @@ class Step:
 
 
 def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
-    """One step each without the sites, at none, and quantised, in snapshots made in `folder`."""
-    bare, none, quantised = folder / "bare", folder / "none", folder / "quantised"
+    """One step each without the sites, at none, and quantized, in snapshots made in `folder`."""
+    bare, none, quantized = folder / "bare", folder / "none", folder / "quantized"
     try:
         snapshot(tree, bare, types={}, without=(SITE_ENTRY,), series=series)
         snapshot(tree, none, types={}, series=series)
-        snapshot(tree, quantised, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
+        snapshot(tree, quantized, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
     except MqoError as error:
         return Forward("failed", faults=(str(error),))
     with _started(bare) as alone:
         first = _result(alone, bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with _started(none) as one, _started(quantised) as other:
-        faults = judge(first, _result(one, none), _result(other, quantised))
+    with _started(none) as one, _started(quantized) as other:
+        faults = judge(first, _result(one, none), _result(other, quantized))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
@@ -108,14 +108,14 @@ def _target(root: Path) -> Path:
     return root.with_suffix(".json")
 
 
-def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
-    """What is wrong with the steps of a model without sites, with sites at 'none', and quantised.
+def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
+    """What is wrong with the steps of a model without sites, with sites at 'none', and quantized.
 
     All must be finite; the first two bit-equal, with nothing recorded; the second must reach its
-    loss by fused attention, too; the third must differ, and must have quantised both operands of
+    loss by fused attention, too; the third must differ, and must have quantized both operands of
     each site of each layer exactly once.
     """
-    steps = {f"without {SITE_ENTRY}": bare, "at none": none, f"at {QUANT_TYPE}": quantised}
+    steps = {f"without {SITE_ENTRY}": bare, "at none": none, f"at {QUANT_TYPE}": quantized}
     failed = [f"{name}: {s.error or s.lacks}" for name, s in steps.items() if s.error or s.lacks]
     if failed:
         return failed
@@ -124,10 +124,10 @@ def judge(bare: Step, none: Step, quantised: Step) -> list[str]:
         faults.append(f"at none: the loss or a gradient differs from those without {SITE_ENTRY}")
     for name in list(steps)[:2]:
         if steps[name].records:
-            faults.append(f"{name}: something was quantised")
-    if quantised.loss == none.loss or quantised.gradients == none.gradients:
+            faults.append(f"{name}: something was quantized")
+    if quantized.loss == none.loss or quantized.gradients == none.gradients:
         faults.append(f"at {QUANT_TYPE}: the loss or every gradient is that of none")
-    return faults + _fused_faults(none) + _record_faults(quantised)
+    return faults + _fused_faults(none) + _record_faults(quantized)
 
 
 def _fused_faults(step: Step) -> list[str]:
@@ -139,7 +139,7 @@ def _fused_faults(step: Step) -> list[str]:
 
 
 def _record_faults(step: Step) -> list[str]:
-    """Sites and layers that quantised other than two operands: a line a site and count."""
+    """Sites and layers that quantized other than two operands: a line a site and count."""
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES
@@ -154,6 +154,6 @@ def _record_faults(step: Step) -> list[str]:
     return [
         f"at {quant_type}: {site} of {names[0]}"
         + (f" and {len(names) - 1} more" if names[1:] else "")
-        + f" quantised {found} operands once, not {right}"
+        + f" quantized {found} operands once, not {right}"
         for (site, quant_type, found, right), names in layers.items()
     ]

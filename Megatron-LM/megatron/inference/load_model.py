@@ -46,7 +46,7 @@ PLATFORM += ("use_cpu_initialization",)
 PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_format")
 
 
-def answer(work: Callable[[], dict[str, Any]], target: Path) -> None:
+def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> None:
     """Write what `work` gives as JSON to `target`, or leave with its error.
 
     What the user can mend is written to the file that MQO_FAILURE names.
@@ -119,7 +119,7 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
     """The model in an iteration's folder, and upstream's arguments for one process here.
 
     `saved` are those of the checkpoint, `platform` the flags that say what the machine has.
-    ModelOpt's state is restored where the checkpoint has one: its quantisers are part of the model.
+    ModelOpt's state is restored where the checkpoint has one: its quantizers are part of the model.
 
     Raises:
         SavedError: the weights are not those that the arguments describe, or cannot be read.

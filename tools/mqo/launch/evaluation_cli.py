@@ -39,8 +39,8 @@ def evaluate(
     tree: TreeOption = None,
 ) -> None:
     """Measure the loss of checkpoints on held-out text, under any training mode."""
-    from mqo.launch.saved import AS_TRAINED, Place, Text, lines
-    from mqo.launch.saved import evaluate as measure
+    from mqo.launch.evaluation import AS_TRAINED, Place, Text, lines
+    from mqo.launch.evaluation import evaluate as measure
     from mqo.matrix import tables
 
     names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
@@ -72,8 +72,8 @@ def generate(
 ) -> None:
     """Have a checkpoint go on with prompts."""
     from mqo.errors import CheckpointError
-    from mqo.launch.saved import AS_TRAINED, Place, Sampling
-    from mqo.launch.saved import generate as go_on
+    from mqo.launch.evaluation import AS_TRAINED, Place, Sampling
+    from mqo.launch.evaluation import generate as go_on
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:

@@ -1,4 +1,4 @@
-"""A model that ModelOpt has quantised, trained on: real runs, in one process and in two."""
+"""A model that ModelOpt has quantized, trained on: real runs, in one process and in two."""
 
 import os
 import shutil
@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from mqo.errors import CheckpointError, RunError
-from mqo.launch import convert, saved
+from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.saved import Place, Text
+from mqo.launch.evaluation import Place, Text
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS
 
@@ -52,24 +52,24 @@ def project(checkout_with, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(project):
-    """A run that was trained without any quantiser."""
+    """A run that was trained without any quantizer."""
     return real_runs.run(project, cell())
 
 
 @pytest.fixture(scope="module")
-def quantised(plain, tmp_path_factory):
+def quantized(plain, tmp_path_factory):
     """The checkpoints of that model in FP8, with a scale of each input."""
-    folder = tmp_path_factory.mktemp("quantised") / "saved"
+    folder = tmp_path_factory.mktemp("quantized") / "saved"
     calibration = ["--calib-size", 8, "--calib-length", 32]
     program("--load", plain.root, "--save", folder, "--export-quant-cfg", "fp8", *calibration)
     return folder
 
 
 @pytest.fixture(scope="module")
-def trained(project, quantised, tmp_path_factory):
+def trained(project, quantized, tmp_path_factory):
     """A run that went on from there, and the folder that it saved to."""
     folder = tmp_path_factory.mktemp("trained")
-    flags = ["--pretrained-checkpoint", str(quantised)]
+    flags = ["--pretrained-checkpoint", str(quantized)]
     return real_runs.run(project, cell(flags=flags, checkpoint=folder)), folder
 
 
@@ -97,15 +97,15 @@ def tensors(checkpoint, ending):
     return found
 
 
-def test_each_checkpoint_has_the_quantisers_and_only_they_stay(plain, quantised, trained):
+def test_each_checkpoint_has_the_quantizers_and_only_they_stay(plain, quantized, trained):
     run, folder = trained
     first = run.read_metrics()[TRAIN_LOSS][0][1]
-    # It begins where the plain model ended, but for the quantisation.
+    # It begins where the plain model ended, but for the quantization.
     assert first != plain.read_metrics()[TRAIN_LOSS][-1][1]
     assert first == pytest.approx(plain.read_metrics()[TRAIN_LOSS][-1][1], abs=0.2)
     for iteration in (SAVED, LAST):
         assert (folder / f"iter_{iteration:07d}/modelopt_state").is_dir()
-    places = (quantised / "iter_0000001", folder / f"iter_{LAST:07d}")
+    places = (quantized / "iter_0000001", folder / f"iter_{LAST:07d}")
     for ending, stays in (("_amax", True), ("linear_proj.weight", False)):
         before, after = (tensors(place, ending) for place in places)
         assert before and before.keys() <= after.keys()
@@ -125,39 +125,39 @@ def test_a_run_goes_on_over_two_tensor_ranks(project, trained, halfway):
     assert (halfway / f"iter_{LAST:07d}/modelopt_state").is_dir()
 
 
-def test_types_in_the_source_are_refused_beside_it(project, quantised):
-    flags = ["--pretrained-checkpoint", str(quantised)]
-    with pytest.raises(RunError, match=r"ModelOpt quantises 8 layers.*fprop as mxfp8"):
+def test_types_in_the_source_are_refused_beside_it(project, quantized):
+    flags = ["--pretrained-checkpoint", str(quantized)]
+    with pytest.raises(RunError, match=r"ModelOpt quantizes 8 layers.*fprop as mxfp8"):
         real_runs.run(project, cell("linear_mxfp8", flags))
 
 
-def test_a_teacher_teaches_it(project, plain, quantised, tmp_path):
+def test_a_teacher_teaches_it(project, plain, quantized, tmp_path):
     # Others may write no hashes.
-    unhashed = shutil.copytree(quantised, tmp_path / "elsewhere")
+    unhashed = shutil.copytree(quantized, tmp_path / "elsewhere")
     (unhashed / "iter_0000001/integrity.json").unlink()
     flags = ["--pretrained-checkpoint", str(unhashed)]
     run = real_runs.run(project, cell(flags=flags, teacher=plain.root))
     losses = [loss for _, loss in run.read_metrics()["kd loss"]]
-    # The teacher is what the student was before it was quantised.
+    # The teacher is what the student was before it was quantized.
     assert 0 < losses[0] < 0.1
     checkpoint = run.checkpoints / f"iter_{LAST:07d}"
     assert (checkpoint / "modelopt_state").is_dir()
-    quantisers = tensors(checkpoint, "_amax")
-    assert quantisers and not [name for name in quantisers if "teacher" in name]
+    quantizers = tensors(checkpoint, "_amax")
+    assert quantizers and not [name for name in quantizers if "teacher" in name]
 
 
 def test_it_is_evaluated_and_exported_as_the_format_it_has(
-    vendored, plain, quantised, trained, tmp_path
+    vendored, plain, quantized, trained, tmp_path
 ):
     run, folder = trained
-    places = [Place.of(place) for place in (plain.root, quantised, run.root)]
-    before, loss, after = saved.evaluate(vendored, places, ["bf16"], Text(tokens=256))
+    places = [Place.of(place) for place in (plain.root, quantized, run.root)]
+    before, loss, after = evaluation.evaluate(vendored, places, ["bf16"], Text(tokens=256))
     assert before.text == loss.text == after.text  # all were trained on the same
     assert loss.loss == pytest.approx(before.loss, abs=0.2) and loss.loss != before.loss
     assert [one.modelopt for one in (before, loss, after)] == [None, "fp8", "fp8"]
     assert after.iteration == LAST and 0 < after.loss < 9
-    with pytest.raises(CheckpointError, match="ModelOpt quantises 8 layers"):
-        saved.evaluate(vendored, [Place.of(folder)], ["linear_mxfp8"], Text(tokens=256))
+    with pytest.raises(CheckpointError, match="ModelOpt quantizes 8 layers"):
+        evaluation.evaluate(vendored, [Place.of(folder)], ["linear_mxfp8"], Text(tokens=256))
     words = ["--export-dir", tmp_path / "out", "--export-format", "hf"]
     program("--load", folder, *words, "--tokenizer-model", PROJECT.data / "wikipedia/tokenizer")
     assert '"FP8"' in (tmp_path / "out/hf_quant_config.json").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from megatron.quant import QuantSpec, gemm_operands, quantise_dequantise, saved_operands
+from megatron.quant import QuantSpec, fake_quantize, gemm_operands, saved_operands
 
 
 class Linear(torch.autograd.Function):
@@ -44,12 +44,12 @@ def tensors():
 def test_backward_sees_what_fprop_multiplied(options, tensors, kind):
     x, weight = tensors
     plain = gradients(x, weight, kind)
-    options('[quantiser]\nsave_activations = "packed"\n')
+    options('[quantizer]\nsave_activations = "packed"\n')
     y, dx, dw = gradients(x, weight, kind)
     assert y.equal(plain[0])
     assert dx.equal(plain[1])
     assert not dw.equal(plain[2])
-    rounded = quantise_dequantise(x, QuantSpec(kind))
+    rounded = fake_quantize(x, QuantSpec(kind))
     assert dw.equal(torch.ones(8, 15).bfloat16() @ rounded.flatten(0, -2))
 
 
@@ -57,19 +57,19 @@ def test_backward_sees_what_fprop_multiplied(options, tensors, kind):
 def test_the_codes_take_their_bits_an_element(options, tensors, kind, bits):
     x, weight = tensors
     assert saved_bytes(x, weight, kind) == x.nbytes
-    options('[quantiser]\nsave_activations = "packed"\n')
+    options('[quantizer]\nsave_activations = "packed"\n')
     assert saved_bytes(x, weight, kind) == x.numel() * bits / 8
 
 
-def test_an_unquantised_layer_saves_its_input(options, tensors):
-    options('[quantiser]\nsave_activations = "packed"\n[layers]\nexclude = ["*"]\n')
+def test_an_unquantized_layer_saves_its_input(options, tensors):
+    options('[quantizer]\nsave_activations = "packed"\n[layers]\nexclude = ["*"]\n')
     x, weight = tensors
     assert saved_bytes(x, weight, "none") == x.nbytes
     assert saved_bytes(x, weight, "mxfp8") == x.nbytes
 
 
 def test_stochastic_rounding_draws_for_backward_as_for_fprop(options, tensors):
-    options('[quantiser]\nsave_activations = "packed"\nrounding = "stochastic"\n')
+    options('[quantizer]\nsave_activations = "packed"\nrounding = "stochastic"\n')
     x, _ = tensors
     eye = torch.eye(64).bfloat16()
     y, _, dw = gradients(x, eye)
@@ -77,6 +77,6 @@ def test_stochastic_rounding_draws_for_backward_as_for_fprop(options, tensors):
 
 
 def test_an_unknown_form_is_refused(options, tensors):
-    options('[quantiser]\nsave_activations = "zip"\n')
+    options('[quantizer]\nsave_activations = "zip"\n')
     with pytest.raises(ValueError, match=r"save_activations.*'zip'; valid: full, packed"):
         gradients(*tensors)

@@ -1,6 +1,6 @@
 """What a linear layer keeps of its input for the backward pass: all of it, or its codes.
 
-With `save_activations = "packed"` backward sees the input as fprop quantised it. That is another
+With `save_activations = "packed"` backward sees the input as fprop quantized it. That is another
 recipe, not another way to store: wgrad's operand is rounded even where wgrad's own type is 'none',
 and where it is not, a second time.
 """

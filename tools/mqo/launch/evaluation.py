@@ -107,7 +107,7 @@ class Loss:
 
     `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names what
     was read. `iteration` is None for weights that no training here has saved, `modelopt` the format
-    that ModelOpt quantises them to, whatever the mode.
+    that ModelOpt quantizes them to, whatever the mode.
     """
 
     checkpoint: str
@@ -235,8 +235,8 @@ def lines(found: Sequence[Loss]) -> list[str]:
 def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     """A mode's name, and {site: type} of the GEMMs that a forward pass has.
 
-    Of AS_TRAINED what the checkpoint says, and nothing quantised where it says nothing: then no
-    quantised training wrote it.
+    Of AS_TRAINED what the checkpoint says, and nothing quantized where it says nothing: then no
+    quantized training wrote it.
     """
     if mode != AS_TRAINED:
         return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
@@ -282,10 +282,10 @@ def _run(
 @contextmanager
 def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
     """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
-    with temporary_folder("mqo-saved-") as folder:
+    with temporary_folder("mqo-evaluation-") as folder:
         snapshot(tree, folder / "source", types=types)
         bytecode.share(tree, folder / "source")
-        # No weight changes: to quantise each one once gives the same bits.
+        # No weight changes: to quantize each one once gives the same bits.
         options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
         (folder / "quant.toml").write_text(quant_toml(types, options), encoding="utf-8")
@@ -293,7 +293,7 @@ def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path
 
 
 def _options(config: Path | None) -> dict[str, Any]:
-    """Return how a run quantised: its options, and the layers that it left out."""
+    """Return how a run quantized: its options, and the layers that it left out."""
     tables = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
     found = {k: v for table in tables.values() for k, v in table.items() if k in OPTIONS}
     return split(found)[0]

@@ -43,7 +43,7 @@ def check_patched() -> None:
         )
 
 
-def put_off_garbage(module: str) -> None:
+def disable_gc(module: str) -> None:
     """Where `module` is the program, which enables it later.
 
     Imports make a million objects, and no garbage to look for.

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from mqo import cli
 from mqo.errors import CheckpointError, DataError
-from mqo.launch import saved
-from mqo.launch.saved import AS_TRAINED, Loss, Place, Sampling, Text, lines
+from mqo.launch import evaluation
+from mqo.launch.evaluation import AS_TRAINED, Loss, Place, Sampling, Text, lines
 
 # Says what it was told: each word as it came, and the quant.toml.
 EVALUATE = """
@@ -42,7 +42,7 @@ def run(tmp_path):
     (root / "checkpoints/types.json").write_text(
         '{"fprop": "mxfp8", "dgrad": "mxfp8", "wgrad": "mxfp8", "qk": "mxfp8", "pv": "none"}'
     )
-    text = '[asked]\nfprop = "mxfp8"\n[quantiser]\nblock = 16\nsave_activations = "packed"\n'
+    text = '[asked]\nfprop = "mxfp8"\n[quantizer]\nblock = 16\nsave_activations = "packed"\n'
     (root / "quant.toml").write_text(f'{text}[layers]\nexclude = ["output_layer"]\n')
     return root
 
@@ -57,14 +57,14 @@ def taken():
 def tree(patched, taken, monkeypatch):
     """The tree in miniature, with the program; its few sites take any type."""
     (patched.tree.root / "tools").mkdir()
-    (patched.tree.root / saved.EVALUATE).write_text(EVALUATE)
+    (patched.tree.root / evaluation.EVALUATE).write_text(EVALUATE)
 
     def snapshot(tree, target, *, types):
         taken.append(types)
         (target / "tools").mkdir(parents=True)
-        (target / saved.EVALUATE).write_text(EVALUATE)
+        (target / evaluation.EVALUATE).write_text(EVALUATE)
 
-    monkeypatch.setattr(saved, "snapshot", snapshot)
+    monkeypatch.setattr(evaluation, "snapshot", snapshot)
     return patched.tree
 
 
@@ -73,39 +73,39 @@ def told(run):
 
 
 def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
-    found = saved.evaluate(tree, [Place.of(run)], ["bf16", "mxfp4"], Text(tokens=5))
+    found = evaluation.evaluate(tree, [Place.of(run)], ["bf16", "mxfp4"], Text(tokens=5))
     assert [one.mode for one in found] == ["bf16", "mxfp4"]
     assert taken == [dict.fromkeys(("fprop", "qk", "pv"), kind) for kind in ("none", "mxfp4")]
     words, options = told(run)
     assert words[: words.index("--")] == ["--tokens", "5"]
     assert "--transformer-impl" in words[words.index("--") :]
     assert options["asked"] == {"fprop": "mxfp4", "qk": "mxfp4", "pv": "mxfp4"}
-    assert options["quantiser"] == {"block": 16, "cache_weights": True}
+    assert options["quantizer"] == {"block": 16, "cache_weights": True}
     assert (options["layers"], options["record"]) == ({"exclude": ["output_layer"]}, {"every": 0})
 
 
 def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):
     place = Place.of(run / "checkpoints")
-    (own,) = saved.evaluate(tree, [place], [AS_TRAINED], Text())
+    (own,) = evaluation.evaluate(tree, [place], [AS_TRAINED], Text())
     assert (own.mode, own.checkpoint) == ("FA_linear_mxfp8", "one")
     assert own.types == {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
     for types, mode in (({}, "bf16"), ({"pv": "mxfp4", "qk": "mxfp8"}, AS_TRAINED)):
         (run / "checkpoints/types.json").write_text(json.dumps(types))
-        assert saved.evaluate(tree, [place], [AS_TRAINED], Text())[0].mode == mode
+        assert evaluation.evaluate(tree, [place], [AS_TRAINED], Text())[0].mode == mode
 
 
 def test_it_is_said_which_checkpoint_and_mode_of_how_many_is_measured(tree, run):
     said = []
-    saved.evaluate(tree, [Place.of(run)], ["bf16", "FA_mxfp8"], Text(), said.append)
+    evaluation.evaluate(tree, [Place.of(run)], ["bf16", "FA_mxfp8"], Text(), said.append)
     assert said == ["one: bf16 (1 of 2)", "one: FA_mxfp8 (2 of 2)"]
-    saved.evaluate(tree, [Place.of(run)], ["bf16"], Text(), said.append)
+    evaluation.evaluate(tree, [Place.of(run)], ["bf16"], Text(), said.append)
     assert said[2:] == ["one: bf16"]
 
 
 def test_what_the_program_says_of_a_checkpoint_is_told(tree, run):
     (run / "checkpoints/fail.json").write_text('{"found": "It is damaged", "expected": "none"}')
     with pytest.raises(CheckpointError, match=r"It is damaged\. Expected: none"):
-        saved.evaluate(tree, [Place.of(run)], ["bf16"], Text())
+        evaluation.evaluate(tree, [Place.of(run)], ["bf16"], Text())
 
 
 def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path):
@@ -164,8 +164,8 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
     assert text[6:8] == ["", "two, iteration 160"]
     assert text[-1].split()[-1] == "inf"
     assert max(map(len, text)) <= 80
-    quantised = replace(loss(6.25), modelopt="int4_awq")
-    assert lines([quantised])[0] == "one, iteration 160, int4_awq by ModelOpt"
+    quantized = replace(loss(6.25), modelopt="int4_awq")
+    assert lines([quantized])[0] == "one, iteration 160, int4_awq by ModelOpt"
 
 
 def test_the_command_prints_json(tree, run, monkeypatch, capsys):
