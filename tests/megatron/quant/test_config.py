@@ -95,8 +95,8 @@ def test_a_spec_is_made_once_until_reset(options):
     ("text", "complaint"),
     [
         (
-            "[quantizer]\nblock = 32",
-            "unknown table 'quantizer'; valid: quantizer, layers, record, run, asked, schedule",
+            "[quantize]\nblock = 32",
+            "unknown table 'quantize'; valid: quantizer, layers, record, run, asked, schedule",
         ),
         ("quantizer = 3", "quantizer = 3 should be a table, [quantizer]"),
         ("[quantizer]\nblok = 32", "[quantizer] 'blok'; valid: block, scale_rule, rounding, "),
