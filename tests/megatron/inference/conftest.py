@@ -46,24 +46,20 @@ def environment():
 
 
 @pytest.fixture(scope="module")
-def one_process():
+def one_process(one_rank):
     """Megatron's groups, each of this process alone."""
-    import torch
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.rerun_state_machine import (
         destroy_rerun_state_machine,
         initialize_rerun_state_machine,
     )
 
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     initialize_rerun_state_machine()
     yield
     destroy_rerun_state_machine()
     parallel_state.destroy_model_parallel()
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How many bytes live at once, and a process group of this process alone."""
+"""How many bytes live at once."""
 
 import pytest
 import torch
@@ -44,11 +44,3 @@ def in_chunks(monkeypatch):
         return elements
 
     return limit
-
-
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
-    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield torch.distributed.group.WORLD
-    torch.distributed.destroy_process_group()

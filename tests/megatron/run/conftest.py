@@ -43,12 +43,3 @@ def quantized():
         RECORDER.end_step()
 
     return quantize
-
-
-@pytest.fixture
-def one_rank(tmp_path):
-    """A process group of this process alone."""
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()

@@ -66,7 +66,7 @@ def test_files_that_are_missing_or_cut_short_are_named(program, tmp_path):
             program.stored(tmp_path)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, monkeypatch):
+def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, one_rank, monkeypatch):
     class Command:
         def __reduce__(self):
             return os.system, (f"touch '{tmp_path / 'ran'}'",)

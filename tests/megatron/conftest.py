@@ -1,0 +1,20 @@
+"""A process group of this process alone."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """Make the process a group of its own, and return that group."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_group_left():
+    """Fail where a file leaves a group to those that the same worker runs after it."""
+    yield
+    assert not torch.distributed.is_initialized()
