@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..formats import MxElement
+from ..formats import Minifloat
 from .compile import kernel
 from .steps import EXPONENT, TILE, UNIT
 from .threads import launch
@@ -33,6 +33,7 @@ def qdq(
     axis: int = -1,
     out: Tensor | None = None,
     seed: int | None = None,
+    amax: Tensor | None = None,
 ) -> Tensor | None:
     """What `backend.fake_quantize` returns, which checks the arguments; None: not supported.
 
@@ -60,7 +61,9 @@ def qdq(
 
 def _supported(x: Tensor, spec: QuantSpec) -> bool:
     # Of tapered elements, the kernel knows HiFloat8's alone.
-    known = "nearest-away" if spec.format.element.name == "hif8" else spec.block and "nearest-even"
+    row = spec.format
+    mx = row.is_mx and not row.element.complement
+    known = "nearest-away" if row.element.name == "hif8" else mx and "nearest-even"
     return (
         spec.rounding == known
         and not spec.tensor_scale
@@ -148,7 +151,7 @@ def _constants(spec: QuantSpec) -> tuple[int, ...]:
     )
 
 
-def _carry(element: MxElement, scale_rule: str) -> int:
+def _carry(element: Minifloat, scale_rule: str) -> int:
     """Return what carries into the exponent of amax where the rule takes the next scale."""
     return {
         "floor": 0,
@@ -158,7 +161,7 @@ def _carry(element: MxElement, scale_rule: str) -> int:
     }[scale_rule]
 
 
-def _fraction(element: MxElement) -> int:
+def _fraction(element: Minifloat) -> int:
     """Return the fraction field of the element's largest value, as a float32."""
     return int((element.max_value / 2.0**element.emax - 1.0) * UNIT)
 
