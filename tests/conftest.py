@@ -14,8 +14,9 @@ from .real_runs import Starter
 
 HERE = Path(__file__).parent
 
-# A shell's job in the background ignores SIGINT, and what the tests start would inherit that.
+# A shell's job in the background ignores these, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A machine may be busy: no test is to fail for its time.
 settings.register_profile("no-deadline", deadline=None)
