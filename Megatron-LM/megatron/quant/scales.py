@@ -95,7 +95,9 @@ def blocks_of(x: Tensor, block: int) -> Tensor:
 
 def spread(factors: Tensor, run: int | None, size: int) -> Tensor:
     """Repeat each run's factor [..., runs] for each of its elements [..., size]."""
-    return factors if run is None else factors.repeat_interleave(run, dim=-1)[..., :size]
+    if run is None:
+        return factors.reshape(()) if factors.numel() == 1 else factors
+    return factors.repeat_interleave(run, dim=-1)[..., :size]
 
 
 def exponent(x: Tensor) -> Tensor:

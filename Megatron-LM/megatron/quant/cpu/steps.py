@@ -334,6 +334,8 @@ def _plan(how: How, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
 
 
 def _e8m0(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    # The fraction of a subnormal amax, of which only 2^-127 and more counts, begins a bit lower.
+    amax = ((amax << 1) - UNIT).maximum(0).where(amax < UNIT, amax)
     scale = (((amax + c.carry) & EXPONENT) - c.emax).maximum(0).minimum(254 * UNIT)
     return _inverse_power(scale), scale.maximum(HALF)
 
