@@ -18,10 +18,9 @@ from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.errors import MqoError
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
-from mqo.launch.flags import model_flags
+from mqo.launch.flags import RunData, model_flags
 from mqo.launch.machine import Machine
 from mqo.launch.options import ENVIRONMENT_VARIABLE, quant_toml
-from mqo.launch.prepare import RunData
 from mqo.launch.products import Coverage, lines
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot

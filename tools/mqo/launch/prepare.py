@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.data.pair_check import check_fit, check_prefix
 from mqo.data.prepare import prepare
 from mqo.errors import DataError, OverlayError
 from mqo.launch.config import Experiment, RunConfig
+from mqo.launch.flags import RunData
 from mqo.launch.inputs import TRACKER, lacking, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
@@ -24,15 +24,6 @@ from mqo.project import Project
 from mqo.runs import checkpoints_of
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What `--tokenizer-model` and `--data-path` take; the vocabulary's size where it is known."""
-
-    tokenizer: Path
-    prefix: Path
-    vocab_size: int | None
 
 
 def check_config(config: RunConfig, machine: Machine | None = None) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
+from mqo.launch.flags import RunData
 from mqo.launch.folder import create, from_shell, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
-from mqo.launch.prepare import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
