@@ -90,8 +90,9 @@ def vendor(
 def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tuple[Files, str, str]:
     """The files to place, their version, and where they come from."""
     if source is None:
-        files, origin = _from_pin(pin, cache, report)
-    elif source.is_dir():
+        python = running_python() if running_python() in pin.pythons else pin.pythons[0]
+        source = _fetch(pin, pin.version, python, cache, report)
+    if source.is_dir():
         files, origin = _from_checkout(pin, source), f"checkout {source.resolve()}"
     else:
         files, origin = _from_wheel(pin, source), f"wheel {source.name}"
@@ -99,12 +100,6 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tupl
     if not any(map(_is_helper, files)) and running_python() in pin.helper.pythons:
         files |= _borrowed_helper(pin, files, cache, report)
     return files, version, origin
-
-
-def _from_pin(pin: Pin, cache: Path, report: Report) -> tuple[Files, str]:
-    python = running_python() if running_python() in pin.pythons else pin.pythons[0]
-    wheel = _fetch(pin, pin.version, python, cache, report)
-    return _from_wheel(pin, wheel), f"wheel {wheel.name}"
 
 
 def wheel_of(pin: Pin, version: str, cache: Path, report: Report) -> Path:
