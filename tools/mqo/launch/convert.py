@@ -92,18 +92,18 @@ def megatron_to_hf(
         )
     args = describe(tree, source)
     found, sequence = shape_of_args(args), args["max_position_embeddings"]
-    chosen = hf_tokenizer.choose(tokenizer, args, run)
+    tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:
-        rows, note = hf_tokenizer.rows(args, found.vocab_size, chosen.folder)
+        rows, note = hf_tokenizer.rows(args, found.vocab_size, tokenizer)
     shape, own = found.model_copy(update={"vocab_size": rows}), dtype_of_args(args)
     flags = [*program_flags(shape, sequence), *DTYPES[own]]
     step = (source / TRACKER).read_text(encoding="utf-8").strip()
     with staged(target) as stage:
-        write_configs(stage, config_of(shape, dtype or own, sequence), chosen.folder)
+        write_configs(stage, config_of(shape, dtype or own, sequence), tokenizer)
         _run(tree, ["to-hf", str(source), str(stage), *flags], report)
         model_card.write(stage, target.name, model_card.Training(args, step, run))
-    notes = tuple(filter(None, (chosen.note, note)))
+    notes = tuple(filter(None, (lacks, note)))
     return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes)
 
 

@@ -6,10 +6,8 @@ Its data, its tokenizer, and the checkpoint that it goes on from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -41,7 +39,9 @@ class Inputs:
     @classmethod
     def of(cls, command: Sequence[str]) -> Inputs:
         """Of a training command that is about to run."""
-        files = [*_data_files(command)]
+        # Between the prefixes of a blend may be weights, of which there are no files.
+        prefixes = values(command, "--data-path")
+        files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
             files += [path for word in values(command, flag) for path in _below(Path(word))]
         for word in values(command, "--export-kd-teacher-load"):
@@ -54,10 +54,6 @@ class Inputs:
                 step = asked[0] if asked else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
-
-    def as_table(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
     def changed(self) -> list[str]:
         """What is not as it was, a clause a file."""
@@ -131,12 +127,6 @@ def lacking(folder: Path, whose: str = "") -> tuple[str, str]:
 def checkpoint(folder: Path, iteration: str) -> Path:
     """The folder of a checkpoint's iteration, as upstream names it."""
     return folder / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration)
-
-
-def _data_files(command: Sequence[str]) -> Iterable[Path]:
-    """The pairs of all prefixes of `--data-path`, between which the weights of a blend may be."""
-    for word in values(command, "--data-path"):
-        yield from (Path(f"{word}.{ending}") for ending in ("bin", "idx"))
 
 
 def _below(path: Path) -> list[Path]:
