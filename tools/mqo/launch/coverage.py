@@ -10,11 +10,12 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
+from mqo.display import Say
 from mqo.errors import MqoError
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
@@ -62,7 +63,7 @@ def record(
     folder: RunFolder,
     config: RunConfig,
     data: RunData,
-    report: Callable[[str], None],
+    report: Say,
 ) -> None:
     """Write a run's coverage.json and coverage.txt; say where they cannot be had."""
     reads: list[Path] = []

@@ -11,17 +11,17 @@ import math
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.data.pair_check import check_prefix
-from mqo.display import Count, Display
+from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
-from mqo.launch.inputs import TRACKER, lacking
+from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import detect
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml, split
 from mqo.matrix import tables
@@ -36,7 +36,6 @@ _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
 AS_TRAINED = "as trained"
 _LARGEST = math.log(sys.float_info.max)
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,9 @@ class Place:
         """
         path = path.resolve()
         folder = checkpoints_of(path)
-        if not ((folder / TRACKER).is_file() or (folder / "metadata.json").is_file()):
-            found, help = lacking(folder)
-            raise CheckpointError(
-                found,
-                expected=f"a run that saved, a folder with {TRACKER}, or that of an iteration",
-                help=help,
-            )
+        if not (folder / "metadata.json").is_file():
+            expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
+            require_tracker(folder, CheckpointError, expected)
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]
         config = next((file for file in options if file.is_file()), None)
@@ -151,7 +146,7 @@ def evaluate(
     places: Sequence[Place],
     modes: Sequence[str],
     words: Sequence[str] = (),
-    report: Report = lambda line: None,
+    report: Say = lambda line: None,
 ) -> list[Loss]:
     """The loss of each checkpoint under each mode, in this order; AS_TRAINED is the run's own.
 

@@ -82,11 +82,12 @@ def length(of: Experiment) -> Length:
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:
     """The model, for sequences of as many tokens."""
+    groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
-        _mla(model.mla) if model.mla else _groups(model),
+        _mla(model.mla) if model.mla else groups,
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
@@ -98,10 +99,6 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
     return _words(
         flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
     )
-
-
-def _groups(model: Shape) -> str:
-    return f"--group-query-attention --num-query-groups {model.num_query_groups}"
 
 
 def _mla(mla: Mla) -> str:

@@ -172,9 +172,12 @@ def _optional(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; ConvertError where it holds none."""
+    """Return the object in a file; ConvertError where it holds none, or is not there."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = f"There is no {path.name} in {path.parent}"
+        raise ConvertError(what, expected="a folder as transformers saves one") from None
     except ValueError as error:
         raise ConvertError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):

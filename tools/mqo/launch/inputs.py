@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
+from mqo.errors import MqoError
+
 # Larger files are told by size and time: to read a whole corpus would hold up every run.
 HASHED = 64 << 20
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -110,18 +112,20 @@ def saved(folder: Path) -> list[str]:
     return [str(number) for number in sorted(int(name) for name in names if name.isdecimal())]
 
 
-def lacking(folder: Path, whose: str = "") -> tuple[str, str]:
-    """What to say of a folder without a tracker: what was found, and what helps."""
+def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose: str = "") -> None:
+    """Raise `error` for a folder without a tracker, with what helps there."""
+    if (folder / TRACKER).is_file():
+        return
     found = (["release"] if (folder / "release").is_dir() else []) + saved(folder)
-    if not found:
-        return f"There is no checkpoint{whose} in {folder}", (
-            "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+    what = f"There is no checkpoint{whose} in {folder}"
+    help = "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+    if found:
+        listed = f"its checkpoints ({', '.join(found)})"
+        what = f"There is no {TRACKER} in {folder}, to name the newest of {listed}"
+        help = (
+            f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}"
         )
-    return (
-        f"There is no {TRACKER} in {folder}, to name the newest of its checkpoints "
-        f"({', '.join(found)})",
-        f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}",
-    )
+    raise error(what, expected=expected, help=help)
 
 
 def checkpoint(folder: Path, iteration: str) -> Path:

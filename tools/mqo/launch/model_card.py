@@ -17,7 +17,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import release_in
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 TEMPLATE = "model_card.md.j2"
 UNQUANTIZED = ("none", "bf16")
@@ -138,14 +138,9 @@ def _losses(training: Training) -> Iterator[Row]:
         ("training loss", training_losses(metrics)),
         ("validation loss", metrics.get(VALID_LOSS, [])),
     ):
-        if found := _last(series, step):
+        for last, loss in [row for row in series if row[0] <= step][-1:]:
             kind = "" if name != "training loss" or TRAIN_LOSS in metrics else " (distillation)"
-            yield name + kind, f"{found[1]:.4f} nats per token at step {found[0]:,}"
-
-
-def _last(series: Series, step: int) -> tuple[int, float] | None:
-    before = [row for row in series if row[0] <= step]
-    return before[-1] if before else None
+            yield name + kind, f"{loss:.4f} nats per token at step {last:,}"
 
 
 def _versions(run: RunFolder | None) -> Iterator[Row]:

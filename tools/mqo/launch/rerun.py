@@ -6,11 +6,12 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo.display import Say
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
@@ -57,7 +58,7 @@ def rerun(
     original: RunFolder,
     *,
     allow_versions: bool = False,
-    report: Callable[[str], None] = print,
+    report: Say = print,
 ) -> BitEqual | Differs:
     """Train again in a new run folder, from the original's source, quant.toml and command.
 
@@ -164,9 +165,7 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: Mapping[str, Any]) -
         )
 
 
-def _check_versions(
-    run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Callable[[str], None]
-) -> None:
+def _check_versions(run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Say) -> None:
     was = {"Python": facts["python"], **facts["packages"]}
     now = {"Python": sys.version, **packages()}
     names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))

@@ -11,11 +11,11 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mqo.display import Display
+from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.config import Cluster, Experiment, RunConfig
@@ -33,8 +33,6 @@ from mqo.overlay.series import Series
 from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.runs import VALID_LOSS, RunFolder
-
-Report = Callable[[str], None]
 
 _WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
@@ -90,7 +88,7 @@ def run(
     config: RunConfig,
     *,
     allow_edits: bool = False,
-    report: Report = print,
+    report: Say = print,
     folder: RunFolder | None = None,
 ) -> Result:
     """Train in a folder of its own, a new one or `folder`; RunError when training fails.
@@ -132,7 +130,7 @@ def train(
     env: dict[str, str],
     data: RunData,
     types: dict[str, str],
-    report: Report,
+    report: Say,
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
@@ -210,7 +208,7 @@ def _torchrun(where: Cluster) -> list[str]:
 
 
 def _train(
-    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Report
+    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Say
 ) -> None:
     """Run the command, its output in log.txt, its progress reported.
 
