@@ -110,7 +110,10 @@ def check(root: Path) -> Report:
             except EditedError:
                 due.append(f"{path} changed by other means since its types were set")
                 before = b""
-            states += _states(found.places, ledger.values(path, before))
+            was = ledger.values(path, before)
+            for place in found.places:
+                same = was.get(place.site) == " ".join(place.values)
+                states.append(SiteState(place, None if same else was.get(place.site)))
             due += found.due
             notes += found.notes
         if interrupted or transaction.is_interrupted(root):
@@ -150,7 +153,13 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
     tree = Tree(root)
     with _typed_errors():
         if dry_run:
-            _refuse_interrupted(root)
+            if transaction.is_interrupted(root):
+                raise OverlayError(
+                    f"A command on {root} was cut off, or is at work",
+                    expected="a tree at rest, which can be read without changing it",
+                    help="Any command that may write, `--restore` for one, first finishes or "
+                    "clears it",
+                )
             return plan(tree)
         if not tree.store.exists():
             # The lock makes this folder: not where there is nothing to do, or nothing can be done.
@@ -167,15 +176,6 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
                 records[LITERALS] = modified_as_json(final.record)
                 transaction.commit(root, changes, records, command=COMMAND)
             return final
-
-
-def _refuse_interrupted(root: Path) -> None:
-    if transaction.is_interrupted(root):
-        raise OverlayError(
-            f"A command on {root} was cut off, or is at work",
-            expected="a tree at rest, which can be read without changing it",
-            help="Any command that may write, `--restore` for one, first finishes or clears it",
-        )
 
 
 @contextlib.contextmanager
@@ -282,12 +282,6 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
 
 
 # -- what to tell ---------------------------------------------------------------------------------
-
-
-def _states(places: Sequence[Place], was: Mapping[str, str]) -> Iterator[SiteState]:
-    for place in places:
-        before = was.get(place.site)
-        yield SiteState(place, None if before == " ".join(place.values) else before)
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
