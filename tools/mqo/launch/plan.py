@@ -102,10 +102,9 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout that flags of upstream's say, over so many processes."""
     sizes = read_sizes(flags)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("use-distributed-optimizer", "overlap-grad-reduce"):
+    switches = ("use-distributed-optimizer", "overlap-grad-reduce", "recompute-activations")
+    for name in (*switches, "dist-ckpt-optim-fully-reshardable"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--dist-ckpt-optim-fully-reshardable", action="store_true")
-    parser.add_argument("--recompute-activations", action="store_true")
     for name, default in (("granularity", None), ("modules", "core_attn"), ("method", None)):
         parser.add_argument(f"--recompute-{name}", default=default)
     parser.add_argument("--ddp-bucket-size", type=int, default=BUCKET)

@@ -99,11 +99,11 @@ def _first(
 ) -> tuple[int, float | None, float | None] | None:
     """(step, was, now) of the first row of `old` that `new` has not just so."""
     for n, (step, was) in enumerate(old):
-        if n >= len(new):
+        other, now = new[n] if n < len(new) else (math.inf, None)
+        if step < other:
             return step, was, None
-        other, now = new[n]
-        if other != step:
-            return min(step, other), *((was, None) if step < other else (None, now))
+        if other < step:
+            return other, None, now
         if was != now and not (math.isnan(was) and math.isnan(now)):
             return step, was, now
     return None
