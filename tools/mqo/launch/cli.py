@@ -90,9 +90,7 @@ def _dry_run(
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """What is ours, and what stands behind the first `--`, which is Megatron's."""
-    if "--" not in argv:
-        return argv, []
-    at = argv.index("--")
+    at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 
 
@@ -143,17 +141,14 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
-    for option, default, meaning in (
-        ("--nnodes", 1, "nodes, each with a launcher"),
-        ("--node-rank", 0, "which of them this is, from 0 on"),
-    ):
-        what = f"{meaning} {_DEFAULT}"
-        group.add_argument(option, type=int, default=default, metavar="N", help=what)
+    add, number = group.add_argument, {"type": int, "metavar": "N"}
+    add("--nnodes", default=1, help=f"nodes, each with a launcher {_DEFAULT}", **number)
+    add("--node-rank", default=0, help=f"which of them this is, from 0 on {_DEFAULT}", **number)
     what = "processes on each, one a GPU (default: all GPUs for standard and fast, else 1)"
-    group.add_argument("--nproc-per-node", type=int, metavar="N", help=what)
+    add("--nproc-per-node", help=what, **number)
     where = f"node 0's, of several {_DEFAULT}"
-    group.add_argument("--master-addr", default="localhost", metavar="HOST", help=where)
-    group.add_argument("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
+    add("--master-addr", default="localhost", metavar="HOST", help=where)
+    add("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
 
 
 def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
@@ -166,25 +161,17 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         )
         return
     made.set_defaults(front_end=False)
-    made.add_argument(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
-    made.add_argument(
-        "--gemms",
-        default="fprop",
-        metavar="WHICH",
-        help=f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}",
-    )
     types = ", ".join(tables.quant_types())
-    made.add_argument(
-        "--linear-quantization",
-        metavar="T",
-        help=f"another type of linear layers than the mode's: {types} or none",
+    which = f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}"
+    linear = f"another type of linear layers than the mode's: {types} or none"
+    attention = (
+        "other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none"
     )
-    made.add_argument(
-        "--attention-quantization",
-        metavar="T",
-        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none; "
-        f"T is {types}",
-    )
+    add = made.add_argument
+    add(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
+    add("--gemms", default="fprop", metavar="WHICH", help=which)
+    add("--linear-quantization", metavar="T", help=linear)
+    add("--attention-quantization", metavar="T", help=f"{attention}; T is {types}")
 
 
 def _machine(args: argparse.Namespace) -> Machine:

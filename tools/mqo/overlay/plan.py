@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError, MqoError
 from mqo.overlay.drift import nearest_names
-from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Entry, Series
-from mqo.overlay.sweep import Sweep, sweep_file
+from mqo.overlay.sweep import sweep_file
 
 Read = Callable[[str], bytes]
 
@@ -95,7 +94,11 @@ def _plan_entry(
         if entry.kind == "site":
             _plan_sites(entry, version, files, sources)
         elif entry.kind == "sweep":
-            _plan_sweep(entry, entry.load_sweep(), files)
+            sweep = entry.load_sweep()
+            for path, file in files.items():
+                if sweep.concerns(path, file.content):
+                    new = sweep_file(path, file.content, sweep, entry.name, pristine=file.pristine)
+                    files[path] = file.then(entry.name, new)
     except DriftError as error:
         known = (
             f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
@@ -113,7 +116,9 @@ def _plan_sites(
     from mqo.overlay.rewrite import rewrite  # LibCST takes long to import, and readers plan nothing
 
     for edits in entry.load_edits():
-        if not edits.holds_in(version) or not _has_package(edits, sources):
+        # Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed.
+        brought = any(path.startswith(f"{edits.package}/") for path in sources)
+        if not brought or not edits.holds_in(version):
             continue
         if edits.path in sources and edits.path not in files:
             continue  # not among the files asked for
@@ -127,15 +132,3 @@ def _plan_sites(
         file = files[edits.path]
         new = rewrite(file.content, edits, version, entry.name, pristine=file.pristine)
         files[edits.path] = file.then(entry.name, new)
-
-
-def _plan_sweep(entry: Entry, sweep: Sweep, files: dict[str, FilePlan]) -> None:
-    for path, file in files.items():
-        if sweep.concerns(path, file.content):
-            new = sweep_file(path, file.content, sweep, entry.name, pristine=file.pristine)
-            files[path] = file.then(entry.name, new)
-
-
-def _has_package(edits: FileEdits, sources: Iterable[str]) -> bool:
-    """Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed."""
-    return any(path.startswith(f"{edits.package}/") for path in sources)
