@@ -11,8 +11,6 @@ config.json before; CHECKPOINT is new. What the user can mend is written to the 
 MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -9,8 +9,6 @@ built from the arguments in the checkpoint, and runs this tree's source with its
 written to the file that MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

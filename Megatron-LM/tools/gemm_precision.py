@@ -9,8 +9,6 @@ left them, which is what the multiplication alone adds. Needs nothing of Megatro
 and megatron/device of its own tree.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -8,8 +8,6 @@ Megatron's static inference context; of its engines one needs CUDA, and the othe
 What the user can mend is written to the file that MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ talks to another: the group is torch's fake one, so that one machine can be rank
 Belongs to the tree that it lies in; `benchmarks/scale.py` and the tests of mqo.scale judge.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

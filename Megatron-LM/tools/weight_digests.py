@@ -7,8 +7,6 @@ times, too. Weights and the optimizer's states are tensors; random states and ar
 Needs no vendored source. A checkpoint that would run code is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What is read of checkpoints: ModelOpt's state, and the weights of a distillation's teacher."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What ends a program of this package before anything is written."""
 
-from __future__ import annotations
-
 
 class InferenceError(RuntimeError):
     """What the user can mend.

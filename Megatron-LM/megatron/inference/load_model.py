@@ -1,7 +1,5 @@
 """A saved model as it was trained, on one process: what evaluate.py and generate.py run."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

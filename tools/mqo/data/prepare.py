@@ -1,7 +1,5 @@
 """Makes a named dataset ready for training: fetch, clean, train a tokenizer, index. Once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@ Megatron-LM/tools/preprocess_data.py starts this module; the work is `mqo data p
 line of the output is JSON: documents, tokens, empty documents skipped, bad lines left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

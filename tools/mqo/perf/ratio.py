@@ -1,7 +1,5 @@
 """How much longer a step of one takes than of another, with the noise of that number."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

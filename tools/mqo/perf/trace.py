@@ -1,7 +1,5 @@
 """Where a step's time goes, from the Chrome trace that torch's profiler wrote."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Mapping

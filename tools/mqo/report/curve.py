@@ -1,7 +1,5 @@
 """Loss curves as pictures: of some runs in one, and of a comparison in three panels."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """How well every format holds a saved tensor, as tables; torch does it in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ runs it: SwiGLU in one kernel, attention fused unless PV has a type, no dropout.
 same on the CPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal
 

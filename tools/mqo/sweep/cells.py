@@ -1,7 +1,5 @@
 """The cells of a sweep, from lists of names and globs; all are checked before any runs."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Jobs on this machine: child processes, each with its share of the cores or GPUs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

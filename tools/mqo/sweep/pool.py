@@ -1,7 +1,5 @@
 """Runs the jobs of a sweep side by side: starts, watches, tries once more, and ends them."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Shows a sweep: a live table on a terminal, plain lines elsewhere, and the summary at its end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ written is new, and appears when all of it is complete. One process on the CPU. 
 not quantized.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import io

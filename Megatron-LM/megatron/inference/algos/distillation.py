@@ -4,8 +4,6 @@ Built on ModelOpt's `modelopt.torch.distill`, which runs both models and keeps t
 compared layers. Shapes: s sequence, b micro-batch, h width, v vocabulary.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping
