@@ -244,7 +244,6 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
     check_targets(args)
     check_new(args.save, args.export_dir)
     source = describe(args, scratch)
-    weights.enter_tree()
     if importlib.util.find_spec("modelopt") is None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
@@ -289,10 +288,13 @@ def main(argv: list[str]) -> None:
     logging.disable(logging.WARNING)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    weights.enter_tree()
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
+        from megatron.run.unpickle import CheckpointError
+
         try:
             quantize(args, Path(scratch))
-        except (InferenceError, weights.ConvertError) as error:
+        except (InferenceError, CheckpointError) as error:
             print(f"text_generation_ptq.py: {error}", file=sys.stderr)
             sys.exit(2)
 
