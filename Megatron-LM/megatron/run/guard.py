@@ -117,14 +117,14 @@ def after_step(iteration: int) -> None:
     if run_folder() is not None and types != _checked:
         _checked, when = types, f"iteration {iteration}"
         here = since(_calls, RECORDER.entries())
-        check(types, merge(all_ranks(here)), when)
+        _end(missing(types, merge(all_ranks(here))), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [one.layer for one in _found or ()], used, here, when)
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
     if measured:
-        check_effect(gather(), f"iteration {iteration}")
+        _end(ineffective(gather()), f"iteration {iteration}")
     set_step(iteration)
 
 
@@ -188,25 +188,16 @@ def ever_asked(options: QuantConfig) -> dict[str, str]:
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
 
-def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> None:
-    """GuardError naming every site that did not run as asked."""
-    _end(missing(asked, records), when)
-
-
-def check_effect(records: list[QuantRecord], when: str) -> None:
-    """Raise GuardError naming every site whose quantizer has changed nothing so far."""
-    _end(ineffective(records), when)
-
-
 def check_all(records: list[QuantRecord]) -> None:
-    """GuardError naming every site that did not run as asked in the whole of a run.
+    """GuardError naming every site that in all of a run did not run as asked, or to no effect.
 
     `records` are of all ranks. A site with a schedule was checked when each of its types began.
     """
-    check_effect(records, "at the end")
+    _end(ineffective(records), "at the end")
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
-    check(asked, [r for r in records if r.site not in options.schedule], "at the end")
+    rest = [record for record in records if record.site not in options.schedule]
+    _end(missing(asked, rest), "at the end")
 
 
 def check_layers(
