@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
@@ -64,7 +64,12 @@ def jobs(
 
 def check(jobs: Sequence[Job]) -> None:
     """MqoError that lists all cells that could not run, each with its reason."""
-    bad = list(_faults(jobs))
+    bad = []
+    for job in jobs:
+        try:
+            check_config(job.config)
+        except MqoError as error:
+            bad.append((job, error))
     if not bad:
         return
     if len(bad) == len(jobs) and len({str(error) for _, error in bad}) == 1:
@@ -74,11 +79,3 @@ def check(jobs: Sequence[Job]) -> None:
         help="Leave them out, or change what is said below",
         detail="\n".join(f"{job.name}: {error}" for job, error in bad),
     )
-
-
-def _faults(jobs: Sequence[Job]) -> Iterator[tuple[Job, MqoError]]:
-    for job in jobs:
-        try:
-            check_config(job.config)
-        except MqoError as error:
-            yield job, error
