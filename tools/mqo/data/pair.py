@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock, Timeout
+
 from mqo.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ class Pairs:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise DataError(
-                f"Another process is writing {prefix}",
-                help="Wait for it, or give another output",
+                f"Another process is writing {prefix}", help="Wait for it, or give another output"
             ) from None
         self.state, sizes = self._load()
         names = [f"{key}.{end}" for key in keys for end in ("bin", "len")]

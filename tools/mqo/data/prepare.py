@@ -116,9 +116,7 @@ def _build(project: Project, target: Path, dataset: str, report: Callable[[str],
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _run_steps(
-    project: Project, folder: Path, dataset: str, report: Callable[[str], None]
-) -> None:
+def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[str], None]) -> None:
     text, words, stem = _layout(folder, dataset)
     start = time.monotonic()
     if dataset == "dolma":

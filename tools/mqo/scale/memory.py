@@ -64,12 +64,7 @@ class Memory:
 
 
 def stage_memory(
-    model: Model,
-    training: Training,
-    mode: Mode,
-    layout: Layout,
-    stage: int,
-    dtype: Dtype = "bf16",
+    model: Model, training: Training, mode: Mode, layout: Layout, stage: int, dtype: Dtype = "bf16"
 ) -> Memory:
     """Return the memory of a GPU of a pipeline stage.
 
