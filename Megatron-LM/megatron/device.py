@@ -125,11 +125,6 @@ class CpuFacade:
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
-    def mem_get_info(self, device: object = None) -> tuple[int, int]:
-        """Free and total bytes of the machine."""
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
-
     def memory_stats(self, device: object = None) -> dict[str, int]:
         """The keys that upstream's trainer reports: resident bytes, and no allocation counts."""
         rss = self.memory_allocated(device)
