@@ -182,7 +182,7 @@ def _layout_of_args(args: Mapping[str, Any]) -> Layout:
 
 
 def meta_job(of: Experiment, layout: Layout, rank: int) -> dict[str, object]:
-    """Return what Megatron-LM/tools/rank_weights.py takes to build that rank's part of a model."""
+    """Return what benchmarks/rank_weights.py takes to build that rank's part of a model."""
     shape = shape_flags(of, layout.flags(of.dtype))
     flags = ["--vocab-size", str(of.model.vocab_size), *shape]
     flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]

@@ -1,7 +1,5 @@
 """The typed tables behind models.toml, datasets.toml, modes.toml and training.toml."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import tomllib
@@ -32,17 +30,16 @@ ALL = "all"
 BLOCK = 32
 
 
-class Row(BaseModel):
-    """A row of a table: frozen, and no key that is not a field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str
-
-
 class Part(BaseModel):
     """A part of a row: frozen, and no key that is not a field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(Part):
+    """A row of a table."""
+
+    name: str
 
 
 class Llama3Rope(Part):
@@ -79,9 +76,9 @@ class Mla(Part):
     qk_pos_emb_head_dim: int
     v_head_dim: int
 
-    def narrowed(self, width: int, heads: int) -> Mla:
+    def narrowed(self, width: int, heads: int) -> Self:
         """Its rank `width` times smaller, its heads `heads` times."""
-        return Mla(
+        return type(self)(
             kv_lora_rank=self.kv_lora_rank // width,
             qk_head_dim=self.qk_head_dim // heads,
             qk_pos_emb_head_dim=self.qk_pos_emb_head_dim // heads,
@@ -108,7 +105,7 @@ class Moe(Part):
         """Of all shared experts together, which are one wide MLP."""
         return self.shared_experts * self.expert_ffn_size
 
-    def narrowed(self, width: int) -> Moe:
+    def narrowed(self, width: int) -> Self:
         """`width` times fewer and narrower experts, of which a token still has a choice of two."""
         smaller = {
             "num_experts": self.num_experts // width,
@@ -156,7 +153,7 @@ class Model(Shape, Row):
     parameters: int
     train_sequence: int
 
-    def shrunk(self, width: int, depth: int) -> Model:
+    def shrunk(self, width: int, depth: int) -> Self:
         """The same kind of model, `width` times narrower and `depth` times shallower.
 
         Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
@@ -258,19 +255,19 @@ RowT = TypeVar("RowT", bound=Row)
 @functools.cache
 def models() -> dict[str, Model]:
     """All models, by name."""
-    return _rows(Model, _load("models.toml"))
+    return _rows(Model, "models.toml")
 
 
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """All datasets, by name."""
-    return _rows(Dataset, _load("datasets.toml"))
+    return _rows(Dataset, "datasets.toml")
 
 
 @functools.cache
 def trainings() -> dict[str, Training]:
     """All training configurations, by name."""
-    return _rows(Training, _load("training.toml"))
+    return _rows(Training, "training.toml")
 
 
 @functools.cache
@@ -348,5 +345,5 @@ def _load(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
 
 
-def _rows(kind: type[RowT], table: Mapping[str, Any]) -> dict[str, RowT]:
-    return {name: kind(name=name, **row) for name, row in table.items()}
+def _rows(kind: type[RowT], file: str) -> dict[str, RowT]:
+    return {name: kind(name=name, **row) for name, row in _load(file).items()}

@@ -1,11 +1,10 @@
 """Which runs may be compared, how far each mode is from bf16, and which mode the numbers favor."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Self
 
 from mqo.matrix.tables import NONE, SITES
 from mqo.report.collect import LeftOut, Run
@@ -30,7 +29,7 @@ class Spread:
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def of(cls, values: Iterable[float | None]) -> Self | None:
         """Of the values that there are; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
@@ -95,7 +94,7 @@ class Group:
     validated: bool
     verdict: Verdict
     differs: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = field(default=())
+    cautions: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

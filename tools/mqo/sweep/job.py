@@ -3,8 +3,6 @@
 A process of its own for each cell: whatever becomes of it, the sweep goes on.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
