@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from megatron.quant import (
-    QUANT_TYPES,
+    FORMATS,
     QuantSpec,
     config,
     fake_quantize,
@@ -32,7 +32,9 @@ from torch import Tensor
 SIDE = 4096
 TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
 LINEAR_REPEATS = 5
-KINDS = ("mxfp8", "mxfp4", "hifp8")
+LINEAR_KINDS = ("none", "mxfp8", "mxfp4", "hifp8", "nvfp4", "hif4")
+TORCHAO = {"mxfp8": "float8_e4m3fn", "mxfp8_e5m2": "float8_e5m2", "mxfp4": "float4_e2m1fn_x2"}
+SEED = 7
 Job = Callable[[], object]
 
 
@@ -61,17 +63,27 @@ def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
     x = torch.randn(SIDE, SIDE).to(dtype)
     out = torch.empty_like(x)
     jobs: dict[str, Job] = {"copy_, preallocated": lambda: out.copy_(x)}
-    for kind in KINDS:
-        spec = QuantSpec(kind)
-        jobs[f"{kind}, cpu, out="] = quantize(x, spec, -1, out)
-        if kind != "hifp8":
-            jobs[f"{kind}, cpu, out=, blocks in columns"] = quantize(x, spec, 0, out)
+    for kind in FORMATS:
+        jobs |= {f"{kind}, {name}": quantize(x, *how, out) for name, how in ways(kind)}
     # Fresh memory has to be had from the system page by page; best in no other job's way.
     best = measure(jobs, repeats)
     best |= measure({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
-    for kind in () if fast else KINDS:
+    for kind in () if fast else FORMATS:
         best |= slow_paths(x, QuantSpec(kind))
     print_table(best, dtype)
+
+
+def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
+    """The ways to quantize to a format: a name, and the spec and axis."""
+    spec, drawn = QuantSpec(kind), QuantSpec(kind, rounding="stochastic")
+    yield "rows" if spec.block else "elements", (spec, -1)
+    if spec.block:
+        yield "columns", (spec, 0)
+    if spec.format.square:
+        yield "squares", (QuantSpec(kind, tile="square"), -1)
+    yield "stochastic", (drawn, -1)
+    if spec.block:
+        yield "stochastic, columns", (drawn, 0)
 
 
 def print_table(best: dict[str, float | str], dtype: torch.dtype) -> None:
@@ -89,7 +101,7 @@ def slow_paths(x: Tensor, spec: QuantSpec) -> dict[str, float | str]:
     kind = spec.quant_type
     paths = {f"{kind}, reference": lambda: lambda: reference.qdq(x, spec)}
     paths[f"{kind}, torch.compile of the reference"] = lambda: compiled(x, spec)
-    if kind != "hifp8":
+    if kind in TORCHAO:
         paths[f"{kind}, torchao, eager"] = lambda: torchao(x, kind)
     return {name: attempt(make) for name, make in paths.items()}
 
@@ -104,11 +116,6 @@ def attempt(make: Callable[[], Job]) -> float | str:
         return f"{type(error).__name__} | does not run here"
 
 
-def eager(x: Tensor, spec: QuantSpec) -> Job:
-    """Return the reference as it is."""
-    return lambda: reference.qdq(x, spec)
-
-
 def compiled(x: Tensor, spec: QuantSpec) -> Job:
     """Compile the reference; that takes a C++ compiler."""
     function = torch.compile(lambda tensor: reference.qdq(tensor, spec), dynamic=False)
@@ -119,7 +126,7 @@ def torchao(x: Tensor, kind: str) -> Job:
     """Quantize and dequantize with torchao's MX tensors."""
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
-    element = {"mxfp8": torch.float8_e4m3fn, "mxfp4": torch.float4_e2m1fn_x2}[kind]
+    element = getattr(torch, TORCHAO[kind])
     return lambda: MXTensor.to_mx(x, element, 32).dequantize(x.dtype)
 
 
@@ -127,7 +134,7 @@ def print_linear(dtype: torch.dtype) -> None:
     """Print what a forward takes at the fprop site, whose weight is quantized once an epoch."""
     x = torch.randn(TOKENS, INPUTS).to(dtype)
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
-    jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in QUANT_TYPES}
+    jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in LINEAR_KINDS}
     with torch.no_grad(), weights_cached():
         print_table(measure(jobs, LINEAR_REPEATS), dtype)
 
@@ -157,7 +164,7 @@ def weights_cached() -> Iterator[None]:
 
 def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
     """Return the call that users make."""
-    return lambda: fake_quantize(x, spec, axis=axis, out=out)
+    return lambda: fake_quantize(x, spec, axis=axis, out=out, seed=SEED)
 
 
 def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:
