@@ -15,6 +15,7 @@ from .steps import (
     RUN,
     STRIP,
     TILE,
+    VECTOR,
     How,
     emit_block_amax,
     emit_block_round,
@@ -26,6 +27,7 @@ from .steps import (
     emit_normal_floats,
     emit_raise,
     emit_restore_floats,
+    emit_run_round,
     emit_stack,
     emit_strip_amax,
     emit_strip_plan,
@@ -101,25 +103,32 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
 
     table: counter, units, grain, source, target, size, total elements, 0, 0, the constants.
     """
-    width, has_amax = bits // 8, how.has_amax
+    width = bits // 8
     largest = step(emit_block_amax, types.int64, bits=bits, block=block)
-    quantize = step(emit_block_round, bits=bits, block=block, how=how)
-    block_bytes = block * width
-    stack = _stack(block_bytes)
+    one = step(emit_block_round, bits=bits, block=block, how=how)
+    several = step(emit_run_round, bits=bits, block=block, how=how)
+    has_amax = how.has_amax
+    side_by_side = has_amax and block * bits < VECTOR
+    span = RUN if side_by_side else block
+    stack = _stack(span * width)
+
+    @_inline
+    def quantize(target, source, index, constants) -> None:
+        if side_by_side:
+            several(target, source, index, constants)
+        else:
+            one(target, source, largest(source) if has_amax else 0, index, constants)
 
     @_inline
     def row(target, source, index, size, scratch, constants) -> None:
-        for at in range(0, size // block * block, block):
-            place = source + at * width
-            found = largest(place) if has_amax else 0
-            quantize(target + at * width, place, found, index + at, constants)
-        rest = size % block
+        for at in range(0, size // span * span, span):
+            quantize(target + at * width, source + at * width, index + at, constants)
+        rest = size % span
         if rest:
             at = size - rest
-            clear(scratch, block_bytes)
+            clear(scratch, span * width)
             copy(scratch, source + at * width, rest * width)
-            found = largest(scratch) if has_amax else 0
-            quantize(scratch, scratch, found, index + at, constants)
+            quantize(scratch, scratch, index + at, constants)
             copy(target + at * width, scratch, rest * width)
 
     def run(table) -> None:

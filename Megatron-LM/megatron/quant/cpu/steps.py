@@ -46,9 +46,11 @@ ONE = 0x3F800000
 
 STRIP = 64  # columns that one `strip_*` handles
 TILE = 256  # columns that are walked together, a few pages of rows at a time
-RUN = 64  # elements that one `emit_hif8` handles
+RUN = 64  # elements that one `emit_run_round` or `emit_hif8` handles
 
-_COUNT = 16  # lanes of one vector: 512 bits; narrower machines use several registers for it
+VECTOR = 512  # bits of a vector; narrower machines use several registers for it
+
+_COUNT = VECTOR // 32  # its lanes
 _WORD = ir.IntType(32)
 _ADDRESS = ir.IntType(64)
 _TWO_TO_24 = 0x4B800000
@@ -224,19 +226,40 @@ def emit_block_round(builder, target, source, amax, index, constants, bits, bloc
     words = _words(builder, source, bits, block)
     parts = [_split(word, bits) for word in words]
     c = Constants.of(builder, constants)
-    every = c.like(words[0])
     if how.scale == "hif4":
         factors = _hif4_of_row(parts, _scalar(builder, amax), bits)
     else:
         up, down = _plan(how, _scalar(builder, amax), c)
-        factors = [[(up.like(words[0]), down.like(words[0]))] * len(parts[0])] * len(parts)
+        factors = [(up.like(words[0]), down.like(words[0]))] * len(words)
+    _store_row(builder, target, index, words, factors, c, bits, how)
+
+
+def emit_run_round(builder, target, source, index, constants, bits, block, how) -> None:
+    """Quantize RUN elements, of which a vector has several blocks, and finds their scales at once.
+
+    The target may be the source; `index` is that of the first element in the draws.
+    """
+    words = _words(builder, source, bits, RUN)
+    c = Constants.of(builder, constants)
+    factors = []
+    for word in words:
+        amax = functools.reduce(Lanes.maximum, _split(word, bits))
+        for distance in (1, 2, 4):
+            amax = amax.maximum(amax.swapped(distance)) if distance < block * bits // 32 else amax
+        factors.append(_plan(how, amax, c.like(amax)))
+    _store_row(builder, target, index, words, factors, c, bits, how)
+
+
+def _store_row(builder, target, index, words, factors, c, bits, how) -> None:
+    """Quantize words by the factors of each, and write them one behind the other."""
+    every = c.like(words[0])
+    size = len(words) * words[0].count * 32 // bits
     places = _places(builder, index, words, bits)
-    addresses = _addresses(builder, target, bits, block)
-    rows = zip(words, parts, factors, places, addresses, strict=True)
-    for word, halves, scales, at, address in rows:
+    addresses = _addresses(builder, target, bits, size)
+    for word, (up, down), at, address in zip(words, factors, places, addresses, strict=True):
         rounded = [
-            _quantize(how, half, *scale, every, place)
-            for half, scale, place in zip(halves, scales, at, strict=True)
+            _quantize(how, part, up, down, every, place)
+            for part, place in zip(_split(word, bits), at, strict=True)
         ]
         _join(how, rounded, word, bits).store(address)
 
@@ -393,18 +416,17 @@ def _hif4_levels(first: tuple[Lanes, Lanes], eight: Lanes, four: Lanes) -> tuple
     return up, down
 
 
-def _hif4_of_row(parts: list[list[Lanes]], amax: Lanes, bits: int) -> list[list[tuple]]:
-    first = tuple(factor.like(parts[0][0]) for factor in _hif4(amax))
+def _hif4_of_row(parts: list[list[Lanes]], amax: Lanes, bits: int) -> list[tuple[Lanes, Lanes]]:
+    up, down = (factor.like(parts[0][0]) for factor in _hif4(amax))
     factors = []
     for halves in parts:
         # A lane has one element, or two; neighbors have the rest of a group of 4, and of 8.
         largest = functools.reduce(Lanes.maximum, halves)
-        distances = (1, 2, 4) if bits == 32 else (1, 2)
         groups = []
-        for distance in distances:
+        for distance in (1, 2, 4) if bits == 32 else (1, 2):
             largest = largest.maximum(largest.swapped(distance))
             groups.append(largest)
-        factors.append([_hif4_levels(first, groups[-1], groups[-2])] * len(halves))
+        factors.append(_hif4_levels((up, down), groups[-1], groups[-2]))
     return factors
 
 
