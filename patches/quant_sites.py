@@ -55,7 +55,7 @@ LINEAR_SITES = (
         lhs="total_input",
         rhs="weight",
         owner="weight",
-        then="save(ctx, input, weight)",
+        then="save(ctx, input, weight, total_input)",
     ),
     # What backward reads may be packed.
     ReplaceExpression(f"{LINEAR}.backward", Anchor("ctx.saved_tensors"), "saved_operands(ctx)"),

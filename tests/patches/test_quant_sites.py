@@ -231,7 +231,7 @@ def test_fprop_multiplies_what_the_quantizer_gave(recorder, linear, tensors):
     y = linear.forward(ctx, x, weight)
     assert torch.equal(y, (2 * x) @ (2 * weight).t())
     assert recorder.bound == [("fprop", "none", weight)]
-    assert recorder.saved == [(ctx, x, weight)]
+    assert recorder.saved == [(ctx, x, weight, x)]
     (_, _, lhs), (_, _, rhs) = recorder.seen
     assert lhs is x
     assert rhs is weight

@@ -7,8 +7,11 @@ from typing import NamedTuple
 from torch.nn import Module, Parameter
 
 from .formats import ATTENTION, LINEAR
+from .tensor_amax import shards_of
 
 LABEL = "mqo_layer"
+# What of the layer its tensor-parallel ranks share, a Shards or None; beside the label.
+SHARDS = "mqo_shards"
 # On modules and weights that run unquantized though their source says a type.
 EXEMPT = "mqo_exempt"
 
@@ -83,6 +86,7 @@ def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
     for claim in labels.values():
         name = ".".join(part for part in (prefix, claim.name) if part)
         setattr(claim.owner, LABEL, name)
+        setattr(claim.owner, SHARDS, shards_of(claim.module))
         frozen = isinstance(claim.owner, Parameter) and not claim.owner.requires_grad
         kind = _kind(claim)
         sited = kind == ATTENTION or (kind == LINEAR and _is_a(claim.module, *_SITED))

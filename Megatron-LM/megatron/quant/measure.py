@@ -11,6 +11,7 @@ from torch import Tensor
 from .formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN, Minifloat
 from .scales import Scales, exponent, scales_of, spread
 from .spec import QuantSpec
+from .tensor_amax import largest
 
 # One bin for each exponent of a scale, the last one for NaN.
 BINS = SCALE_EXPONENT_NAN - SCALE_EXPONENT_MIN + 1
@@ -38,10 +39,12 @@ class Sums(NamedTuple):
 
 
 @torch.no_grad()
-def measure(original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int) -> Sums:
-    """Measure a tensor that was quantized as `spec` says along `axis`; waits for no device."""
+def measure(
+    original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None
+) -> Sums:
+    """Measure a tensor that `fake_quantize` was given so; waits for no device."""
     moved = original.movedim(axis, -1) if original.dim() and spec.block else original
-    scales = scales_of(moved, spec)
+    scales = scales_of(moved, spec, amax)
     nonzero = original != 0
     counts = (
         nonzero.sum(),
@@ -50,8 +53,7 @@ def measure(original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int) -> 
     )
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
-    amax = original.abs().amax().double() if original.numel() else torch.zeros_like(elements)
-    return Sums(torch.stack(numbers), amax, _histogram(scales, spec))
+    return Sums(torch.stack(numbers), largest(original).double(), _histogram(scales, spec))
 
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:

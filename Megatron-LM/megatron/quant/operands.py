@@ -11,11 +11,12 @@ from .backend import fake_quantize
 from .config import current, is_excluded, scheduled, spec_of
 from .finite import check_finite
 from .formats import SITES, GemmSite, check_choice, check_type
-from .layers import is_exempt
+from .layers import LABEL, SHARDS, is_exempt
 from .packed_activations import save_packed
 from .record import RECORDER
 from .spec import QuantSpec
 from .stochastic import operand_seed
+from .tensor_amax import Shards, largest, shared_amax
 from .weights import cached
 
 UNLABELED = "unlabeled"
@@ -34,7 +35,7 @@ class GemmOperands:
         """Return the right operand as the GEMM shall see it."""
         return tensor
 
-    def save(self, ctx: object, activation: Tensor, weight: Tensor) -> None:
+    def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
 
 
@@ -51,6 +52,7 @@ class QuantizedOperands(GemmOperands):
     site: GemmSite
     spec: QuantSpec
     layer: str
+    shards: Shards | None = None
 
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand, quantized along the site's contraction axis."""
@@ -60,38 +62,47 @@ class QuantizedOperands(GemmOperands):
         """Return the right operand, quantized along the site's contraction axis."""
         return self._quantize(tensor, self.site.rhs, self.site.rhs_axis)
 
-    def save(self, ctx: object, activation: Tensor, weight: Tensor) -> None:
+    def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """With `save_activations = "packed"`, save the activation as codes; else change nothing.
 
-        `activation` is this rank's: under sequence parallelism not the left operand, a part of it.
+        `activation` is this rank's: under sequence parallelism not the left operand, `gathered`,
+        but a part of it.
         """
         if current().save_activations == "packed":
-            seed = self._seed(self.site.lhs)
-            save_packed(ctx, activation, weight, self.spec, self.site.lhs_axis, seed)
+            site, spec = self.site, self.spec
+            amax = self._amax(gathered, site.lhs)
+            if amax is None and spec.format.needs_tensor_amax:
+                amax = largest(gathered)
+            seed = self._seed(site.lhs)
+            save_packed(ctx, activation, weight, spec, site.lhs_axis, seed, amax)
 
     def _quantize(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
         site, spec, layer = self.site.name, self.spec, self.layer
         seed = self._seed(operand)
 
         def quantize(original: Tensor) -> Tensor:
+            def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+                amax = self._amax(original, operand)
+                return fake_quantize(original, spec, axis=axis, out=out, seed=seed, amax=amax), amax
+
             if isinstance(original, Parameter) and current().cache_weights:
-                quantized = cached(
-                    original,
-                    spec,
-                    axis,
-                    seed,
-                    lambda out: fake_quantize(original, spec, axis=axis, out=out, seed=seed),
-                )
+                quantized, amax = cached(original, spec, axis, seed, make)
             else:
-                quantized = fake_quantize(original, spec, axis=axis, seed=seed)
+                quantized, amax = make()
             if current().check_nan:
                 check_finite(original, f"{operand} of {site}, layer {layer}")
                 kind = spec.quant_type
                 check_finite(quantized, f"{operand} of {site} as {kind}, layer {layer}")
-            RECORDER.observe(site, layer, operand, spec, axis, original, quantized)
+            RECORDER.observe(site, layer, operand, spec, axis, original, quantized, amax)
             return quantized
 
         return _StraightThrough.apply(tensor, quantize)
+
+    def _amax(self, tensor: Tensor, operand: str) -> Tensor | None:
+        """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
+        if not self.spec.format.needs_tensor_amax:
+            return None
+        return shared_amax(tensor, operand, self.shards)
 
     def _seed(self, operand: str) -> int | None:
         if self.spec.rounding != "stochastic":
@@ -117,7 +128,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
         quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
             schedule of the run's may say another type at this step.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
-            `mqo_layer`, set by `label_layers`, is read here, since a view of it has none. Both
+            labels, set by `label_layers`, are read here, since a view of it has none. Both
             operands of a layer that is exempt, or that the run excludes, pass through as they are.
 
     Raises:
@@ -128,8 +139,9 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     quant_type = scheduled(site, quant_type)
     if quant_type == "none" or is_exempt(owner):
         return _UNQUANTIZED
-    layer = getattr(owner, "mqo_layer", UNLABELED)
+    layer = getattr(owner, LABEL, UNLABELED)
     if is_excluded(site, layer):
         RECORDER.record_excluded(site, layer)
         return _UNQUANTIZED
-    return QuantizedOperands(SITES[site], spec_of(quant_type), layer)
+    shards = getattr(owner, SHARDS, None)
+    return QuantizedOperands(SITES[site], spec_of(quant_type), layer, shards)

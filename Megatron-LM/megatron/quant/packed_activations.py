@@ -19,13 +19,19 @@ _FORM = "mqo_packed_form"
 
 
 def save_packed(
-    ctx: object, activation: Tensor, weight: Tensor, spec: QuantSpec, axis: int, seed: int | None
+    ctx: object,
+    activation: Tensor,
+    weight: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    seed: int | None,
+    amax: Tensor | None,
 ) -> None:
     """Have `ctx`, of an autograd.Function, save `activation` in codes, and `weight` as it is.
 
-    It takes the place of what was saved before.
+    It takes the place of what was saved before. `seed` and `amax` are those of `fake_quantize`.
     """
-    packed = pack(activation, spec, axis=axis, seed=seed)
+    packed = pack(activation, spec, axis=axis, seed=seed, amax=amax)
     form = partial(
         PackedTensor, shape=packed.shape, dtype=packed.dtype, spec=packed.spec, axis=packed.axis
     )

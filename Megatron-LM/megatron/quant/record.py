@@ -89,12 +89,16 @@ class Recorder:
         axis: int,
         original: Tensor,
         quantized: Tensor,
+        amax: Tensor | None = None,
     ) -> None:
-        """Count one call, measure it if its step is measured; that never waits for the device."""
+        """Count one call, measure it if its step is measured; that never waits for the device.
+
+        `amax` is what `fake_quantize` was given.
+        """
         tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
         tally.calls += 1
         if self._measuring:
-            sums = measure(original, quantized, spec, axis)
+            sums = measure(original, quantized, spec, axis, amax)
             tally.step = sums if tally.step is None else tally.step.add(sums)
             tally.step_calls += 1
         if self._dumping:

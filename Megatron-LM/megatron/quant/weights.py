@@ -41,10 +41,11 @@ class _State:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A quantized weight, and what it was made of."""
+    """A quantized weight, the amax of its scale, and what it was made of."""
 
     made_of: _State
     quantized: Tensor
+    amax: Tensor | None
 
 
 # weight -> {(spec, axis): entry}; an entry goes with its weight.
@@ -70,13 +71,13 @@ def cached(
     spec: QuantSpec,
     axis: int,
     seed: int | None,
-    quantize: Callable[[Tensor | None], Tensor],
-) -> Tensor:
-    """Return `weight` as quantized to `spec` along `axis` with `seed`, as it is now.
+    quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
+) -> tuple[Tensor, Tensor | None]:
+    """Return `weight` as quantized to `spec` along `axis` with `seed`, as it is now, and its amax.
 
     `quantize(out)` is called when the cache has nothing that is still right: it writes to `out`,
-    the memory of the outdated copy, or to new memory if that is None. What is returned is not to be
-    written to.
+    the memory of the outdated copy, or to new memory if that is None. The amax is what it used, if
+    any. What is returned is not to be written to.
     """
     kept = _entries.setdefault(weight, {})
     entry = kept.get((spec, axis))
@@ -84,9 +85,9 @@ def cached(
     made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seed)
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantized, weight)
-        entry = kept[(spec, axis)] = _Entry(made_of, quantize(out))
+        entry = kept[(spec, axis)] = _Entry(made_of, *quantize(out))
     # Another tensor of the same memory: a graph that it becomes part of is not the cache's.
-    return entry.quantized.detach()
+    return entry.quantized.detach(), entry.amax
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:

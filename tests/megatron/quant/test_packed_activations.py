@@ -12,7 +12,7 @@ class Linear(torch.autograd.Function):
     def forward(ctx, x, weight, kind):
         ctx.save_for_backward(x, weight)
         q = gemm_operands("fprop", kind, weight)
-        q.save(ctx, x, weight)
+        q.save(ctx, x, weight, x)
         return q.lhs(x) @ q.rhs(weight).t()
 
     @staticmethod

@@ -4,7 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.quant import SITES, FoundLayer, Layer, QuantSpec, cut_blocks, fake_quantize
+from megatron.quant import (
+    FORMATS,
+    SITES,
+    FoundLayer,
+    Layer,
+    QuantSpec,
+    config,
+    cut_blocks,
+    fake_quantize,
+)
 
 FC1 = "decoder.layers.0.mlp.linear_fc1"
 FC2 = "decoder.layers.0.mlp.linear_fc2"
@@ -73,6 +82,20 @@ def test_a_chunk_of_the_context_must_hold_whole_blocks_of_tokens():
     assert cuts(chunk_tokens=64) == []
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_formats_own_blocks_are_kept_whole(options, kind):
+    """An option for the block of mx formats does not hide the size that others have."""
+    options(f'[asked]\nfprop = "{kind}"\n[quantizer]\nblock = 16\n')
+    blocks = config.current().blocks()
+    size = 16 if FORMATS[kind].is_mx else FORMATS[kind].block
+    assert blocks == ({"fprop": size} if size else {})
+    for part in (8, 16, 32, 64, 128, 192):
+        layer = RowParallelLinear(2 * part, 2)
+        found = [FoundLayer(Layer(FC2, "linear", "RowParallelLinear"), layer, layer)]
+        faults = cut_blocks(blocks, found, 0, lambda *_: False)
+        assert bool(faults) == bool(size and part % size)
+
+
 # -- the promise behind it: bit-equal operands on identical tokens ------------------------------
 
 
@@ -92,10 +115,12 @@ def test_the_chunks_of_a_rank_quantize_along_tokens_as_in_the_whole_sequence(qua
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_the_parts_of_a_weight_quantize_as_the_whole(axis):
-    weight = torch.randn(128, 128, generator=torch.Generator().manual_seed(1))
-    spec = QuantSpec("mxfp8")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_parts_of_a_weight_quantize_as_the_whole(kind, axis):
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    spec, amax = QuantSpec(kind), weight.abs().max()
     right = fake_quantize(weight, spec, axis=axis)
     for split in (0, 1):
-        parts = [fake_quantize(p, spec, axis=axis) for p in weight.chunk(2, dim=split)]
+        shards = weight.chunk(2, dim=split)
+        parts = [fake_quantize(shard, spec, axis=axis, amax=amax) for shard in shards]
         assert torch.equal(torch.cat(parts, dim=split), right)

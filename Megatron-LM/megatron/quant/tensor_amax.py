@@ -1,0 +1,60 @@
+"""The largest magnitude of an operand of which each tensor-parallel rank holds a shard."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# By the class of a layer, the operands that its ranks hold shards of. The others are whole on every
+# rank: under sequence parallelism they are gathered before the GEMM.
+_SHARDED = {
+    "ColumnParallelLinear": ("weight", "grad"),
+    "RowParallelLinear": ("weight", "x"),
+    "DotProductAttention": ("query", "key", "probs", "value"),
+}
+_MAGNITUDE = 0x7FFFFFFF
+
+
+class Shards(NamedTuple):
+    """The operands of a layer that the ranks of `group` hold shards of."""
+
+    operands: tuple[str, ...]
+    group: torch.distributed.ProcessGroup
+
+
+def shards_of(module: torch.nn.Module) -> Shards | None:
+    """Return what the tensor-parallel ranks of a layer share; None for a layer of one rank.
+
+    An expert's group is that of expert tensor parallelism. Modules name their group from
+    megatron-core 0.16 on.
+    """
+    group = getattr(module, "tp_group", None)
+    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _SHARDED]
+    if group is None or not names or group.size() == 1:
+        return None
+    return Shards(_SHARDED[names[0]], group)
+
+
+def largest(x: Tensor) -> Tensor:
+    """Return the largest magnitude of `x`, float32 []: NaN if there is one, 0 if `x` is empty."""
+    if not x.numel():
+        return torch.zeros((), dtype=torch.float32, device=x.device)
+    low, high = torch.aminmax(x.detach())
+    return torch.maximum(-low, high).float()
+
+
+def shared_amax(x: Tensor, operand: str, shards: Shards | None) -> Tensor | None:
+    """Return the amax of the whole of which `x` is a shard, float32 []; None if `x` is the whole.
+
+    A collective of the group, also for an empty shard: all ranks quantize the same operands of the
+    same layers in the same order.
+    """
+    if shards is None or operand not in shards.operands:
+        return None
+    # As integers the patterns of magnitudes are in their order, with Inf above numbers and NaN
+    # above Inf; a maximum of floats may drop a NaN.
+    pattern = largest(x).view(torch.int32) & _MAGNITUDE
+    torch.distributed.all_reduce(pattern, torch.distributed.ReduceOp.MAX, group=shards.group)
+    return pattern.view(torch.float32)
