@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The test command: sets up what is missing, then runs the tests. `--all` runs those marked heavy,
-# too, which take minutes; other arguments go to pytest.
+# The test command: sets up what is missing, then runs the tests. `--all` runs those marked slow,
+# as CI does, and heavy, too; other arguments go to pytest.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 arguments=()

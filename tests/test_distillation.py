@@ -63,6 +63,7 @@ def course(run, names=(TRAIN_LOSS, KD_LOSS, LOGITS, BETWEEN, NORM)):
     return {name: [x for step, x in metrics[name] if step > SAVED] for name in names}
 
 
+@pytest.mark.slow
 def test_a_quantized_student_learns_its_teachers_logits(project, teacher):
     run = real_runs.run(project, cell("mxfp8", teacher=teacher))
     metrics = run.read_metrics()

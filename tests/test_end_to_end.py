@@ -65,6 +65,7 @@ def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_rea
         start("mxfp4", flags=("--attention-backend", "flash"))
 
 
+@pytest.mark.slow
 def test_packages_that_need_a_gpu_change_nothing_on_a_cpu(start, monkeypatch):
     stubs = PROJECT.root / "tests/stubs"
     paths = [str(stubs / name) for name in ("with_apex", "with_transformer_engine")]
@@ -172,6 +173,7 @@ def test_an_unquantized_run_records_nothing(start):
     assert json.loads(start("bf16").quant_stats.read_text()) == []
 
 
+@pytest.mark.slow
 def test_all_five_sites_run(start):
     rows = json.loads(start("mxfp4", gemms="all").quant_stats.read_text())
     assert {row["site"] for row in rows} == {"fprop", "dgrad", "wgrad", "qk", "pv"}
@@ -202,6 +204,7 @@ def test_a_run_changes_nothing_in_the_shared_tree(start):
     assert {literal.value for _, literal in now.types} == {"none"}
 
 
+@pytest.mark.slow
 def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp_path):
     """The finished run again, its quant.toml asking for a PV type that the source does not have."""
     run = start("FA_linear_mxfp8")
@@ -217,6 +220,7 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_excluded_layers_stay_unquantized_and_are_recorded_so(start):
     run = start("FA_linear_mxfp8", exclude=("output_layer", "qk:decoder.layers.0.*"), dump=(2,))
     rows = json.loads(run.quant_stats.read_text())
@@ -242,6 +246,7 @@ def test_the_quantizers_measure_the_first_iteration_and_an_unquantized_run_nothi
     assert not [name for name in start("bf16").read_metrics() if name.startswith("quant/")]
 
 
+@pytest.mark.slow
 def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):
     with pytest.raises(RunError, match=r"before the first step.*'output' matches no.*output_layer"):
         start("linear_mxfp8", exclude=("output",))
@@ -259,6 +264,7 @@ def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
         pytest.param(DISTRIBUTED_BF16, id="bf16-distributed", marks=pytest.mark.heavy),
     ],
 )
+@pytest.mark.slow
 def test_cached_weights_change_no_loss(start, flags):
     cached = start("mxfp8", gemms="all", flags=TINY + flags, cache_weights=True)
     plain = start("mxfp8", gemms="all", flags=TINY + flags)
@@ -271,6 +277,7 @@ def test_cached_weights_change_no_loss(start, flags):
     assert calls[0] == calls[1]
 
 
+@pytest.mark.slow
 def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
     packed = start("linear_mxfp8", flags=TINY, save_activations="packed")
     plain = start("linear_mxfp8", flags=TINY)
@@ -280,6 +287,7 @@ def test_packed_activations_are_another_recipe_and_only_for_wgrad(start):
         assert one == pytest.approx(two, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_quantizes_every_expert_and_never_its_router(start):
     experts = ("--num-experts", "2", "--moe-router-topk", "1", "--moe-router-pre-softmax")
     run = start("linear_mxfp8", flags=experts)
@@ -291,6 +299,7 @@ def test_a_mixture_of_experts_quantizes_every_expert_and_never_its_router(start)
     assert said in run.log.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_multi_latent_attention_and_experts_quantize_what_was_said_before(start):
     run = start("mxfp8", model="deepseek2_lite")
     said = json.loads(run.coverage.read_text())
@@ -366,6 +375,7 @@ def checkout(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_checkout_runs_by_its_own_program_with_the_runs_types(start, checkout):
     run = start("FA_linear_mxfp8", flags=TINY, megatron=checkout)
     assert (run.source / "pretrain_gpt.py").read_text().count("START") == 2
@@ -378,6 +388,7 @@ def test_a_checkout_runs_by_its_own_program_with_the_runs_types(start, checkout)
     assert theirs == tuple([(n, pytest.approx(loss, rel=1e-6)) for n, loss in s] for s in ours)
 
 
+@pytest.mark.slow
 def test_the_guard_and_the_options_hold_in_a_checkout_too(start, checkout):
     with pytest.raises(RunError, match=r"GuardError: .*before the first step.*'output' matches no"):
         start("linear_mxfp8", flags=TINY, megatron=checkout, exclude=("output",))

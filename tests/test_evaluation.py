@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 from . import real_runs
 from .real_runs import TINY, losses
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)

@@ -19,6 +19,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from . import real_runs
 from .real_runs import TINY
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Project.here()
 TRAIN = [sys.executable, PROJECT.root / "script/train_config.py", "--model", "llama32-1b"]
 TRAIN += ["--dataset", "wikipedia", "--quantization", "bf16", "--training-config", "tiny"]

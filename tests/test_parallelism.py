@@ -154,6 +154,7 @@ def test_without_types_a_layout_trains_as_one_process(train, layout):
         pytest.param(CONTEXT, id="context", marks=pytest.mark.heavy),
     ],
 )
+@pytest.mark.slow
 def test_types_off_the_token_axis_train_as_in_one_process(train, layout):
     assert max(deviations(train(layout, NO_WGRAD), train(types=NO_WGRAD))) < 1e-3
 
@@ -177,6 +178,7 @@ def test_a_scale_of_the_whole_tensor_trains_as_in_one_process(train, kind, sites
     assert max(deviations(*runs)) < 1e-2
 
 
+@pytest.mark.slow
 def test_all_types_see_the_same_bits_on_the_same_tokens(train):
     """A data-parallel rank's first micro-batch is the first one of the one process.
 
@@ -200,10 +202,12 @@ def test_all_types_see_the_same_bits_on_the_same_tokens(train):
         pytest.param(CONTEXT, id="context", marks=pytest.mark.heavy),
     ],
 )
+@pytest.mark.slow
 def test_latent_attention_trains_as_in_one_process(train, layout):
     assert max(deviations(train(layout, model="latent"), train(model="latent"))) < 1e-5
 
 
+@pytest.mark.slow
 def test_experts_on_other_ranks_train_as_in_one_process(train):
     assert max(deviations(train(EXPERT, model="experts"), train(model="experts"))) < 1e-5
 

@@ -12,6 +12,8 @@ from mqo.runs import RunFolder
 pytest.importorskip("torch")
 from .real_runs import TINY, losses
 
+pytestmark = pytest.mark.slow
+
 if not (Project.here().tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 

@@ -19,6 +19,8 @@ import torch
 from . import forking, real_runs
 from .real_runs import LAST, SAVED, SAVED_HALFWAY, SHORT_STEPS, tracked
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)

@@ -111,6 +111,7 @@ def test_the_same_layout_goes_on_bit_equal(train, layout):
     assert losses(rest)[0] == losses(whole)[0][SAVED:]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
     machine = imagined("h100-80gb", 8)
 
@@ -141,6 +142,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("saved", "layout"), OTHERS)
+@pytest.mark.slow
 def test_another_layout_goes_on_alike(train, saved, layout):
     (_, whole), (_, rest) = train(saved), train(layout, start=saved)
     assert [step for step, _ in losses(rest)[0]] == list(range(SAVED + 1, LAST + 1))
@@ -149,6 +151,7 @@ def test_another_layout_goes_on_alike(train, saved, layout):
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     """Three steps, and three more in a new process, are six: the type changes at the fourth."""
     rest = {

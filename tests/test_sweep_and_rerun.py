@@ -56,6 +56,7 @@ def test_a_replay_is_bit_equal(start, checkout_with, tmp_path):
     assert compare(changed, again).step == 4
 
 
+@pytest.mark.slow
 def test_a_replay_goes_on_from_the_checkpoint_that_its_run_had_loaded(
     start, checkout_with, tmp_path
 ):

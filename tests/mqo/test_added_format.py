@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from mqo.project import Project
 
+pytestmark = pytest.mark.slow
+
 HERE = Project.here()
 NAME = "mxfp6_e3m2"
 LIGHT, DARK = "#7a5c00", "#e0c060"

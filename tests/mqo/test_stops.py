@@ -113,6 +113,7 @@ TWICE = [(name, signal.SIGTERM) for name in COMMANDS] + [
 
 
 @pytest.mark.parametrize(("name", "signum"), TWICE)
+@pytest.mark.slow
 def test_a_program_ends_with_the_command(place, name, signum):
     if name.startswith("convert"):
         pytest.importorskip("modelopt")

@@ -179,6 +179,7 @@ def source(vendored, tmp_path_factory):
     ("quant_type", "dtype", "tolerance"),
     [("none", "float32", 1e-5), ("mxfp8", "float32", 1e-5), ("none", "bfloat16", 5e-3)],
 )
+@pytest.mark.slow
 def test_a_small_gpt_has_the_same_loss_fused_and_holds_no_scores(
     source, quant_type, dtype, tolerance
 ):

@@ -79,6 +79,7 @@ def test_0_20_imports_it_in_one_place_alone():
     assert set(planned("modelopt_import", "0.20.0", files)) == {paths[1]}
 
 
+@pytest.mark.slow
 def test_the_real_trainer_starts_without_it():
     if not (PROJECT.tree / "megatron/training").exists():
         pytest.skip("the tree is not vendored: run `mqo setup`")

@@ -10,6 +10,8 @@ from mqo.overlay.series import Series
 from mqo.overlay.verify.source import unbound_names
 from mqo.project import Project
 
+pytestmark = pytest.mark.slow
+
 SERIES = Series.load(Project.here().patches)
 
 

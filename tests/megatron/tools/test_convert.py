@@ -269,6 +269,7 @@ def converted(vendored, tmp_path_factory):
 
 
 @every_kind
+@pytest.mark.slow
 def test_the_logits_are_those_of_transformers(converted, kind):
     facts = converted(kind)[3]
     assert facts["largest"] > 1
@@ -277,6 +278,7 @@ def test_the_logits_are_those_of_transformers(converted, kind):
 
 
 @every_kind
+@pytest.mark.slow
 def test_there_and_back_is_the_same_to_the_bit(converted, kind):
     """Without the rows of padding that a training has."""
     hf, _, back, _ = converted(kind)
@@ -284,6 +286,7 @@ def test_there_and_back_is_the_same_to_the_bit(converted, kind):
 
 
 @every_kind
+@pytest.mark.slow
 def test_plain_transformers_takes_what_a_training_made(converted, kind, monkeypatch):
     """With the training's tokenizer, and its end of a document."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -308,6 +311,7 @@ def test_plain_transformers_takes_what_a_training_made(converted, kind, monkeypa
     assert writer.model.generation_config.eos_token_id == ids[0]
 
 
+@pytest.mark.slow
 def test_generation_ends_where_training_put_the_end(converted, tmp_path):
     """The likeliest first token is made the end: nothing comes behind it."""
     import shutil
@@ -328,6 +332,7 @@ def test_generation_ends_where_training_put_the_end(converted, tmp_path):
     assert cut.tolist() == [3, 1, end]
 
 
+@pytest.mark.slow
 def test_another_dtype_is_each_tensor_rounded(converted, vendored, tmp_path):
     hf, checkpoint, *_ = converted("llama31-8b")
     padded = checkpoint.with_name("padded")
@@ -350,6 +355,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_named(program):
     assert torch.equal(whole, large) and whole.data_ptr() != large.data_ptr()
 
 
+@pytest.mark.slow
 def test_bf16_stays_bf16_and_a_tensor_less_is_named(converted, vendored, tmp_path):
     random_model("llama32-1b").bfloat16().save_pretrained(tmp_path / "hf")
     convert.hf_to_megatron(vendored.root, tmp_path / "hf", tmp_path / "checkpoint")
@@ -393,6 +399,7 @@ def smollm2(tmp_path):
 
 
 @pytest.mark.heavy
+@pytest.mark.slow
 def test_smollm2_goes_there_and_back(smollm2, vendored, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

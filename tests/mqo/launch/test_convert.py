@@ -141,6 +141,7 @@ def test_a_folder_gets_its_config_and_tokenizer(tree, hf, checkpoint, tmp_path):
     assert made.notes == ()
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_the_training_is_the_default(tree, checkpoint, tmp_path):
     own = write_tokenizer(tmp_path / "own", 200)
     record(checkpoint, tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(own))
@@ -156,6 +157,7 @@ def test_the_tokenizer_of_the_training_is_the_default(tree, checkpoint, tmp_path
     assert str(own) in note and "--tokenizer" in note
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_too_large_is_refused(tree, checkpoint, tmp_path):
     big = write_tokenizer(tmp_path / "big", 257)
     with pytest.raises(ConvertError, match="257 tokens, and the model 256 rows"):
@@ -165,6 +167,7 @@ def test_a_tokenizer_that_is_too_large_is_refused(tree, checkpoint, tmp_path):
     assert (tmp_path / "target/tokenizer.json").exists()
 
 
+@pytest.mark.slow
 def test_rows_that_are_more_than_padding_are_kept(tree, checkpoint, tmp_path):
     small = write_tokenizer(tmp_path / "small", 100)  # whose padding would end at 128
     made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=small)
@@ -198,6 +201,7 @@ def test_a_run_is_its_checkpoints(tree, checkpoint, tmp_path):
     assert names(tmp_path / "target") == ["README.md", "config.json", "weights"]
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_no_id_is_made_up(tree, checkpoint, tmp_path):
     made = convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
     config = json.loads((tmp_path / "target/config.json").read_text())
@@ -254,6 +258,7 @@ def test_a_target_that_is_there_is_left_as_it_is(tree, hf, checkpoint, tmp_path)
     assert names(tmp_path / "target") == []
 
 
+@pytest.mark.slow
 def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
     with pytest.raises(ConvertError, match=r"no config\.json"):

@@ -202,6 +202,7 @@ SCORES_OF = {
 
 
 @pytest.mark.parametrize(("name", "scores"), SCORES_OF.items())
+@pytest.mark.slow
 def test_a_real_model_is_measured_at_its_real_size(vendored, name, scores):
     pytest.importorskip("torch")
     project = Project.here()

@@ -12,6 +12,8 @@ from mqo.project import Project
 
 from .... import forking
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 PROGRAM = Project.here().tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"

@@ -6,6 +6,8 @@ from mqo.project import Project
 from ...conftest import contents, materialize
 from ..conftest import GEMMS, PLAIN, release
 
+pytestmark = pytest.mark.slow
+
 RELEASES = ["0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0"]
 RELEASES += ["0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 
