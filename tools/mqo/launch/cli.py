@@ -108,7 +108,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
     made = _Parser(
         description="Train a cell of the matrix in a run folder of its own.",
-        epilog="Everything behind `--` goes to Megatron's own argument parser.",
+        epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
+        f"{tables.TYPES_T}. Everything behind `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
@@ -173,18 +174,10 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         metavar="WHICH",
         help=f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}",
     )
-    types = ", ".join(tables.quant_types())
-    made.add_argument(
-        "--linear-quantization",
-        metavar="T",
-        help=f"another type of linear layers than the mode's: {types} or none",
-    )
-    made.add_argument(
-        "--attention-quantization",
-        metavar="T",
-        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none; "
-        f"T is {types}",
-    )
+    what = "another type of linear layers than the mode's: T or none"
+    made.add_argument("--linear-quantization", metavar="T", help=what)
+    what = "other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none"
+    made.add_argument("--attention-quantization", metavar="T", help=what)
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -243,12 +236,13 @@ def config_from(
 
 
 def listing(front_end: bool = False) -> str:
-    """All names, by kind."""
-    modes = _modes(front_end)
+    """All names, by kind; T in that of a mode stands for a type."""
+    modes = tables.patterns(_modes(front_end))
     rows = {
         "models": tables.models(),
         "datasets": tables.datasets(),
         **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),
+        "types T": tables.quant_types(),
         "training configs": tables.trainings(),
     }
     return "\n".join(

@@ -48,7 +48,7 @@ def jobs(
     names. `rest` goes to `resolve`. Neighbors have different datasets: see `data_key`.
     """
     if modes is None:
-        modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)
+        modes = ",".join(mode.name for mode in tables.script_modes())
     product = itertools.product(
         tables.expand("model", tables.models(), models),
         tables.expand("quantization mode", tables.modes(), modes),
