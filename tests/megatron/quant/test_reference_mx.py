@@ -71,6 +71,7 @@ MINIFLOATS = {
     "e3m2": (3, 2, 32),
     "e2m3": (2, 3, 32),
     "e2m1": (2, 1, 8),
+    "int8": (1, 6, 128),  # m/64 and 1 + m/64
 }
 
 
@@ -78,7 +79,7 @@ def code_values(kind):
     """All non-negative finite values by code; a code's last bit is its mantissa's, so its parity
     decides ties."""
     exponent_bits, mantissa_bits, codes = MINIFLOATS[MX_ELEMENTS[kind].name]
-    bias = 2 ** (exponent_bits - 1) - 1
+    bias = max(1, 2 ** (exponent_bits - 1) - 1)
     values = []
     for code in range(codes):
         exponent, mantissa = divmod(code, 2**mantissa_bits)
