@@ -65,7 +65,7 @@ def test_counts_and_energies_are_those_of_a_plain_count(spec, dtype):
 def test_the_histogram_counts_the_scales_that_packing_stores(quant_type, block, rule):
     x, spec = wide(6, 100), QuantSpec(quant_type, block=block, scale_rule=rule)
     x[0, 0] = torch.inf
-    bytes_ = pack(x, spec).scales.flatten().tolist()
+    bytes_ = pack(x, spec).scales.block.flatten().tolist()
     found = measured(x, spec).scales
     assert found == {b - 127: bytes_.count(b) for b in sorted(set(bytes_))}
     assert found[128] == 1
