@@ -8,7 +8,6 @@ from mqo.launch import run as launch
 from mqo.launch.config import resolve
 from mqo.matrix import tables
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
-from mqo.torch_free import formats
 
 # These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
 MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
@@ -23,11 +22,7 @@ TINY = (
 )
 
 # Every mode of the types that have scripts. The others are tested in a mode each, for all GEMMs.
-MODES = [
-    name
-    for name, mode in tables.modes().items()
-    if all(kind == tables.NONE or formats.FORMATS[kind].scripts for kind in mode.key)
-]
+MODES = tables.expand_modes(tables.ALL)
 
 # Of six steps the third is saved, too.
 LAST, SAVED = 6, 3

@@ -216,6 +216,22 @@ def test_names_may_be_lists_and_globs_and_count_once(given, expected):
     assert tables.expand("model", tables.models(), given) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("FA_linear_*", "FA_linear_mxfp8 FA_linear_mxfp4 FA_linear_hifp8"),
+        ("FA_linear_h*4", "FA_linear_hif4"),
+        ("linear_nvfp4,*_linear_mxfp4", "linear_nvfp4 FA_linear_mxfp4"),
+    ],
+)
+def test_globs_mean_the_modes_of_the_types_with_scripts_where_they_match_any(given, expected):
+    assert tables.expand_modes(given) == expected.split()
+
+
+def test_all_modes_are_those_of_the_types_with_scripts():
+    assert len(tables.expand_modes("all")) == 1 + 7 * 3
+
+
 @pytest.mark.parametrize("given", ["gpt*", "llama32-1b,", "llama32-1b,gpt"])
 def test_what_means_no_name_lists_the_valid_ones(given):
     with pytest.raises(UnknownNameError, match=r"no model called '.*deepseek2_lite, llama31-8b"):

@@ -43,7 +43,7 @@ def evaluate(
     from mqo.launch.evaluation import evaluate as measure
     from mqo.matrix import tables
 
-    names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
+    names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     chosen = Text(tuple(data or ()), text, tokenizer, tokens)
     found = measure(settled(tree), places, names, chosen, stderr())

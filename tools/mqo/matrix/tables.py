@@ -367,14 +367,33 @@ def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
     return table[name]
 
 
-def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
+def expand_modes(given: str) -> list[str]:
+    """The modes that `given` means, as `expand` has it.
+
+    'all' and a glob mean those of the types that have scripts, where it matches any of them: such
+    a sweep stays what it was when a format is added.
+    """
+    documented = [
+        family.mode(name)
+        for family in families()
+        for name in family.types
+        if name == NONE or formats.FORMATS[name].scripts
+    ]
+    return expand("quantization mode", modes(), given, documented)
+
+
+def expand(
+    kind: str, table: Mapping[str, object], given: str, first: Collection[str] = ()
+) -> list[str]:
     """The names of `table` that `given` means, in its order, once each.
 
     It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
+    What matches names in `first` means these alone.
     """
     found: dict[str, None] = {}
     for pattern in (part.strip() for part in given.split(",")):
         matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
+        matches = [name for name in matches if name in first] or matches
         if not matches:
             check_choice(kind, pattern, table)
         found |= dict.fromkeys(matches)

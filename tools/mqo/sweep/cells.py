@@ -51,7 +51,7 @@ def jobs(
         modes = ",".join(mode.name for mode in tables.script_modes())
     product = itertools.product(
         tables.expand("model", tables.models(), models),
-        tables.expand("quantization mode", tables.modes(), modes),
+        tables.expand_modes(modes),
         list(dict.fromkeys(seeds)) or [None],
         tables.expand("dataset", tables.datasets(), datasets),
     )
