@@ -274,6 +274,7 @@ class Training(Row):
 
 
 RowT = TypeVar("RowT", bound=Row)
+SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
 TYPES_T = f"T is one of {', '.join(name for name, row in formats.FORMATS.items() if row.modes)}"
 
 
@@ -302,8 +303,8 @@ def modes() -> dict[str, Mode]:
     for family in families():
         for quant_type in family.types:
             sites = dict.fromkeys(family.sites, quant_type)
-            documented = quant_type == NONE or formats.FORMATS[quant_type].scripts
-            flags = {"scripts": family.scripts and documented, "front_end": family.front_end}
+            scripts = family.scripts and quant_type in SCRIPT_TYPES
+            flags = {"scripts": scripts, "front_end": family.front_end}
             name = family.mode(quant_type)
             found[name] = Mode(name=name, **flags, **sites)
     return found
@@ -373,13 +374,8 @@ def expand_modes(given: str) -> list[str]:
     'all' and a glob mean those of the types that have scripts, where it matches any of them: such
     a sweep stays what it was when a format is added.
     """
-    documented = [
-        family.mode(name)
-        for family in families()
-        for name in family.types
-        if name == NONE or formats.FORMATS[name].scripts
-    ]
-    return expand("quantization mode", modes(), given, documented)
+    first = {family.mode(name) for family in families() for name in SCRIPT_TYPES}
+    return expand("quantization mode", modes(), given, first)
 
 
 def expand(
