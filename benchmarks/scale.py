@@ -91,9 +91,8 @@ def groups(model: str, gpus: int) -> list[list[Plan]]:
 
 def families(modes: list[str]) -> str:
     """Name the modes, the quant types in their names as X, each once."""
-    named = modes
-    for quant_type in tables.quant_types():
-        named = [name.replace(quant_type, "X") for name in named]
+    short = {f.mode(name): f.mode("X") for f in tables.families() for name in f.types}
+    named = [short[mode] for mode in modes]
     return " ".join(f"`{name}`" for name in dict.fromkeys(named))
 
 

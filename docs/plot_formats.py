@@ -1,8 +1,9 @@
-"""Draws formats.png: the values of each format, and how far a value is rounded.
+"""Draws formats.png: the values of each element, and how far a value is rounded.
 
     .venv/bin/python docs/plot_formats.py
 
-An mx block has its scale at 1 here; another one shifts its curves along the axis.
+Formats with the same element share a row and a curve: scales are at 1 here, and another one shifts
+them along the axis.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from textwrap import wrap
 
 import matplotlib
 
@@ -17,6 +19,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.transforms import ScaledTranslation
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "Megatron-LM"))
@@ -24,42 +27,60 @@ sys.path.insert(0, str(HERE.parent / "Megatron-LM"))
 from megatron.quant import FORMATS, QuantSpec, code_values, fake_quantize  # noqa: E402
 
 LOW, HIGH, PER_BINADE = -24, 17, 64
+# The powers of two that multiply a value of hif4 beside its block's scale.
+HIF4_POWERS = (1.0, 2.0, 4.0)
 
 
 def main() -> None:
     """Write formats.png beside this file."""
     figure, (grid, error) = plt.subplots(
-        2, 1, figsize=(9, 6.2), sharex=True, height_ratios=(1, 1.6), layout="constrained"
+        2, 1, figsize=(10, 8.4), sharex=True, height_ratios=(1, 1.5), layout="constrained"
     )
-    labels = [f"{kind} ({row.element.name.upper()})" for kind, row in FORMATS.items()]
-    for row, kind in enumerate(FORMATS):
-        color = FORMATS[kind].light[0]
-        values = positive_values(kind)
-        grid.scatter(values, [-row] * len(values), marker="|", s=160, lw=0.9, color=color)
-        magnitudes = binades(kind)
-        steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": labels[row]}
-        error.plot(magnitudes, worst_errors(kind), **steps)
-    grid.set_yticks([-row for row in range(len(FORMATS))], labels)
-    grid.set_ylim(-len(FORMATS) + 0.4, 0.6)
-    grid.set_title("Positive values (an mx block at scale 1)", loc="left")
-    error.set_title("Largest relative rounding error in each binade", loc="left")
+    rows = elements()
+    for row, (element, kinds) in enumerate(rows.items()):
+        color = FORMATS[kinds[0]].light[0]
+        values = positive_values(kinds[0])
+        grid.scatter(values, [-row] * len(values), marker="|", s=130, lw=0.9, color=color)
+        steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": element.upper()}
+        # Apart from another by its width, so that curves which coincide are all seen.
+        apart = ScaledTranslation(0, (row - len(rows) / 2) * 2 / 72, figure.dpi_scale_trans)
+        steps["transform"] = error.transData + apart
+        error.plot(binades(kinds[0]), worst_errors(kinds[0]), **steps)
+    labels = [f"{element.upper()}: {', '.join(kinds)}" for element, kinds in rows.items()]
+    grid.set_yticks([-row for row in range(len(rows))], ["\n".join(wrap(t, 36)) for t in labels])
+    grid.set_ylim(-len(rows) + 0.4, 0.6)
+    grid.set_title("Positive values, with all scales at 1 (hif4: its block's)", loc="left")
+    title = "Largest relative rounding error in each binade (equal ones side by side)"
+    error.set_title(title, loc="left")
     error.set_xscale("log", base=2)
     error.set_xlim(2.0**LOW, 2.0**HIGH)
     error.set_yscale("log", base=2)
-    error.set_ylim(2.0**-5, 1.2)
-    error.set_yticks([2.0**-k for k in range(6)], ["100 %", "50 %", "25 %", "12.5 %", "6 %", "3 %"])
+    error.set_ylim(2.0**-8.3, 1.2)
+    shares = ["100 %", "50 %", "25 %", "12.5 %", "6 %", "3 %", "1.6 %", "0.8 %", "0.4 %"]
+    error.set_yticks([2.0**-k for k in range(9)], shares)
     error.set_xticks([2.0**k for k in range(LOW, HIGH, 4)])
     error.set_xlabel("magnitude")
     error.grid(axis="y", color="#dddddd")
-    error.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.02, 0.05))
+    error.legend(frameon=False, loc="lower left", ncols=2)
     for axes in (grid, error):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(HERE / "formats.png", dpi=130)
 
 
+def elements() -> dict[str, list[str]]:
+    """The formats by their element."""
+    found: dict[str, list[str]] = {}
+    for kind, row in FORMATS.items():
+        found.setdefault(row.element.name, []).append(kind)
+    return found
+
+
 def positive_values(kind: str) -> list[float]:
     """The finite positive values of a format."""
-    return sorted(value for value in code_values(kind) if 0 < value < float("inf"))
+    values = {value for value in code_values(kind) if 0 < value < float("inf")}
+    if FORMATS[kind].scale == "hif4":
+        values = {value * power for value in values for power in HIF4_POWERS}
+    return sorted(values)
 
 
 def binades(kind: str) -> list[float]:
@@ -74,11 +95,16 @@ def worst_errors(kind: str) -> list[float]:
     errors = []
     for middle in binades(kind):
         x = middle * 2.0 ** torch.linspace(-0.5, 0.499, PER_BINADE * 8)
-        x = x[x <= largest].unsqueeze(1)
-        # Each value in a block of its own, beside one that gives the block the scale 1.
+        x = x[x <= largest]
+        # Each value in a block of its own, at whose end another gives the block the scale 1.
         spec = QuantSpec(kind)
-        pin = torch.full_like(x, 2.0**spec.format.element.emax if spec.block else 0.0)
-        q = fake_quantize(torch.cat((x, pin), dim=1), spec)[:, :1]
+        blocks = torch.zeros(len(x), spec.block or 2)
+        blocks[:, 0] = x
+        if spec.block:
+            blocks[:, -1] = (
+                largest if spec.format.scale == "hif4" else 2.0**spec.format.element.emax
+            )
+        q = fake_quantize(blocks, spec)[:, 0]
         errors.append(((q - x).abs() / x).max().item())
     return errors
 

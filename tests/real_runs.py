@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mqo.launch import run as launch
 from mqo.launch.config import resolve
+from mqo.matrix import tables
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 # These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
@@ -19,6 +20,9 @@ TINY = (
     *("--seq-length", "64", "--max-position-embeddings", "64"),
     *("--global-batch-size", "8", "--train-samples", "48"),
 )
+
+# Every mode of the types that have scripts. The others are tested in a mode each, for all GEMMs.
+MODES = tables.expand_modes(tables.ALL)
 
 # Of six steps the third is saved, too.
 LAST, SAVED = 6, 3
@@ -40,11 +44,12 @@ class Starter:
 
     def __call__(self, quantization, **rest):
         """The run folder of the cell: model, `flags` and all else that `resolve` takes."""
-        model = rest.pop("model", "llama32-1b")
-        key = (model, quantization, *sorted(rest.items()))
+        model, training = rest.pop("model", "llama32-1b"), rest.pop("training", "smoke")
+        key = (model, quantization, *([] if training == "smoke" else [training]))
+        key += tuple(sorted(rest.items()))
         if key not in self.done:
             flags = STEPS + rest.pop("flags", ())
-            cell = resolve(model, "wikipedia", quantization, "smoke", extra_flags=flags, **rest)
+            cell = resolve(model, "wikipedia", quantization, training, extra_flags=flags, **rest)
             self.done[key] = run(self.project, cell, coverage=key in MEASURED)
         return self.done[key]
 

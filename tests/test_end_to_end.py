@@ -20,7 +20,7 @@ from mqo.project import Project
 from mqo.report import stats
 
 pytest.importorskip("torch")
-from .real_runs import TINY, losses, stats_of
+from .real_runs import MODES, TINY, losses, stats_of
 
 PROJECT = Project.here()
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
@@ -152,7 +152,7 @@ TINY_EXPERTS = (
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mode", list(tables.modes()))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", list(tables.models()))
 def test_every_model_learns_in_every_mode(start, model, mode):
     """Minutes: a run for each. The guard is quiet, or the run would not have ended well."""

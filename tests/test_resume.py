@@ -171,6 +171,26 @@ def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("quant_type", tables.quant_types())
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
+    start, tmp_path, model, quant_type
+):
+    own = {"model": model, "training": "tiny", "gemms": "all"}
+    sizes = ("--train-samples", "24", "--global-batch-size", "4")
+    mode, half = f"linear_{quant_type}", ("--save-interval", "3", "--exit-interval", "3")
+    whole = start(mode, flags=sizes, **own)
+    own |= {"checkpoint": tmp_path / "checkpoint"}
+    begun = start(mode, flags=sizes + half, **own)
+    resumed = start(mode, flags=sizes, **own)
+    trained = losses(whole)[0]
+    assert losses(begun)[0] + losses(resumed)[0] == trained
+    assert trained[-1][1] < trained[0][1]
+    ran = {(row["site"], row["quant_type"]) for row in stats_of(whole)}
+    assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
+
+
 EIGHT = (*TINY, "--train-samples", "64", "--save-interval", "2")
 
 
@@ -194,7 +214,7 @@ def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, t
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mode", tables.modes())
+@pytest.mark.parametrize("mode", real_runs.MODES)
 def test_a_run_that_is_killed_at_any_time_ends_as_one_that_was_not(start, tmp_path, mode):
     """SIGKILL at a step, then while it saves; in every mode."""
     whole = start(mode, flags=EIGHT, checkpoint=tmp_path / "whole")

@@ -6,6 +6,7 @@ scale rule. Needs torch and safetensors, and no Megatron beside its own tree's m
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -72,22 +73,27 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     from megatron.quant import Measurement, fake_quantize, measure
 
     for spec in specs():
+        own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
         sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
         found = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
         shares = {"underflow": found.underflow, "saturation": found.saturation}
-        yield asdict(spec) | {"sqnr_db": found.sqnr_db} | shares
+        yield own | {"sqnr_db": found.sqnr_db} | shares
 
 
 def specs() -> Iterator[Any]:
-    """Every format with every block and scale rule, or with and without a tensor scale."""
+    """Every format with every choice of its own: block and scale rule, tensor scale, tile."""
     from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
 
     for spec in map(QuantSpec, FORMATS):
-        if spec.block is None:
-            yield from (spec, replace(spec, tensor_scale=True))
+        if spec.format.is_mx:
+            choices = itertools.product(BLOCK_SIZES, SCALE_RULES)
+            yield from (replace(spec, block=block, scale_rule=rule) for block, rule in choices)
             continue
-        for block in BLOCK_SIZES:
-            yield from (replace(spec, block=block, scale_rule=rule) for rule in SCALE_RULES)
+        yield spec
+        if spec.format.scale == "none":
+            yield replace(spec, tensor_scale=True)
+        if spec.format.square:
+            yield replace(spec, tile="square")
 
 
 if __name__ == "__main__":

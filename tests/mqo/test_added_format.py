@@ -1,4 +1,4 @@
-"""A row more in formats.toml, in a copy of the project: every part of it knows the format."""
+"""A format and its element more in formats.toml, in a copy: every part of it knows them."""
 
 import itertools
 import json
@@ -11,33 +11,38 @@ from pathlib import Path
 
 import pytest
 from mqo.project import Project
+from mqo.torch_free import formats
 
 pytestmark = pytest.mark.slow
 
 HERE = Project.here()
-NAME = "mxfp6_e3m2"
-LIGHT, DARK = "#7a5c00", "#e0c060"
+NAME = "mxfp7_e3m3"
+LIGHT, DARK = "#33691f", "#a5d67b"
+ELEMENT = "e3m3 = { bits = 7, mantissa_bits = 3 }\n"
 ROW = f"""
 [formats.{NAME}]
-element = "e3m2"
+element = "e3m3"
+scale = "e8m0"
 block = 32
 rounding = "nearest-even"
-source = "OCP Microscaling Formats (MX) v1.0"
+source = "nobody's: MX with seven bits"
 light = ["{LIGHT}"]
 dark = ["{DARK}"]
 """
+FORMATS = tuple(formats.FORMATS)
 TRAIN = "from mqo.launch.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
 def project(vendored, tmp_path_factory):
-    """A copy of the checkout that differs in the row alone."""
+    """A copy of the checkout that differs in the two rows alone."""
     root = tmp_path_factory.mktemp("a copy")
     for folder in ("Megatron-LM", "tools", "patches", "script"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
-    with (root / "Megatron-LM/megatron/quant/formats.toml").open("a", encoding="utf-8") as file:
-        file.write(ROW)
+    file = root / "Megatron-LM/megatron/quant/formats.toml"
+    head, elements, rest = file.read_text(encoding="utf-8").partition("[elements]\n")
+    file.write_text(head + elements + ELEMENT + rest + ROW, encoding="utf-8")
     return root
 
 
@@ -63,7 +68,8 @@ def run(project, tmp_path):
 
 def test_the_modifier_sets_and_shows_it(run, project):
     script = project / "script/quant_type_modifier.py"
-    assert f"T is one of none, mxfp8, mxfp4, hifp8, {NAME}." in " ".join(run(script, "-h").split())
+    types = ", ".join(("none", *FORMATS, NAME))
+    assert f"T is one of {types}." in " ".join(run(script, "-h").split())
     run(script, "--linear-quant", NAME, "--qk-quant", NAME)
     sites = json.loads(run(script, "--check", "--json"))["sites"]
     types = {site["site"]: site["type"] for site in sites}
@@ -82,13 +88,13 @@ def test_the_launcher_has_its_modes_and_plans_them_at_real_size(run):
 
 
 def test_the_planner_counts_its_codes(run):
-    program = """
+    program = f"""
 from mqo.matrix import tables
 from mqo.scale.memory import layer_packed
 model = tables.models()["llama31-8b"]
-print(*(layer_packed(model, 0, "fused", kind) for kind in ("mxfp8", "mxfp6_e3m2")))
+print(*(layer_packed(model, 0, "fused", kind) for kind in ("mxfp8", "{NAME}")))
 """
-    # A 6-bit code has a byte of its own, as an 8-bit one has.
+    # A 7-bit code has a byte of its own, as an 8-bit one has.
     one, other = run("-c", program).split()
     assert float(one) == float(other) > 0
 
@@ -124,9 +130,9 @@ for mode in ("bf16", "FA_linear_{NAME}"):
 
 # -- arithmetic -----------------------------------------------------------------------------------
 
-# The magnitudes of E3M2, smallest first, as MX v1.0 defines them: the place of one is its code.
-GRID = [m / 16 for m in range(4)]
-GRID += [(1 + m / 4) * 2.0**e for e, m in itertools.product(range(-2, 5), range(4))]
+# The magnitudes of E3M3, smallest first, as MX v1.0 would define them: one's place is its code.
+GRID = [m / 32 for m in range(8)]
+GRID += [(1 + m / 8) * 2.0**e for e, m in itertools.product(range(-2, 5), range(8))]
 
 QUANTIZE = f"""
 import json, sys

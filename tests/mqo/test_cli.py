@@ -96,7 +96,7 @@ def test_names_that_there_are_not(mqo, patched, tmp_path, words, parts):
     ("words", "parts"),
     [
         (["gpt", "bf16"], ["no model called 'gpt'", "llama31-8b, llama32-1b"]),
-        (["llama32-1b", "fp8"], ["no quantization mode called 'fp8'", "FA_linear_mxfp8"]),
+        (["llama32-1b", "fp8"], ["no quantization mode called 'fp8'", "FA_linear_T"]),
         (["llama32-1b", "bf16", "--gemms", "wgrad"], ["no choice of GEMMs called", "all, fprop"]),
         (["llama32-1b", "bf16", "--training-config", "x"], ["called 'x'", "fast, smoke, standard"]),
     ],

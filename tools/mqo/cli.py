@@ -14,6 +14,7 @@ import typer
 
 from mqo.data.cli import data
 from mqo.display import stderr
+from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
@@ -216,11 +217,29 @@ def _root(tree: Path | None) -> Path:
 
 
 @matrix.command()
-def generate() -> None:
-    """Write the pretrain scripts, and the tables of modes and formats in the documentation."""
-    from mqo.matrix.generate import write
+def generate(
+    types: Annotated[
+        str | None, typer.Option(help="Quant types whose scripts to write, as nvfp4,hif4; or all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="With --types: the folder for them.")
+    ] = None,
+) -> None:
+    """Write the pretrain scripts, and the tables of modes and formats in the documentation.
 
-    changed = write(Project.here().root / "script")
+    With --types and --out: write the scripts of other types, and nothing else.
+    """
+    from mqo.matrix.generate import write
+    from mqo.matrix.tables import expand, quant_types
+
+    own = Project.here().root / "script"
+    if (types is None) != (out is None) or (out and out.resolve() == own):
+        raise MqoError(
+            f"{own} holds the documented scripts alone",
+            expected="--types with --out and another folder, or neither",
+        )
+    named = types and expand("quant type", dict.fromkeys(quant_types()), types)
+    changed = write(out.resolve() if out else own, named)
     print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
 
 

@@ -36,9 +36,10 @@ class MqoError(Exception):
 class UnknownNameError(MqoError):
     """A name that no table holds; the text lists the names that are valid."""
 
-    def __init__(self, kind: str, name: str, valid: object) -> None:
+    def __init__(self, kind: str, name: str, valid: object, help: str = "") -> None:
         listed = ", ".join(sorted(str(v) for v in valid))  # type: ignore[attr-defined]
-        super().__init__(f"There is no {kind} called '{name}'", expected=f"one of {listed}")
+        found = f"There is no {kind} called '{name}'"
+        super().__init__(found, expected=f"one of {listed}", help=help)
 
 
 class SetupError(MqoError):

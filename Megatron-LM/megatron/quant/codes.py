@@ -9,7 +9,7 @@ _HIF8_RANGES = ((0x60, 4, 5), (0x40, 3, 5), (0x20, 2, 5), (0x10, 1, 4), (0x08, 0
 
 
 def code_values(quant_type: str) -> list[float]:
-    """Return the value of every code of a format: 16 for one of 4 bits, 256 for one of 8.
+    """Return the value of every code of a format: 16 for one of 4 bits, 64 of 6, 256 of 8.
 
     An element's value is without its scale. Infinities and NaN included.
     """

@@ -88,7 +88,7 @@ class Options:
     )
     rounding: str | None = _how(
         *("--rounding", None, ROUNDINGS, "how elements are rounded"),
-        shown="nearest-even for mx, nearest-away for hifp8",
+        shown="nearest-away for hifp8 and hif4, else nearest-even",
     )
     overflow: str = _how(
         "--overflow", "saturate", OVERFLOWS, "what hifp8 makes of what is too large"

@@ -51,7 +51,7 @@ def encode(
         random = draws(x.shape, seed, x.device).movedim(axis, -1)
     x = x.movedim(axis, -1) if x.dim() else x
     scales = scales_of(x, spec, amax)
-    scaled = fp32(x.double() * spread(scales.encode, scales.run, x.shape[-1] if x.dim() else 1))
+    scaled = _times(x.double(), scales.encode, scales.run)
     if spec.format.scale == "hif4":
         scaled = bf16(scaled)
     element = spec.format.element
@@ -63,8 +63,13 @@ def encode(
 
 def decode(encoded: Encoded) -> Tensor:
     """Return values times scales in float64, [..., size]: float32 values."""
-    values, scales = encoded
-    return fp32(values * spread(scales.decode, scales.run, values.shape[-1] if values.dim() else 1))
+    return _times(encoded.values, encoded.scales.decode, encoded.scales.run)
+
+
+def _times(x: Tensor, factors: Tensor, run: int | None) -> Tensor:
+    """Multiply each run of `x` by its factor, in float32."""
+    size = x.shape[-1] if x.dim() else 1
+    return fp32(x * spread(factors, run, size)).reshape(x.shape)
 
 
 def _axis(spec: QuantSpec, axis: int) -> int:

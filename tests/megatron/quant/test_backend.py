@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from megatron.quant import QuantSpec, backend, fake_quantize, reference
+from megatron.quant import FORMATS, QuantSpec, backend, fake_quantize, reference
 
-QUANTIZED_TYPES = ("mxfp8", "mxfp4", "mxfp8_e5m2", "hifp8")
+QUANTIZED_TYPES = tuple(FORMATS)
 MXFP8 = QuantSpec("mxfp8")
 STOCHASTIC = QuantSpec("mxfp8", rounding="stochastic")
 every_type = pytest.mark.parametrize("kind", QUANTIZED_TYPES)
@@ -140,9 +140,9 @@ def test_an_unlike_out_is_refused(out):
 def test_the_one_made_for_the_device_gets_the_arguments_as_they_are(implementation):
     seen = []
     implementation("cpu", lambda *arguments: seen.append(arguments) or arguments[3])
-    x, out = normal(4, 32), torch.empty(4, 32)
-    assert fake_quantize(x, STOCHASTIC, axis=-2, out=out, seed=7) is out
-    assert seen == [(x, STOCHASTIC, -2, out, 7)]
+    x, out, amax = normal(4, 32), torch.empty(4, 32), torch.tensor(8.0)
+    assert fake_quantize(x, STOCHASTIC, axis=-2, out=out, seed=7, amax=amax) is out
+    assert seen == [(x, STOCHASTIC, -2, out, 7, amax)]
 
 
 def test_what_it_does_not_support_the_reference_does(implementation):

@@ -41,6 +41,12 @@ def wide(*shape, seed=0):
         QuantSpec("mxfp4", rounding="stochastic"),
         QuantSpec("hifp8"),
         QuantSpec("hifp8", tensor_scale=True),
+        QuantSpec("mxint8"),
+        QuantSpec("nvfp4"),
+        QuantSpec("hif4"),
+        QuantSpec("fp8_tensor_e4m3"),
+        QuantSpec("fp8_block", tile="square"),
+        QuantSpec("fp8_block_fp32"),
     ],
     ids=str,
 )

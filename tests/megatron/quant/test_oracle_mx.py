@@ -60,9 +60,11 @@ def test_torchao_gives_the_same_codes_scales_and_values(assert_same_bits, kind, 
     x = spread_data(dtype)
     codes, scales, values = torchao_mx(x, kind, rule, block)
     packed = pack(x, QuantSpec(kind, block, rule))
-    nonzero = packed.scales != 0  # of a block of zeros, to which torchao may give another scale
+    nonzero = (
+        packed.scales.block != 0
+    )  # of a block of zeros, to which torchao may give another scale
     assert packed.codes.equal(codes)
-    assert packed.scales[nonzero].equal(scales[nonzero])
+    assert packed.scales.block[nonzero].equal(scales[nonzero])
     assert_same_bits(packed.unpack(), values)
 
 
@@ -75,7 +77,7 @@ def test_torchao_agrees_on_every_bfloat16_pattern_but_at_the_smallest_scale(
     x = torch.zeros(2**16, 32, dtype=torch.bfloat16)
     x[:, 0] = PATTERNS
     packed = pack(x, QuantSpec(kind, scale_rule=rule))
-    usual = (packed.scales[:, 0] != 0) & PATTERNS.isfinite()
+    usual = (packed.scales.block[:, 0] != 0) & PATTERNS.isfinite()
     assert usual.sum() > 60_000
     values = torchao_mx(x[usual], kind, rule)[2]
     assert_same_bits(packed.unpack()[usual], values)

@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.quant import (
     BLOCK_SIZES,
+    FORMATS,
+    MX_ELEMENTS,
     ROUNDINGS,
     SCALE_RULES,
     PackedTensor,
@@ -16,9 +19,11 @@ from megatron.quant import (
     fake_quantize,
     pack,
 )
+from megatron.quant.formats import TILES
+from megatron.quant.scales import Stored
 
-KINDS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8")
-MX_KINDS = KINDS[:3]
+KINDS = tuple(FORMATS)
+MX_KINDS = tuple(MX_ELEMENTS)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -49,6 +54,7 @@ specs = st.builds(
     st.sampled_from(ROUNDINGS),
     st.sampled_from(("saturate", "inf")),
     st.booleans(),
+    st.sampled_from(TILES),
 )
 
 
@@ -58,7 +64,7 @@ def test_unpacking_gives_what_quantizing_gives(assert_same_bits, tensor_and_axis
     x, axis = tensor_and_axis
     packed = pack(x, spec, axis, seed)
     assert_same_bits(packed.unpack(), fake_quantize(x, spec, axis=axis, seed=seed))
-    assert packed.codes.dtype == packed.scales.dtype == torch.uint8
+    assert packed.codes.dtype == torch.uint8
     assert packed.unpack().is_contiguous()
 
 
@@ -69,13 +75,52 @@ def test_codes_and_scales_have_no_padding(tensor_and_axis, spec):
     packed = pack(x, spec, axis, seed=1)
     size = x.shape[axis]
     rows = math.prod(x.movedim(axis, -1).shape[:-1])
-    per_row = -(-size // 2) if spec.quant_type == "mxfp4" else size
+    row = spec.format
     if spec.block is None:
-        rows, per_row, scales = 1, x.numel(), int(spec.tensor_scale)
+        codes, scales = x.numel(), int(spec.tensor_scale and row.scale == "none")
     else:
-        scales = rows * -(-size // spec.block)
-    assert packed.nbytes == rows * per_row + scales
+        codes = rows * -(-size * row.code_bits // 8)
+        scales = rows * -(-size // spec.block) * row_bytes(spec.quant_type)
+    assert packed.nbytes == codes + scales + 4 * row.needs_tensor_amax
     assert (packed.shape, packed.dtype) == (x.shape, x.dtype)
+
+
+def row_bytes(kind):
+    """Bytes of a block's scale."""
+    return {"hif4": 4, "fp8_block_fp32": 4}.get(kind, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        ("mxfp8", 8.25),
+        ("mxfp4", 4.25),
+        ("hifp8", 8),
+        ("mxfp6_e2m3", 6.25),
+        ("mxint8", 8.25),
+        ("nvfp4", 4.5),
+        ("hif4", 4.5),
+        ("fp8_tensor_e5m2", 8),
+        ("fp8_block", 8.0625),
+        ("fp8_block_fp32", 8.25),
+    ],
+)
+def test_bits_of_an_element_are_those_that_the_planner_counts(kind, bits):
+    packed = pack(torch.randn(16, 256), QuantSpec(kind))
+    own = 4 * FORMATS[kind].needs_tensor_amax
+    assert 8 * (packed.nbytes - own) / 4096 == bits == 8 * FORMATS[kind].packed_bytes
+
+
+def test_codes_of_six_bits_lie_four_in_three_bytes_the_first_one_low():
+    # Scale 1 (amax 7.5): codes 8 (1.0), 31 (7.5), 33 (-0.125), 0, 40 (-1.0).
+    packed = pack(torch.tensor([[1.0, 7.5, -0.125, 0.0, -1.0]]), QuantSpec("mxfp6_e2m3"))
+    assert packed.codes.tolist() == [[8 | 31 << 6 & 0xFF, 31 >> 2 | 33 << 4 & 0xFF, 33 >> 4, 40]]
+    assert packed.scales.block.tolist() == [[127]]
+
+
+def test_codes_of_mxint8_are_twos_complements():
+    packed = pack(torch.tensor([1.0, -1.0, 1 / 64, -1 / 64, -0.0]), QuantSpec("mxint8"))
+    assert packed.codes.tolist() == [64, 192, 1, 255, 0]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +129,7 @@ def test_codes_and_scales_have_no_padding(tensor_and_axis, spec):
 def test_codes_are_those_of_torchs_float8_types(kind, dtype):
     x = torch.randn(8, 64)
     packed = pack(x, QuantSpec(kind))
-    scale = torch.exp2(packed.scales.float() - 127).repeat_interleave(32, -1)
+    scale = torch.exp2(packed.scales.block.float() - 127).repeat_interleave(32, -1)
     assert packed.codes.view(dtype).float().mul(scale).equal(packed.unpack())
 
 
@@ -93,14 +138,14 @@ def test_codes_of_mxfp4_lie_two_in_a_byte_the_first_one_low():
     x = torch.tensor([[1.0, 6.0, -0.5, 0.0, -0.0]])
     packed = pack(x, QuantSpec("mxfp4"))
     assert packed.codes.tolist() == [[0x72, 0x09, 0x08]]
-    assert packed.scales.tolist() == [[127]]
+    assert packed.scales.block.tolist() == [[127]]
     assert packed.unpack().tolist() == x.tolist()
 
 
 def test_the_packed_axis_is_the_last_of_the_codes():
     packed = pack(torch.randn(70, 3), QuantSpec("mxfp4", block=16), axis=0)
     assert packed.codes.shape == (3, 35)
-    assert packed.scales.shape == (3, 5)
+    assert packed.scales.block.shape == (3, 5)
 
 
 def test_codes_of_hifp8_are_the_published_ones():
@@ -112,7 +157,7 @@ def test_codes_of_hifp8_are_the_published_ones():
 
 def test_a_tensor_scale_is_one_byte():
     packed = pack(torch.tensor([1.0, -0.75]), QuantSpec("hifp8", tensor_scale=True))
-    assert packed.scales.tolist() == [127 - 3]
+    assert packed.scales.block.tolist() == [127 - 3]
     assert packed.unpack().tolist() == [1.0, -0.75]
 
 
@@ -121,14 +166,14 @@ def test_a_block_with_a_special_value_has_the_nan_scale_and_no_codes(kind):
     x = torch.ones(64)
     x[40] = math.inf
     packed = pack(x, QuantSpec(kind))
-    assert packed.scales[1] == 255
+    assert packed.scales.block[1] == 255
     assert packed.codes[len(packed.codes) // 2 :].eq(0).all()
     assert packed.unpack().isnan().tolist() == [False] * 32 + [True] * 32
 
 
 @pytest.mark.parametrize("kind", MX_KINDS)
 def test_a_block_of_zeros_has_the_smallest_scale(kind):
-    assert pack(torch.zeros(32), QuantSpec(kind)).scales.tolist() == [0]
+    assert pack(torch.zeros(32), QuantSpec(kind)).scales.block.tolist() == [0]
 
 
 def pairs(kind, dtype):
@@ -140,9 +185,12 @@ def pairs(kind, dtype):
     # A block holds 16 codes; all blocks of a row share the row's scale.
     blocks = len(values) // 16
     bytes_ = torch.arange(256).to(torch.uint8).unsqueeze(1).expand(-1, blocks)
-    packed = codes[:, 0::2] | codes[:, 1::2] << 4 if kind == "mxfp4" else codes
+    bits = np.unpackbits(codes.unsqueeze(-1).numpy(), axis=-1, bitorder="little")
+    used = bits[..., : FORMATS[kind].code_bits].reshape(256, -1)
+    packed = torch.from_numpy(np.packbits(used, axis=-1, bitorder="little"))
     spec, shape = QuantSpec(kind, block=16), torch.Size((256, len(values)))
-    return PackedTensor(packed, bytes_, shape, dtype, spec, -1), (values * scales[:, None])
+    stored = Stored(bytes_, torch.empty(0))
+    return PackedTensor(packed, stored, shape, dtype, spec, -1), (values * scales[:, None])
 
 
 @pytest.mark.parametrize("kind", MX_KINDS)
@@ -178,11 +226,17 @@ def test_a_scalar_can_be_packed_as_hifp8():
     assert scaled.unpack() == -294912.0  # -9 * 2^15
 
 
+@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2"])
+def test_a_scalar_is_its_own_largest_magnitude(kind):
+    packed = pack(torch.tensor(-2.0), QuantSpec(kind))
+    assert packed.unpack() == fake_quantize(torch.tensor(-2.0), QuantSpec(kind)) == -2.0
+
+
 def test_what_float16_cannot_hold_is_packed_all_the_same():
     x = torch.tensor([65504.0], dtype=torch.float16)
     packed = pack(x, QuantSpec("mxfp8", scale_rule="ceil"))
     assert packed.unpack().tolist() == [math.inf]
-    assert code_values("mxfp8")[packed.codes] * 2.0 ** (packed.scales - 127.0) == 65536.0
+    assert code_values("mxfp8")[packed.codes] * 2.0 ** (packed.scales.block - 127.0) == 65536.0
 
 
 def test_what_quantizing_refuses_packing_refuses():

@@ -14,6 +14,10 @@ from megatron.quant import REFERENCE_TYPES, QuantSpec
         ("mxfp8_e5m2", "nearest-even"),
         ("mxfp4", "nearest-even"),
         ("hifp8", "nearest-away"),
+        ("mxint8", "nearest-even"),
+        ("nvfp4", "nearest-even"),
+        ("hif4", "nearest-away"),
+        ("fp8_block", "nearest-even"),
     ],
 )
 def test_each_format_has_its_own_default_rounding(kind, rounding):
@@ -32,6 +36,20 @@ def test_equal_choices_make_equal_specs_whether_spelt_out_or_not():
     assert spelt == QuantSpec("hifp8")
     assert {spelt: 1}[QuantSpec("hifp8")] == 1
     assert spelt != QuantSpec("hifp8", tensor_scale=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [("mxint8", 16), ("nvfp4", 16), ("hif4", 64), ("fp8_block", 128), ("fp8_tensor_e4m3", None)],
+)
+def test_the_block_is_a_choice_of_mx_formats_alone(kind, block):
+    assert QuantSpec(kind, block=16).block == block
+
+
+@pytest.mark.parametrize("kind", REFERENCE_TYPES)
+def test_square_tiles_are_those_of_the_formats_that_have_them(kind):
+    square = kind in ("nvfp4", "fp8_block", "fp8_block_fp32")
+    assert QuantSpec(kind, tile="square").tile == ("square" if square else "row")
 
 
 def test_a_spec_cannot_be_changed():
@@ -54,6 +72,7 @@ def test_what_a_format_has_no_use_for_is_allowed(kind):
         ({"rounding": "rne"}, "rounding 'rne'; valid: nearest-even, nearest-away, stochastic"),
         ({"overflow": "wrap"}, "'wrap'; valid: saturate, inf"),
         ({"tensor_scale": 1}, "tensor scale 1; valid: False, True"),
+        ({"tile": "column"}, "tile 'column'; valid: row, square"),
     ],
 )
 @pytest.mark.parametrize("kind", ["mxfp8", "hifp8", "none"])

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from megatron.quant import QuantSpec, fake_quantize, gemm_operands, set_step, stochastic
 from megatron.quant.reference import qdq
 
-KINDS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8")
+# Of each kind, the mantissa bits of 1 in a block whose amax is a power of two up to 4.
+MANTISSA = {"mxfp8": 3, "mxfp8_e5m2": 2, "mxfp6_e2m3": 3, "mxfp6_e3m2": 2, "mxfp4": 1, "hifp8": 3}
+KINDS = tuple(MANTISSA)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SITE = {"rank": 0, "step": 0, "site": "fprop", "operand": "x", "layer": "decoder.layers.0"}
 
@@ -141,7 +143,7 @@ def test_values_of_the_format_stay(assert_same_bits, kind):
 @every_kind
 def test_a_draw_equal_to_the_share_stays_and_one_below_it_goes_up(kind):
     # Shares of float32 between 1 and 1 + step are multiples of these, of 2^24.
-    bits = {"mxfp8": 3, "mxfp8_e5m2": 2, "mxfp4": 1, "hifp8": 3}[kind]
+    bits = MANTISSA[kind]
     unit = 2 ** (bits + 1)
     draw, seed = next(
         (draw, seed)
@@ -165,7 +167,7 @@ def test_a_value_of_the_format_stays_even_if_it_draws_zero():
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("share", [0.03125, 0.25, 0.5, 0.8125, 1 / 3])
 def test_the_mean_is_the_value_itself(kind, sign, share):
-    step = {"mxfp8": 2**-3, "mxfp8_e5m2": 2**-2, "mxfp4": 2**-1, "hifp8": 2**-3}[kind]
+    step = 2.0 ** -MANTISSA[kind]
     value = sign * (1 + share * step)
     x = torch.full((2**13, 32), value)
     x[:, 0] = 4.0

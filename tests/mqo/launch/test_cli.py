@@ -18,6 +18,7 @@ from mqo.errors import (
 from mqo.launch import cli
 from mqo.launch.prepare import check_tree
 from mqo.project import Project
+from mqo.torch_free import formats
 
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
 
@@ -53,7 +54,7 @@ def test_the_dtype_is_the_configurations_unless_given():
     [
         (["--model", "gpt"], "no model called 'gpt'.*llama31-8b, llama32-1b"),
         (["--dataset", "c4"], "no dataset called 'c4'.*dolma, wikipedia"),
-        (["--quantization", "int8"], "no quantization mode called 'int8'.*FA_hifp8.*mxfp8"),
+        (["--quantization", "int8"], "no quantization mode called 'int8'.*FA_T.*T is .*hifp8"),
         (["--training-config", "big"], "no training configuration called 'big'.*fast, smoke, sta"),
         (["--gemms", "none"], "no choice of GEMMs called 'none'.*all, fprop"),
         (["a", "b", "c", "d", "int8"], "no dtype called 'int8'.*bf16, fp16, fp32"),
@@ -95,8 +96,19 @@ def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
 
 def test_the_listing_names_everything():
     text = cli.listing()
-    for name in ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "FA_linear_hifp8", "smoke"):
-        assert f"  {name}\n" in text
+    names = ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "bf16", "FA_linear_T", "T", "smoke")
+    for name in (*names, *formats.FORMATS):
+        assert text.count(f"  {name}\n") == 1
+
+
+@pytest.mark.parametrize("front_end", [False, True])
+def test_the_help_names_modes_by_pattern_and_each_type_once(front_end):
+    said = " ".join(cli.parser(front_end).format_help().split())
+    modes = "qk_T, pv_T, qk_pv_T" if front_end else "FA_T, linear_T, FA_linear_T, T, qk_T"
+    assert modes in said
+    listed = said.partition("T is one of ")[2].partition(".")[0].split(", ")
+    assert listed == list(formats.FORMATS)
+    assert said.count("nvfp4") == 1
 
 
 def test_types_of_one_kind_of_layer_change_the_mode():
@@ -129,12 +141,12 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
         cell("--fa-quantization", "bf16", names=NAMES[:4], front_end=True).quantization.mode
         == "bf16"
     )
-    with pytest.raises(UnknownNameError, match=r"attention called 'FA_mxfp8'.*bf16.*qk_pv_hifp8"):
+    with pytest.raises(UnknownNameError, match=r"attention called 'FA_mxfp8'.*bf16.*qk_pv_T"):
         cell("--fa-quantization", "FA_mxfp8", names=NAMES[:4], front_end=True)
     with pytest.raises(MqoError, match=r"--fa-quantization is missing"):
         cell(names=NAMES[:4], front_end=True)
     text = cli.listing(front_end=True)
-    assert "  pv_hifp8\n" in text
+    assert "  pv_T\n" in text
     assert "linear" not in text
 
 

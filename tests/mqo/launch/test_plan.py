@@ -86,7 +86,9 @@ def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
 
 # -- what is chosen --------------------------------------------------------------------------------
 
-CELLS = [(m, q, n) for m in tables.models() for q in tables.modes() for n in (8, 64)]
+# Of all types, a mode each; of those with scripts, all modes.
+MODES = [q.name for q in tables.modes().values() if q.scripts or q.name in tables.quant_types()]
+CELLS = [(m, q, n) for m in tables.models() for q in MODES for n in (8, 64)]
 
 
 @pytest.mark.parametrize(("model", "mode", "gpus"), CELLS)
@@ -103,6 +105,26 @@ def test_a_plan_fits_and_divides(model, mode, gpus):
     assert shape.num_layers % layout.pipeline == 0
     assert shape.moe is None or shape.moe.num_experts % layout.expert == 0
     assert layout.recompute == ("none" if tables.modes()[mode].pv == "none" else "core_attn")
+
+
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    [
+        ("linear_mxfp8", Layout(8, tensor=2)),
+        ("linear_hif4", Layout(8, pipeline=2)),
+        ("FA_hif4", Layout(8, tensor=2)),
+        ("linear_fp8_tensor_e4m3", Layout(8, tensor=2)),
+    ],
+)
+def test_ranks_cut_no_block_of_the_linear_layers_type(mode, layout):
+    """Of half of 12,736 elements, blocks of 32 are whole, and those of 64 are not."""
+    assert planned(cell(mode=mode, flags="--ffn-hidden-size 12736")) == layout
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_width_that_is_no_multiple_of_a_block_is_fine_on_one_tensor_rank(mode):
+    made = cell("llama32-1b", mode, flags="--ffn-hidden-size 8200")
+    assert planned(made).tensor == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,9 +5,12 @@ import subprocess
 import sysconfig
 
 import pytest
-from mqo.errors import DataError
+from mqo import cli
+from mqo.errors import DataError, MqoError
 from mqo.matrix import generate, tables
 from mqo.project import Project
+from mqo.torch_free import formats
+from typer.testing import CliRunner
 
 SCRIPTS = Project.here().root / "script"
 WRITTEN = {str(path): text for path, text in generate.scripts()}
@@ -72,12 +75,18 @@ def test_writing_again_changes_nothing(tmp_path):
 
 
 def test_the_committed_tables_are_what_would_be_generated():
-    formats = (SCRIPTS / generate.FORMATS).read_text()
-    assert generate.with_table(formats, "formats", generate.format_table()) == formats
+    text_of_formats = (SCRIPTS / generate.FORMATS).read_text()
+    made = generate.with_table(text_of_formats, "formats", generate.format_table())
+    assert made == text_of_formats
     text = (SCRIPTS / generate.README).read_text()
     assert generate.with_table(text, "modes", generate.mode_table()) == text
-    assert "| `FA_linear_mxfp4` | mxfp4 | mxfp4 | - | yes |\n" in text
-    assert "| `qk_pv_hifp8` | - | hifp8 | hifp8 |  |\n" in text
+    scripts = "`FA_mxfp8` `FA_mxfp4` `FA_hifp8`"
+    assert f"| `FA_T` | - | T | - | {scripts} |\n" in text
+    assert "| `qk_pv_T` | - | T | T |  |\n" in text
+    for name, row in formats.FORMATS.items():
+        assert f"`{name}`" in generate.mode_table()
+        assert f"| `{name}` | {row.element.name.upper()}: " in generate.format_table()
+    assert "| E4M3, a block of 16 or 16 x 16, and float32, the tensor | 4.5 |" in text_of_formats
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN])
@@ -100,6 +109,33 @@ def test_a_script_works_from_any_folder_and_passes_its_arguments_on(tmp_path):
     assert "# source: fprop = mxfp8" in done.stdout
     assert "--num-layers 4" in done.stdout
     assert done.stdout.rstrip().endswith("--seed 7")
+    assert not list(tmp_path.iterdir())
+
+
+def test_scripts_of_other_types_are_written_elsewhere_and_work_there(tmp_path):
+    folder = tmp_path / "a place"
+    words = ["matrix", "generate", "--types", "nvfp4,hif*", "--out", str(folder)]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    written = sorted(path.relative_to(folder) for path in folder.glob("*/*"))
+    assert len(written) == 3 * 2 * 3 * 3  # models, datasets, families, types
+    assert sum("hifp8" in path.name for path in written) == len(written) / 3
+    one = folder / "llama32-1b/pretrain_llama32-1b_wikipedia_FA_linear_nvfp4.sh"
+    done = run(one, "--training-config", "tiny", "--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "# source: fprop = nvfp4" in done.stdout
+    assert "# source: qk = nvfp4" in done.stdout
+    program = shutil.which("shellcheck", path=sysconfig.get_path("scripts"))
+    subprocess.run([program, one], check=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--types", "nvfp4"], ["--out", "x"], ["--types", "nvfp4", "--out", str(SCRIPTS)]],
+)
+def test_the_folder_of_the_documented_scripts_holds_only_these(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    failed = CliRunner().invoke(cli.app, ["matrix", "generate", *words])
+    assert isinstance(failed.exception, MqoError)
     assert not list(tmp_path.iterdir())
 
 

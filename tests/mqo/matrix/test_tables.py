@@ -107,6 +107,21 @@ def test_ten_modes_have_scripts():
     assert sorted(names) == sorted(expected)
 
 
+@pytest.mark.parametrize("quant_type", tables.quant_types())
+def test_every_type_has_every_family_of_modes(quant_type):
+    names = ("", "FA_", "linear_", "FA_linear_", "qk_", "pv_", "qk_pv_")
+    assert {f"{name}{quant_type}" for name in names} <= tables.modes().keys()
+
+
+def test_modes_of_all_types_are_shown_as_a_pattern():
+    everything = list(tables.modes())
+    short = ["bf16", "FA_T", "linear_T", "FA_linear_T", "T", "qk_T", "pv_T", "qk_pv_T"]
+    assert tables.patterns(everything) == short
+    assert tables.patterns(everything[:4]) == everything[:4]
+    types = [tables.NONE, *tables.quant_types()]
+    assert tables.patterns(types) == types
+
+
 @pytest.mark.parametrize(
     ("mode", "gemms", "expected"),
     [
@@ -176,13 +191,13 @@ def test_a_mode_is_not_changed_into_what_does_not_exist():
     with pytest.raises(UnknownNameError, match=r"no type of linear layers called 'fp8'.*mxfp8"):
         tables.changed(bf16, linear="fp8")
     for name in ("fp8", "linear_mxfp8", "FA_linear_mxfp8"):
-        with pytest.raises(UnknownNameError, match=rf"attention called '{name}'.*qk_pv_mxfp4"):
+        with pytest.raises(UnknownNameError, match=rf"attention called '{name}'.*qk_pv_T"):
             tables.changed(bf16, attention=name)
 
 
-def test_the_front_end_for_attention_has_the_documented_modes():
+def test_the_front_end_for_attention_has_its_modes_of_every_type():
     names = [name for name, mode in tables.modes().items() if mode.front_end]
-    types = ("mxfp8", "mxfp4", "hifp8")
+    types = tables.quant_types()
     sites = ("qk", "pv", "qk_pv")
     assert sorted(names) == sorted(["bf16", *(f"{site}_{t}" for site in sites for t in types)])
     assert {tables.modes()[name].linear for name in names} == {"none"}
@@ -199,6 +214,22 @@ def test_the_front_end_for_attention_has_the_documented_modes():
 )
 def test_names_may_be_lists_and_globs_and_count_once(given, expected):
     assert tables.expand("model", tables.models(), given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("FA_linear_*", "FA_linear_mxfp8 FA_linear_mxfp4 FA_linear_hifp8"),
+        ("FA_linear_h*4", "FA_linear_hif4"),
+        ("linear_nvfp4,*_linear_mxfp4", "linear_nvfp4 FA_linear_mxfp4"),
+    ],
+)
+def test_globs_mean_the_modes_of_the_types_with_scripts_where_they_match_any(given, expected):
+    assert tables.expand_modes(given) == expected.split()
+
+
+def test_all_modes_are_those_of_the_types_with_scripts():
+    assert len(tables.expand_modes("all")) == 1 + 7 * 3
 
 
 @pytest.mark.parametrize("given", ["gpt*", "llama32-1b,", "llama32-1b,gpt"])

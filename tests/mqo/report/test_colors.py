@@ -30,6 +30,12 @@ def test_the_modes_with_scripts_look_different():
     assert len({look(mode.types("fprop")) for mode in modes}) == len(modes) == 10
 
 
+def test_the_modes_of_every_type_look_different():
+    families = ("FA_", "linear_", "FA_linear_", "")
+    modes = [tables.modes()[f + kind] for f in families for kind in tables.quant_types()]
+    assert len({look(mode.types("fprop")) for mode in modes}) == len(modes)
+
+
 def test_a_mixture_and_a_type_of_another_tree_have_a_look_too():
     mixed = look({"fprop": "mxfp4", "qk": "mxfp8"})
     assert mixed.light in colors.LIGHT["mixed"]

@@ -9,6 +9,7 @@ import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
 from mqo.report.stats import TensorStats, lines, measure
+from mqo.torch_free import formats
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
@@ -38,11 +39,13 @@ def chosen(table, **choice):
 
 def test_there_is_a_row_for_every_format_block_and_scale_rule(stats):
     table = next(table for table in stats.tables if table["name"] == FPROP)
-    rows = [
-        (r["quant_type"], r["block"], r["scale_rule"], r["tensor_scale"]) for r in table["rows"]
-    ]
-    assert len(set(rows)) == len(rows) == 3 * 4 * 4 + 2
+    choices = ("quant_type", "block", "scale_rule", "tensor_scale", "tile")
+    rows = [tuple(row[name] for name in choices) for row in table["rows"]]
+    # Six mx formats, three with square tiles, hifp8 with and without a tensor scale, three more.
+    assert len(set(rows)) == len(rows) == 6 * 4 * 4 + 3 * 2 + 2 + 3
+    assert {row[0] for row in rows} == set(formats.FORMATS)
     assert len(chosen(table, quant_type="hifp8")) == 2
+    assert len(chosen(table, quant_type="nvfp4", tile="square", scale_rule=None)) == 1
 
 
 def test_the_numbers_are_those_of_the_quantizers(stats):
@@ -106,13 +109,17 @@ def test_a_missing_file_and_one_that_is_no_safetensors_are_refused(tmp_path):
 
 def test_a_table_shows_percent_and_what_has_no_number():
     row = {"quant_type": "mxfp8", "block": 32, "scale_rule": "floor", "tensor_scale": False}
+    row |= {"tile": "row"}
     row |= {"sqnr_db": 31.456, "underflow": 0.25, "saturation": 0.0001}
     other = row | {"quant_type": "hifp8", "block": None, "tensor_scale": True, "sqnr_db": None}
-    table = {"name": "w", "axis": 0, "amax": math.nan, "rows": [row, other]}
+    other |= {"scale_rule": None}
+    square = other | {"quant_type": "nvfp4", "block": 16, "tensor_scale": False, "tile": "square"}
+    table = {"name": "w", "axis": 0, "amax": math.nan, "rows": [row, other, square]}
     text = lines(TensorStats((), (table,)))
     assert text[0] == "w: blocks along axis 0, amax nan"
     assert text[2].split() == ["mxfp8", "32", "floor", "31.46", "25.0000", "0.0100"]
     assert text[3].split() == ["hifp8", "-", "tensor", "-", "25.0000", "0.0100"]
+    assert text[4].split() == ["nvfp4", "16x16", "-", "-", "25.0000", "0.0100"]
 
 
 def test_the_command_prints_json_and_imports_no_torch(dump):

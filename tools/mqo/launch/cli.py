@@ -106,7 +106,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
     made = _Parser(
         description="Train a cell of the matrix in a run folder of its own.",
-        epilog="Everything behind `--` goes to Megatron's own argument parser.",
+        epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
+        f"{tables.TYPES_T}. Everything behind `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
@@ -161,9 +162,8 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         )
         return
     made.set_defaults(front_end=False)
-    types = ", ".join(tables.quant_types())
     which = f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}"
-    linear = f"another type of linear layers than the mode's: {types} or none"
+    linear = "another type of linear layers than the mode's: T or none"
     attention = (
         "other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none"
     )
@@ -171,7 +171,7 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     add(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)
-    add("--attention-quantization", metavar="T", help=f"{attention}; T is {types}")
+    add("--attention-quantization", metavar="T", help=attention)
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -230,12 +230,13 @@ def config_from(
 
 
 def listing(front_end: bool = False) -> str:
-    """All names, by kind."""
-    modes = _modes(front_end)
+    """All names, by kind; T in that of a mode stands for a type."""
+    modes = tables.patterns(_modes(front_end))
     rows = {
         "models": tables.models(),
         "datasets": tables.datasets(),
         **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),
+        "types T": tables.quant_types(),
         "training configs": tables.trainings(),
     }
     return "\n".join(

@@ -44,7 +44,7 @@ def evaluate(
     from mqo.launch.evaluation import AS_TRAINED, Place
     from mqo.matrix import tables
 
-    names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
+    names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     words = evaluation.text(data or (), text, tokenizer, tokens)
     found = evaluation.evaluate(settled(tree), places, names, words, stderr())

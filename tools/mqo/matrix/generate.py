@@ -1,7 +1,8 @@
 """The pretrain scripts, and the generated tables of modes and formats in the documentation."""
 
 import itertools
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import jinja2
@@ -9,18 +10,34 @@ import jinja2
 from mqo.errors import DataError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Mode, Model
+from mqo.project import Project
 from mqo.torch_free import formats
 
 TEMPLATE = "pretrain.sh.j2"
+# What a format's kind of scale is.
+SCALES = {
+    "none": "none, or a power of two for the tensor",
+    "e8m0": "E8M0, {where}",
+    "power-of-two": "a power of two, {where}",
+    "fp32": "float32, {where}",
+    "tensor": "float32, the tensor",
+    "two-level": "E4M3, {where}, and float32, the tensor",
+    "hif4": "E6M2, {where}, and powers of two, each 8 and each 4",
+}
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
 
-def scripts() -> Iterator[tuple[Path, str]]:
-    """(path below script/, text) of every generated script."""
-    modes = [mode for mode in tables.modes().values() if mode.scripts]
+def scripts(
+    types: Collection[str] | None = None, launcher: Path | None = None
+) -> Iterator[tuple[Path, str]]:
+    """(path below its folder, text) of every documented script, or of those of `types`.
+
+    They start `launcher`, or else the train_config.py of the folder.
+    """
+    modes = tables.script_modes(types)
     cells = itertools.product(tables.models().values(), tables.datasets().values(), modes)
-    for model, dataset, mode in cells:
-        yield Path(model.name) / file_name(model, dataset, mode), render(model, dataset, mode)
+    for cell in cells:
+        yield Path(cell[0].name) / file_name(*cell), render(*cell, launcher)
 
 
 def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
@@ -28,7 +45,7 @@ def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
     return f"pretrain_{model.name}_{dataset.name}_{mode.name}.sh"
 
 
-def render(model: Model, dataset: Dataset, mode: Mode) -> str:
+def render(model: Model, dataset: Dataset, mode: Mode, launcher: Path | None = None) -> str:
     """The text of one script."""
     loader = jinja2.FileSystemLoader(tables.HERE)
     options = {
@@ -44,40 +61,49 @@ def render(model: Model, dataset: Dataset, mode: Mode) -> str:
         dataset=dataset,
         mode=mode,
         file=name,
+        launcher=shlex.quote(str(launcher)) if launcher else "",
         trainings=list(trainings),
         small=[name for name, training in trainings.items() if training.is_smoke],
     )
 
 
 def mode_table() -> str:
-    """What each mode quantizes, as a Markdown table."""
+    """What each mode quantizes, as a Markdown table of patterns, and the types below it."""
     lines = ["| mode | linear | QK | PV | scripts |", "|---|---|---|---|---|"]
-    for mode in tables.modes().values():
-        types = ("-" if quant_type == tables.NONE else quant_type for quant_type in mode.key)
-        lines.append(f"| `{mode.name}` | {' | '.join(types)} | {'yes' if mode.scripts else ''} |")
-    return "\n".join(lines) + "\n"
+    for family in tables.families():
+        cells = ("T" if site in family.sites else "-" for site in ("linear", "qk", "pv"))
+        documented = [name for name in family.types if tables.modes()[family.mode(name)].scripts]
+        which = " ".join(f"`{family.mode(name)}`" for name in documented)
+        lines.append(f"| `{family.mode('T')}` | {' | '.join(cells)} | {which} |")
+    types = " ".join(f"`{name}`" for name in tables.quant_types())
+    return "\n".join(lines) + f"\n\nT is one of {types}.\n"
 
 
 def format_table() -> str:
     """Return what each format is, as a Markdown table."""
-    lines = ["| type | element | bits | values, besides 0 | scale | modes | source |"]
+    lines = ["| type | element | bits | values, besides 0 | scale | packed | source |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in formats.FORMATS.values():
-        element, scale = row.element, "none, or one for the tensor"
-        if row.block:
-            bits = element.mantissa_bits
-            grid = f"exponents {element.emin}..{element.emax}, mantissa bits {bits}"
-            smallest, largest = element.emin - bits, element.max_value
-            scale = f"E8M0, one for each block of {row.block}"
-        else:
-            ends = ", ".join(f"±{end}" for end, _ in element.widths)
-            bits = ", ".join(str(bits) for _, bits in element.widths)
-            grid = f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
-            smallest, largest = element.min_exponent, 2.0**element.max_exponent
-        cells = (f"`{row.name}`", f"{element.name.upper()}: {grid}", str(element.bits))
-        cells += (f"±2^{smallest} .. ±{largest:g}", scale, "yes" if row.modes else "", row.source)
-        lines.append(f"| {' | '.join(cells)} |")
+        grid, smallest, largest = _grid(row.element)
+        where = f"a block of {row.block}" + f" or {row.block} x {row.block}" * row.square
+        cells = (f"`{row.name}`", f"{row.element.name.upper()}: {grid}", str(row.element.bits))
+        cells += (f"±2^{smallest} .. ±{largest:g}", SCALES[row.scale].format(where=where))
+        lines.append(f"| {' | '.join((*cells, f'{8 * row.packed_bytes:g}', row.source))} |")
     return "\n".join(lines) + "\n"
+
+
+def _grid(element: formats.Minifloat | formats.TaperedFormat) -> tuple[str, int, float]:
+    """Return an element's values in words, the exponent of the smallest, and the largest."""
+    if isinstance(element, formats.TaperedFormat):
+        ends = ", ".join(f"±{end}" for end, _ in element.widths)
+        bits = ", ".join(str(bits) for _, bits in element.widths)
+        text = f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
+        return text, element.min_exponent, 2.0**element.max_exponent
+    smallest = element.emin - element.mantissa_bits
+    text = f"exponents {element.emin}..{element.emax}, mantissa bits {element.mantissa_bits}"
+    if element.emin == element.emax:
+        text = f"multiples of 2^{smallest}"
+    return text, smallest, element.max_value
 
 
 def with_table(text: str, name: str, table: str) -> str:
@@ -93,10 +119,17 @@ def with_table(text: str, name: str, table: str) -> str:
     return f"{head}{begin}{table}{end}{tail}"
 
 
-def write(folder: Path) -> list[Path]:
-    """Write all scripts below `folder`, executable, and the tables; the paths that changed."""
-    changed = [folder / path for path, text in scripts() if _write(folder / path, text, 0o755)]
-    for path, name, table in ((README, "modes", mode_table), (FORMATS, "formats", format_table)):
+def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
+    """Write scripts below `folder`, executable; return the paths that changed.
+
+    They are the documented ones, and the tables; or those of `types`, which start the launcher of
+    this project.
+    """
+    launcher = Project.here().root / "script/train_config.py" if types is not None else None
+    made = scripts(types, launcher)
+    changed = [folder / path for path, text in made if _write(folder / path, text, 0o755)]
+    tables_of = ((README, "modes", mode_table), (FORMATS, "formats", format_table))
+    for path, name, table in tables_of if types is None else ():
         file = (folder / path).resolve()
         if file.exists():
             text = with_table(file.read_text(encoding="utf-8"), name, table())

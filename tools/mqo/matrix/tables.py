@@ -213,6 +213,27 @@ class Mode(Row):
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
 
 
+class Family(Row):
+    """The modes that quantize `sites`, in whose name {type} stands for the type; or one mode.
+
+    `scripts`: those of documented types have scripts. `front_end`: flash_attention_config.py
+    offers them.
+    """
+
+    sites: tuple[str, ...]
+    scripts: bool
+    front_end: bool = False
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types that it has a mode for."""
+        return quant_types() if self.sites else (NONE,)
+
+    def mode(self, quant_type: str) -> str:
+        """Return the name of the mode of that type."""
+        return self.name.format(type=quant_type)
+
+
 class Training(Row):
     """A training configuration. Batches in sequences, `sequence` in tokens, `samples` in sequences.
 
@@ -250,6 +271,8 @@ class Training(Row):
 
 
 RowT = TypeVar("RowT", bound=Row)
+SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
+TYPES_T = f"T is one of {', '.join(name for name, row in formats.FORMATS.items() if row.modes)}"
 
 
 @functools.cache
@@ -273,15 +296,41 @@ def trainings() -> dict[str, Training]:
 @functools.cache
 def modes() -> dict[str, Mode]:
     """All modes, by name: each family of modes.toml for each type."""
-    table = _load("modes.toml")
     found: dict[str, Mode] = {}
-    for family in table["family"]:
-        for quant_type in quant_types() if "{type}" in family["name"] else [NONE]:
-            name = family["name"].format(type=quant_type)
-            sites = dict.fromkeys(family["sites"], quant_type)
-            flags = {k: v for k, v in family.items() if k not in ("name", "sites")}
+    for family in families():
+        for quant_type in family.types:
+            sites = dict.fromkeys(family.sites, quant_type)
+            scripts = family.scripts and quant_type in SCRIPT_TYPES
+            flags = {"scripts": scripts, "front_end": family.front_end}
+            name = family.mode(quant_type)
             found[name] = Mode(name=name, **flags, **sites)
     return found
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """All families of modes."""
+    return tuple(Family(**row) for row in _load("modes.toml")["family"])
+
+
+def script_modes(types: Collection[str] | None = None) -> list[Mode]:
+    """Return the modes that scripts are written of: the documented ones, or those of `types`."""
+    if types is None:
+        return [mode for mode in modes().values() if mode.scripts]
+    typed = [family for family in families() if family.scripts and family.sites]
+    return [modes()[family.mode(name)] for family in typed for name in types]
+
+
+def patterns(names: Collection[str]) -> list[str]:
+    """Return `names`, with T for the type where they hold the modes of a family for all types.
+
+    Types alone stay as they are.
+    """
+    whole = [f for f in families() if f.sites and {f.mode(t) for t in f.types} <= {*names}]
+    if not any(family.name != "{type}" for family in whole):
+        return list(names)
+    short = {family.mode(name): family.mode("T") for family in whole for name in family.types}
+    return list(dict.fromkeys(short.get(name, name) for name in names))
 
 
 def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
@@ -316,14 +365,28 @@ def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
     return table[name]
 
 
-def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
+def expand_modes(given: str) -> list[str]:
+    """The modes that `given` means, as `expand` has it.
+
+    'all' and a glob mean those of the types that have scripts, where it matches any of them: such
+    a sweep stays what it was when a format is added.
+    """
+    first = {family.mode(name) for family in families() for name in SCRIPT_TYPES}
+    return expand("quantization mode", modes(), given, first)
+
+
+def expand(
+    kind: str, table: Mapping[str, object], given: str, first: Collection[str] = ()
+) -> list[str]:
     """The names of `table` that `given` means, in its order, once each.
 
     It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
+    What matches names in `first` means these alone.
     """
     found: dict[str, None] = {}
     for pattern in (part.strip() for part in given.split(",")):
         matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
+        matches = [name for name in matches if name in first] or matches
         if not matches:
             check_choice(kind, pattern, table)
         found |= dict.fromkeys(matches)
@@ -333,7 +396,9 @@ def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
     """UnknownNameError unless `name` is one of `valid`."""
     if name not in valid:
-        raise UnknownNameError(kind, str(name), [v for v in valid if v is not None])
+        names = [str(v) for v in valid if v is not None]
+        short = patterns(names)
+        raise UnknownNameError(kind, str(name), short, help=TYPES_T if short != names else "")
 
 
 def _blocks(size: int) -> int:

@@ -59,16 +59,16 @@ def lines(stats: TensorStats) -> list[str]:
     for table in stats.tables:
         text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {table['amax']:.6g}")
         head = ("type", "block", "scale", "SQNR dB", "underflow %", "saturation %")
-        text.append("{:<11} {:>5} {:<7} {:>8} {:>12} {:>12}".format(*head))
+        text.append("{:<15} {:>7} {:<6} {:>8} {:>12} {:>12}".format(*head))
         text += [_row(row) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
     return text
 
 
 def _row(row: dict[str, Any]) -> str:
-    mx = row["block"] is not None
-    block = str(row["block"]) if mx else "-"
-    scale = row["scale_rule"] if mx else "tensor" if row["tensor_scale"] else "-"
+    block = str(row["block"] or "-")
+    block += f"x{block}" * (row["tile"] == "square")
+    scale = row["scale_rule"] or ("tensor" if row["tensor_scale"] else "-")
     sqnr = row["sqnr_db"]
     shown = "-" if sqnr is None else f"{sqnr:.2f}"
     shares = f"{100 * row['underflow']:>12.4f} {100 * row['saturation']:>12.4f}"
-    return f"{row['quant_type']:<11} {block:>5} {scale:<7} {shown:>8} {shares}"
+    return f"{row['quant_type']:<15} {block:>7} {scale:<6} {shown:>8} {shares}"

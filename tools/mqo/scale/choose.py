@@ -11,8 +11,8 @@ from mqo.scale.memory import Memory, worst_stage
 from mqo.torch_free import formats
 
 SIZES = (1, 2, 4, 8)
-# Every mode of a model gets the same layouts.
-LONGEST_BLOCK = max(row.block or 1 for row in formats.FORMATS.values())
+# What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
+LEAST_BLOCK = 32
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -96,7 +96,7 @@ def _candidates(job: Job) -> Iterator[Layout]:
 
 
 def _is_whole(job: Job, layout: Layout) -> bool:
-    """Return whether layers, experts and mx blocks are shared out whole."""
+    """Return whether layers, experts and blocks of linear layers are shared out whole."""
     model = job.model
     if layout.expert > 1 and not model.moe:
         return False
@@ -105,6 +105,10 @@ def _is_whole(job: Job, layout: Layout) -> bool:
         return False
     if model.num_layers % layout.pipeline:
         return False
+    if layout.tensor == 1:
+        return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = (model.hidden_size, model.ffn_hidden_size)
-    return all(size // layout.tensor % LONGEST_BLOCK == 0 for size in inputs)
+    linear = formats.FORMATS.get(job.mode.linear)
+    block = max(LEAST_BLOCK, linear.block or 0) if linear else LEAST_BLOCK
+    return all(size // layout.tensor % block == 0 for size in inputs)

@@ -46,10 +46,10 @@ def jobs(
     names. `rest` goes to `resolve`. Neighbors have different datasets: see `data_key`.
     """
     if modes is None:
-        modes = ",".join(name for name, mode in tables.modes().items() if mode.scripts)
+        modes = ",".join(mode.name for mode in tables.script_modes())
     product = itertools.product(
         tables.expand("model", tables.models(), models),
-        tables.expand("quantization mode", tables.modes(), modes),
+        tables.expand_modes(modes),
         list(dict.fromkeys(seeds)) or [None],
         tables.expand("dataset", tables.datasets(), datasets),
     )

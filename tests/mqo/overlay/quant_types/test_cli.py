@@ -166,7 +166,7 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
         ("--check --qk-quant none", "these do not go together"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),
-        ("--qk-quant bf16", "no quant type called 'bf16'. Expected: one of hifp8, mxfp4"),
+        ("--qk-quant bf16", "no quant type called 'bf16'. Expected: one of fp8_block, fp8"),
         ("--qk-quant ''", "no quant type called ''"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_refused_site_stops_the_whole_modification(tmp_path):
 
 
 def test_an_unknown_type_names_the_valid_ones(root):
-    with pytest.raises(UnknownNameError, match=r"'bf16'.*one of hifp8, mxfp4, mxfp8, none"):
+    with pytest.raises(UnknownNameError, match=r"'bf16'.*one of fp8_block, .*mxfp4, .*none"):
         modifier.modify(root, {"qk": "bf16"})
 
 

@@ -1,0 +1,77 @@
+"""Prints the table of docs/formats.md: the SQNR of every format on four kinds of data.
+
+    .venv/bin/python benchmarks/sqnr.py
+
+A tensor is float32 [1024, 4096], of seed 1234; blocks run along its last axis, whose positions are
+called channels here. Every format has its defaults.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributions import Laplace, Normal, StudentT
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
+
+from megatron.quant import FORMATS, QuantSpec, fake_quantize
+
+SHAPE = (1024, 4096)
+SEED = 1234
+# The channel of each 64 that is an outlier, and how many times larger it is.
+EVERY, WHICH, FACTOR = 64, 17, 50.0
+
+
+def main() -> None:
+    """Print the table, and what it was measured on."""
+    data = tensors()
+    titles = {name: f"{title}, dB" for name, (title, _, _) in data.items()}
+    print(f"| format | {' | '.join(titles.values())} |")
+    print(f"|---|{'---|' * len(titles)}")
+    for label, spec in specs():
+        cells = (f"{sqnr(x, spec, part):.1f}" for _, x, part in data.values())
+        print(f"| {label} | {' | '.join(cells)} |")
+    today = datetime.date.today().isoformat()
+    print(f"\n({today}, {platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__})")
+
+
+def tensors() -> dict[str, tuple[str, Tensor, slice | Tensor]]:
+    """Return a title, a tensor, and the channels whose error counts, of each kind of data."""
+    made = {}
+    for name, of in (("N(0, 1)", Normal), ("Laplace(0, 1)", Laplace), ("Student-t(3)", None)):
+        torch.manual_seed(SEED)
+        made[name] = (name, (of(0.0, 1.0) if of else StudentT(3.0)).sample(SHAPE), slice(None))
+    outlier = torch.arange(SHAPE[1]) % EVERY == WHICH
+    x = torch.where(outlier, FACTOR, 1.0) * made["N(0, 1)"][1]
+    made["all"] = ("an outlier channel", x, slice(None))
+    made["others"] = ("its other channels", x, ~outlier)
+    return made
+
+
+def specs() -> Iterator[tuple[str, QuantSpec]]:
+    """Every format, with its square tiles and with hifp8's tensor scale."""
+    for kind, row in FORMATS.items():
+        spec = QuantSpec(kind)
+        yield f"`{kind}`", spec
+        if row.square:
+            yield f"`{kind}`, {row.block} x {row.block}", replace(spec, tile="square")
+        if row.scale == "none":
+            yield f"`{kind}`, tensor scale", replace(spec, tensor_scale=True)
+
+
+def sqnr(x: Tensor, spec: QuantSpec, channels: slice | Tensor) -> float:
+    """Return the SQNR in dB over these channels of what becomes of all."""
+    error = (fake_quantize(x, spec) - x)[:, channels].double()
+    return 10 * (x[:, channels].double().square().sum() / error.square().sum()).log10().item()
+
+
+if __name__ == "__main__":
+    main()
