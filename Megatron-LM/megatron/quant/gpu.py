@@ -1,53 +1,147 @@
-"""The quantizers as Triton kernels: one read and one write of a tensor, bit for bit the reference.
+"""The quantizers as Triton kernels, bit for bit the reference.
 
-Everything works on the bit patterns of float32, which hold bfloat16 and float16 exactly. Two ways
-of rounding give the same bits:
+A program takes a tile of the tensor through the same steps for every format: load, amax of each
+block, scale, round, store. Formats share them as far as their definitions do; what differs is in a
+`Recipe`, which is known at compile time.
 
-- the exact one, on integers: any rounding, any magnitude.
-- the fast one: a sum with 2^(q + 23), whose unit in the last place is 2^q, rounds to nearest-even
-  on multiples of 2^q, and subtracting that again is exact. For nearest-away the last bit of x is
-  set before: that takes a tie up and nothing else anywhere, as halves of a quantum end in zeros.
-  This way is taken where operands and results are normal or round to zero, so that flushing
-  subnormals (ftz) changes nothing. For mx that is a tile of moderate blocks; one with any other
-  block goes the exact way.
+Everything is float32 arithmetic, which the definitions are, too. That asks for three things:
 
-Nothing waits for the device, and everything may be captured in a CUDA graph. Under
-TRITON_INTERPRET=1, set before triton is imported, the kernels run on CPU tensors, too.
+- Subnormals are kept. Triton compiles for a device without flushing them (a test looks for `.ftz`).
+  In the interpreter, torch.set_flush_denormal(True) flushes them as it does the reference's.
+- A division rounds to nearest: `div_rn`, since Triton's `/` does not.
+- No product that rounds goes into a sum, where it could become a part of an fma: a clamp comes
+  between. Products with powers of two are exact, and an fma of them is the same.
+
+Largest magnitudes are compared as int32 patterns, where a NaN is the largest. Nothing waits for the
+device, and everything may be captured in a CUDA graph. Under TRITON_INTERPRET=1, set before triton
+is imported, the kernels run on CPU tensors, too.
 """
 
 # ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
 import functools
-import itertools
 import math
 import struct
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats import SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
+from .formats import ELEMENTS, SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
+from .scales import _E6M2, run_of
 from .spec import QuantSpec
 
-# -- on the device -----------------------------------------------------------------------------
 
-# The kernels below speak of |x| as the int32 pattern of a float32.
+def _pattern(value: float) -> int:
+    """Return the bits of a float32."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+# -- what follows from a spec ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Element:
+    """The values to round to.
+
+    bits: of the mantissa. For a tapered element `widths` holds them instead: at bit |e| & 28, two
+        bits for 2^e; else it is 0.
+    smallest: the pattern of the power of two below which the steps stay as they are.
+    top: what is larger is taken for this; a tapered element ends at `limit`, but rounds beyond it.
+    infinite: whether what is beyond the limit becomes Infinity.
+    signed_zero: whether a zero keeps its sign.
+    """
+
+    bits: int
+    widths: int
+    smallest: int
+    top: float
+    limit: float
+    infinite: bool
+    signed_zero: bool
+
+    @classmethod
+    def of(cls, element: Minifloat | TaperedFormat, overflow: str = "saturate") -> "Element":
+        """Take over a row of formats.toml."""
+        if isinstance(element, Minifloat):
+            top, smallest = element.max_value, _pattern(2.0**element.emin)
+            return cls(element.mantissa_bits, 0, smallest, top, top, False, not element.complement)
+        widths = 0
+        for exponent in range(0, 32, 4):
+            width = next((bits for largest, bits in element.widths if exponent <= largest), 0)
+            widths |= width << exponent
+        smallest, limit = _pattern(2.0**element.min_exponent), 2.0**element.max_exponent
+        return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
+
+
+_SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(_E6M2)}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the kernel of a spec needs to know at compile time.
+
+    scale: a kind of formats.toml; "power-of-two" is "e8m0" with the rule "rceil".
+    emax: the exponent of the element's largest value; `carry` added to the pattern of an amax makes
+        a significand that the scale rule rounds up carry into the exponent.
+    run: elements in a row that share their scales; `side`: rows that do.
+    exact: whether results have no more bits than bfloat16.
+    scale_element: what the scale of a block is rounded to, where that is more than a power of two.
+    """
+
+    element: Element
+    rounding: str
+    scale: str
+    emax: int
+    carry: int
+    run: int
+    side: int
+    exact: bool
+    scale_element: Element | None
+
+
+@functools.cache
+def _recipe(spec: QuantSpec) -> Recipe:
+    element, scale, rule = spec.format.element, spec.format.scale, spec.scale_rule
+    if scale == "none" and spec.tensor_scale:
+        scale = "tensor-power"
+    if scale == "power-of-two":
+        scale, rule = "e8m0", "rceil"
+    tapered = isinstance(element, TaperedFormat)
+    return Recipe(
+        element=Element.of(element, spec.overflow),
+        rounding=spec.rounding,
+        scale=scale,
+        emax=element.widths[0][0] if tapered else element.emax,
+        carry=_carry(element, rule) if scale == "e8m0" else 0,
+        run=run_of(spec) or 32,
+        side=spec.block if spec.tile == "square" else 1,
+        exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
+        scale_element=_SCALE_ELEMENTS.get(scale),
+    )
+
+
+def _carry(element: Minifloat, scale_rule: str) -> int:
+    """Return 2^23 less the fraction field from which on the exponent of amax goes up."""
+    return {
+        "floor": 0,
+        "rceil": 0x7FFFFF - (_pattern(element.max_value) & 0x7FFFFF),
+        "ceil": 0x7FFFFF,
+        "even": 1 << (22 - element.mantissa_bits),
+    }[scale_rule]
+
+
+# -- numbers, on the device ------------------------------------------------------------------------
+
 _INFINITY = tl.constexpr(0x7F800000)
-_NAN = tl.constexpr(0x7FC00000)
-_LARGEST_FINITE = tl.constexpr(0x7F7FFFFF)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _SMALLEST_NORMAL = tl.constexpr(0x00800000)
-_EXPONENT_ONE = tl.constexpr(1 << 23)
-_TWO_TO_23 = tl.constexpr((127 + 23) << 23)
-
-# A block of this amax rounds the fast way: 2^-80 <= amax < 2^100. The smallest quantum, of e5m2, is
-# 2^-111 then, and the largest sum below 2^123.
-_MODERATE_MIN = tl.constexpr((127 - 80) << 23)
-_MODERATE_END = tl.constexpr((127 + 100) << 23)
-
-# Shares of a step between two neighbors are whole multiples of 2^-24, as in stochastic.py.
-_HALF = tl.constexpr(1 << 23)
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+_LOWEST_SCALE = tl.constexpr(SCALE_EXPONENT_MIN)
+_HIGHEST_SCALE = tl.constexpr(SCALE_EXPONENT_MAX)
 
 
 @triton.jit
@@ -61,23 +155,22 @@ def _as_pattern(values) -> tl.tensor:
 
 
 @triton.jit
-def _to_pattern(values) -> tl.tensor:
-    if values.dtype == tl.int16:  # bfloat16
-        return values.to(tl.int32) << 16
-    elif values.dtype == tl.float16:
-        return _as_pattern(values.to(tl.float32))
-    else:
-        return values
+def _power_of_two(exponent) -> tl.tensor:
+    """Return 2^exponent, for -127 <= exponent <= 127."""
+    subnormal: tl.constexpr = 0x00400000
+    return _as_float(tl.where(exponent == -127, subnormal, (exponent + 127) << 23))
 
 
 @triton.jit
-def _from_pattern(pattern, dtype: tl.constexpr) -> tl.tensor:
-    if dtype == tl.int16:
-        return (pattern >> 16).to(tl.int16)
-    elif dtype == tl.float16:
-        return _as_float(pattern).to(tl.float16)
-    else:
-        return pattern
+def _bfloat16_bits(pattern) -> tl.tensor:
+    """Return the high half of the pattern, rounded to nearest even; a NaN may become a number."""
+    return (pattern + (0x7FFF + ((pattern >> 16) & 1))) >> 16
+
+
+@triton.jit
+def _bfloat16(values) -> tl.tensor:
+    """Round float32 to the values of bfloat16."""
+    return _as_float(_bfloat16_bits(_as_pattern(values)) << 16)
 
 
 @triton.jit
@@ -89,313 +182,246 @@ def _draw(index, seed) -> tl.tensor:
     return ((z ^ (z >> 31)) >> 40).to(tl.int32)
 
 
-@triton.jit
-def _exponent(magnitude) -> tl.tensor:
-    """Return floor(log2 |x|), of subnormals too; -276 for zero."""
-    # The pattern of a subnormal is its multiple of 2^-149, and as a float32 a normal one.
-    converted = _as_pattern(magnitude.to(tl.float32)) >> 23
-    return tl.where(magnitude < _SMALLEST_NORMAL, converted - 276, (magnitude >> 23) - 127)
+# -- rounding to an element's values, on the device ------------------------------------------------
 
 
 @triton.jit
-def _round_exact(magnitude, quantum, lift, draw, ROUNDING: tl.constexpr) -> tl.tensor:
-    """Round finite |x| to a multiple of 2^quantum; `lift` 1 makes odd multiples the even ones.
-
-    x's last bit is not above 2^quantum.
-    """
-    field = tl.maximum(magnitude >> 23, 1)
-    significand = magnitude - ((field - 1) << 23)  # |x| = significand * 2^(field - 150)
-    shift = tl.minimum(quantum + 150 - field, 48)  # beyond, less than 2^-24 of a step is left
-    low = tl.minimum(shift, 24)
-    steps = significand >> low
-    share = ((significand - (steps << low)) << (24 - low)) >> (shift - low)
-    if ROUNDING == "nearest-even":
-        up = (share > _HALF) | ((share == _HALF) & (((steps + lift) & 1) == 1))
-    elif ROUNDING == "nearest-away":
-        up = share >= _HALF
+def _round(values, draw, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr) -> tl.tensor:
+    """Round float32 to values of the element; tapered ones may be NaN, and pass."""
+    if ELEMENT.widths:
+        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top, tl.PropagateNan.ALL)
     else:
-        up = draw < share
-    steps += up.to(tl.int32)
-    # The leading bit of a significand adds the 1 that its field lacks; a carry, one more.
-    rounded = tl.where(steps == 0, 0, (steps << low) + ((field - 1) << 23))
-    # Far below the quantum, only a draw goes up.
-    return tl.where((shift > 24) & up, (quantum + 127) << 23, rounded)
-
-
-@triton.jit
-def _mx_exact(
-    magnitude, scale, draw, EMIN: tl.constexpr, BITS: tl.constexpr, ROUNDING: tl.constexpr
-) -> tl.tensor:
-    magnitude = tl.minimum(magnitude, _LARGEST_FINITE)
-    quantum = tl.maximum(_exponent(magnitude), scale + EMIN) - BITS
-    return _round_exact(magnitude, quantum, 0, draw, ROUNDING)
-
-
-@triton.jit
-def _mx_fast(
-    magnitude, scale, EMIN: tl.constexpr, BITS: tl.constexpr, ROUNDING: tl.constexpr
-) -> tl.tensor:
-    # Negative where the block is zero, and then it does not matter.
-    smallest = (scale + (EMIN + 127)) * _EXPONENT_ONE
-    power = _as_float(tl.maximum(magnitude, smallest) & _INFINITY)
-    if ROUNDING == "nearest-away":
-        magnitude = magnitude | 1
-    factor: tl.constexpr = 2.0 ** (23 - BITS)
-    return _as_pattern((_as_float(magnitude) + power * factor) - power * factor)
-
-
-@triton.jit
-def _quantize_mx(
-    pattern,
-    draw,
-    EMAX: tl.constexpr,
-    EMIN: tl.constexpr,
-    BITS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    CARRY: tl.constexpr,
-    ROUNDING: tl.constexpr,
-) -> tl.tensor:
-    """Return the patterns of a tile [ROWS, BLOCKS, BLOCK], quantized."""
-    magnitude = pattern & 0x7FFFFFFF
-    sign = pattern ^ magnitude
-    amax = tl.max(magnitude, axis=2, keep_dims=True)
-    # CARRY makes a significand that the scale rule rounds up carry into the exponent.
-    scale = ((tl.minimum(amax, _INFINITY) + CARRY) >> 23) - (127 + EMAX)
-    scale = tl.maximum(scale, -127)
-    limit = scale * _EXPONENT_ONE + LIMIT
+        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top)
+    power = tl.maximum(_as_pattern(values) & _MAGNITUDE, ELEMENT.smallest) & _INFINITY
+    if ELEMENT.widths:
+        quantum = power - (((ELEMENT.widths >> (tl.abs((power >> 23) - 127) & 28)) & 3) << 23)
+    else:
+        quantum = power - (ELEMENT.bits << 23)
     if ROUNDING == "stochastic":
-        rounded = tl.minimum(_mx_exact(magnitude, scale, draw, EMIN, BITS, ROUNDING), limit)
-        result = tl.where(amax >= _INFINITY, _NAN, rounded | sign)
+        rounded = _round_by_draw(values, quantum, draw)
     else:
-        moderate = (amax == 0) | ((amax >= _MODERATE_MIN) & (amax < _MODERATE_END))
-        if tl.min(moderate.to(tl.int32)) == 1:
-            rounded = tl.minimum(_mx_fast(magnitude, scale, EMIN, BITS, ROUNDING), limit)
-            result = rounded | sign
+        # A sum in this binade has units of a quantum, and taking the addend away again is exact.
+        units = 1.5 * 2.0**23
+        if ELEMENT.widths and ROUNDING == "nearest-even":
+            # Ties go by the code's last bit, which alternates along the grid. Where there is no
+            # mantissa, 2^e has the even code where e is odd: a unit more, and sums are as even.
+            odd = ((power >> 23) + 1) & 1
+            units += tl.where(quantum == power, odd, 0).to(tl.float32)
+        if ROUNDING == "nearest-away":
+            # This takes a tie up, and nothing else anywhere: halves of a quantum end in zeros.
+            values = _as_float(_as_pattern(values) | 1)
+        addend = _as_float(quantum) * units
+        rounded = (values + addend) - addend
+    if ELEMENT.limit < ELEMENT.top:
+        if ELEMENT.infinite:
+            infinity = rounded * float("inf")
+            rounded = tl.where(tl.abs(rounded) > ELEMENT.limit, infinity, rounded)
         else:
-            rounded = tl.minimum(_mx_exact(magnitude, scale, draw, EMIN, BITS, ROUNDING), limit)
-            result = tl.where(amax >= _INFINITY, _NAN, rounded | sign)
-    return result
+            rounded = tl.clamp(rounded, -ELEMENT.limit, ELEMENT.limit, tl.PropagateNan.ALL)
+    if ELEMENT.signed_zero:
+        return _with_sign(rounded, values)
+    elif ROUNDING == "stochastic":
+        return rounded + 0.0  # what was -0.0 is 0.0
+    else:
+        return rounded
 
 
 @triton.jit
-def _tapered_exact(
-    pattern,
-    scale,
-    draw,
-    EMAX: tl.constexpr,
-    EMIN: tl.constexpr,
-    BITS: tl.constexpr,
-    NARROWER: tl.constexpr,
-    SATURATE: tl.constexpr,
-    ROUNDING: tl.constexpr,
-) -> tl.tensor:
-    magnitude = pattern & 0x7FFFFFFF
-    # All beyond 2^(EMAX + 1) overflows alike. A scale above 1 keeps a tensor below.
-    beyond = tl.minimum(scale + (EMAX + 128), 255) << 23
-    clamped = tl.minimum(magnitude, tl.minimum(beyond, _LARGEST_FINITE))
-    exponent = tl.minimum(tl.maximum(_exponent(clamped) - scale, EMIN), EMAX)
-    narrower = (NARROWER >> (tl.abs(exponent) & 28)) & 3
-    lift = (narrower == BITS).to(tl.int32) & exponent
-    rounded = _round_exact(clamped, exponent + scale + narrower - BITS, lift, draw, ROUNDING)
-    limit = tl.minimum(scale + (EMAX + 127), 255) << 23
-    if SATURATE:
-        rounded = tl.minimum(rounded, limit)
-    else:
-        rounded = tl.where(rounded > limit, _INFINITY, rounded)
-    rounded = tl.where(magnitude > _INFINITY, _NAN, rounded)
-    return tl.where(rounded == 0, 0, rounded | (pattern ^ magnitude))
+def _with_sign(values, signed) -> tl.tensor:
+    return _as_float(_as_pattern(values) | (_as_pattern(signed) & -0x80000000))
 
 
 @triton.jit
-def _tapered_fast(
-    pattern, EMAX: tl.constexpr, EMIN: tl.constexpr, SATURATE: tl.constexpr
-) -> tl.tensor:
-    """Round to nearest-away, with the widths of HiFloat8."""
-    # All beyond 2^(EMAX + 1) overflows alike. The next 1 would make a NaN of Infinity.
-    beyond: tl.constexpr = 2.0 ** (EMAX + 1)
-    value = tl.clamp(_as_float(pattern), -beyond, beyond, tl.PropagateNan.ALL)
-    value = _as_float(_as_pattern(value) | 1)
-    # Below 2^EMIN the quantum stays.
-    power = _as_pattern(tl.maximum(tl.abs(value), 2.0**EMIN)) & _INFINITY
-    # The exponent e as a float: an integer in the last bits of 2^23 counts ones.
-    exponent = _as_float((power >> 23) + _TWO_TO_23) - (2.0**23 + 127.0)
-    # Three mantissa bits where |e| < 4, and one less each time that |e| doubles.
-    doubling = _as_float(_as_pattern(tl.maximum(tl.abs(exponent), 2.0)) & _INFINITY)
-    # 1.5 keeps the sum in the addend's binade, whatever the sign. A zero becomes positive.
-    addend = _as_float(power) * (doubling * (1.5 * 2.0**19))
-    rounded = (value + addend) - addend
-    limit: tl.constexpr = 2.0**EMAX
-    if SATURATE:
-        result = _as_pattern(tl.clamp(rounded, -limit, limit, tl.PropagateNan.ALL))
-    else:
-        infinity = (pattern ^ (pattern & 0x7FFFFFFF)) | _INFINITY
-        result = tl.where(tl.abs(rounded) > limit, infinity, _as_pattern(rounded))
-    return result
+def _round_by_draw(values, quantum, draw) -> tl.tensor:
+    """Round up, in magnitude, where the draw is below the share of a quantum, in 2^-24."""
+    inverse = _as_float((254 << 23) - quantum)
+    steps = (tl.abs(values) * inverse * 2.0**24).to(tl.int32)
+    rounded = ((steps + (0xFFFFFF - draw)) >> 24).to(tl.float32) * _as_float(quantum)
+    return _with_sign(tl.where(values == values, rounded, values), values)
+
+
+# -- scales, on the device: what multiplies a block's elements before and after --------------------
 
 
 @triton.jit
-def _quantize_tapered(
-    pattern,
-    scale,
-    draw,
-    EMAX: tl.constexpr,
-    EMIN: tl.constexpr,
-    BITS: tl.constexpr,
-    NARROWER: tl.constexpr,
-    SATURATE: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    SCALED: tl.constexpr,
-) -> tl.tensor:
-    """Return the patterns of a tile, quantized without blocks, and scaled by 2^scale."""
-    if SCALED or ROUNDING != "nearest-away":
-        return _tapered_exact(pattern, scale, draw, EMAX, EMIN, BITS, NARROWER, SATURATE, ROUNDING)
+def _nan_like(values) -> tl.tensor:
+    return _as_float(tl.full(values.shape, 0x7FC00000, tl.int32))
+
+
+@triton.jit
+def _over(numerator: tl.constexpr, values) -> tl.tensor:
+    return tl.div_rn(tl.full(values.shape, numerator, tl.float32), values)
+
+
+@triton.jit
+def _to_top(amax, TOP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Take an amax to TOP."""
+    encode = tl.where(amax == 0, 1.0, tl.minimum(_over(TOP, _as_float(amax)), _LARGEST))
+    encode = tl.where(amax < _INFINITY, encode, _nan_like(amax))
+    return encode, _over(1.0, encode)
+
+
+@triton.jit
+def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    # A subnormal's pattern is its multiple of 2^-149; as a float32 it is normal, and its exponent
+    # is 149 too large.
+    normal = tl.where(amax < _SMALLEST_NORMAL, _as_pattern(amax.to(tl.float32)) - (149 << 23), amax)
+    exponent = ((normal + CARRY) >> 23) - (127 + EMAX)
+    exponent = tl.minimum(tl.maximum(exponent, _LOWEST_SCALE), _HIGHEST_SCALE)
+    finite, nan = amax < _INFINITY, _nan_like(amax)
+    encode = tl.where(finite, _power_of_two(-exponent), nan)
+    return encode, tl.where(finite, _power_of_two(exponent), nan)
+
+
+@triton.jit
+def _tensor_power(amax, EMAX: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    exponent = tl.maximum((amax >> 23) - (127 + EMAX), _LOWEST_SCALE)
+    exponent = tl.where((amax > 0) & (amax < _INFINITY), exponent, 0)
+    return _power_of_two(-exponent), _power_of_two(exponent)
+
+
+@triton.jit
+def _two_level(
+    amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    finite = tensor_amax < _INFINITY
+    total, inverse = _to_top(tl.where(finite, tensor_amax, 0), ELEMENT.top * TOP)
+    inverse = tl.where(finite, inverse, _nan_like(inverse))
+    share = total * (1 / TOP)  # one factor for both, as the published code has it: it rounds once
+    amax = tl.where(amax > _INFINITY, 0, amax)
+    decode = _round(_as_float(amax) * share, 0, ELEMENT, "nearest-even") * inverse
+    return tl.minimum(_over(1.0, decode), _LARGEST), decode
+
+
+@triton.jit
+def _hif4(amax, ELEMENT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Give 64 elements a scale, each 8 of them a power of two, and each 4, whose amax it is, one.
+
+    The scale is an E6M2.
+    """
+    fours = tl.reshape(amax, [amax.numel // 16, 8, 2])
+    eights = tl.max(fours, axis=2, keep_dims=True)
+    whole = tl.max(eights, axis=1, keep_dims=True)
+    scale = _bfloat16(_as_float(whole) * 0.142578125)  # 1/7, a bfloat16
+    scale = _round(tl.maximum(scale, 2.0**-48), 0, ELEMENT, "nearest-even")
+    inverse = _bfloat16(_over(1.0, scale))
+    eight = (_as_float(eights) * inverse >= 4.0).to(tl.int32)
+    half = _as_float(_as_pattern(inverse) - (eight << 23))
+    four = (_as_float(fours) * half >= 2.0).to(tl.int32)
+    finite, nan = whole < _INFINITY, _nan_like(fours)
+    encode = tl.where(finite, _as_float(_as_pattern(half) - (four << 23)), nan)
+    decode = tl.where(finite, _as_float(_as_pattern(scale) + ((eight + four) << 23)), nan)
+    return tl.reshape(encode, amax.shape), tl.reshape(decode, amax.shape)
+
+
+@triton.jit
+def _block_amax(tile, SIDE: tl.constexpr) -> tl.tensor:
+    # Zeros beyond the tensor's end change neither an amax nor whether it is finite.
+    amax = tl.max(_as_pattern(tile) & _MAGNITUDE, axis=3, keep_dims=True)
+    return tl.max(amax, axis=1, keep_dims=True) if SIDE > 1 else amax
+
+
+@triton.jit
+def _factors(tile, tensor_amax, RECIPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return what multiplies the elements of a tile [.., side, runs, run], before and after."""
+    if RECIPE.scale == "none":
+        return 1.0, 1.0
+    elif RECIPE.scale == "tensor-power":
+        return _tensor_power(_as_pattern(tl.load(tensor_amax)), RECIPE.emax)
+    elif RECIPE.scale == "tensor":
+        return _to_top(_as_pattern(tl.load(tensor_amax)), RECIPE.element.top)
+    elif RECIPE.scale == "e8m0":
+        return _e8m0(_block_amax(tile, RECIPE.side), RECIPE.emax, RECIPE.carry)
+    elif RECIPE.scale == "fp32":
+        return _to_top(_block_amax(tile, RECIPE.side), RECIPE.element.top)
+    elif RECIPE.scale == "two-level":
+        whole = _as_pattern(tl.load(tensor_amax))
+        amax = _block_amax(tile, RECIPE.side)
+        return _two_level(amax, whole, RECIPE.element.top, RECIPE.scale_element)
     else:
-        return _tapered_fast(pattern, EMAX, EMIN, SATURATE)
+        return _hif4(_block_amax(tile, RECIPE.side), RECIPE.scale_element)
 
 
-@triton.jit(do_not_specialize=["seed", "i_outer0", "i_outer1", "i_row", "i_size"])
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _offset(row, place, sizes, strides) -> tl.tensor:
+    """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
+    outer, inner = row // sizes.inner, row % sizes.inner
+    rows = (outer // sizes.middle).to(tl.int64) * strides.outer
+    rows += (outer % sizes.middle).to(tl.int64) * strides.middle
+    return rows + inner.to(tl.int64) * strides.inner + place * strides.size
+
+
+@triton.jit(do_not_specialize=["seed", "index_strides"])
 def _kernel(
     x,
     out,
-    tensor_scale,
+    tensor_amax,
     seed,
-    outer,
-    rows,
-    size,
-    x_outer0,
-    x_outer1,
-    x_row,
-    x_size,
-    o_outer0,
-    o_outer1,
-    o_row,
-    o_size,
-    i_outer0,
-    i_outer1,
-    i_row,
-    i_size,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS_FIRST: tl.constexpr,
-    MX: tl.constexpr,
-    EMAX: tl.constexpr,
-    EMIN: tl.constexpr,
-    BITS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    TABLE: tl.constexpr,
-    SATURATE: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    SCALED: tl.constexpr,
+    sizes,
+    x_strides,
+    out_strides,
+    index_strides,
+    TILE: tl.constexpr,
+    RECIPE: tl.constexpr,
 ) -> None:
-    """Quantize a tile [ROWS, BLOCKS, BLOCK] of a tensor [outer0, outer1, rows, size].
-
-    Strides in elements: x_ of the source, o_ of the result, i_ of the index that an element draws
-    by.
-    """
-    tile = tl.program_id(0)
-    row_tiles = (rows - 1) // ROWS + 1
-    size_tiles = (size - 1) // (BLOCKS * BLOCK) + 1
-    if ROWS_FIRST:  # neighbors in memory are neighbors in time
-        row_tile = tile % row_tiles
-        size_tile = tile // row_tiles % size_tiles
+    """Quantize a tile of a tensor whose rows have `sizes.size` elements."""
+    program = tl.program_id(0)
+    if TILE.rows_first:  # neighbors in memory are neighbors in time
+        row_tiles = (sizes.rows - 1) // TILE.rows + 1
+        row_tile, size_tile = program % row_tiles, program // row_tiles
     else:
-        size_tile = tile % size_tiles
-        row_tile = tile // size_tiles % row_tiles
-    outermost = tile // (row_tiles * size_tiles)
-    first = (outermost // outer).to(tl.int64)
-    second = (outermost % outer).to(tl.int64)
+        size_tiles = (sizes.size - 1) // TILE.columns + 1
+        row_tile, size_tile = program // size_tiles, program % size_tiles
+    row = row_tile * TILE.rows + tl.arange(0, TILE.rows)[:, None]
+    place = size_tile.to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)[None, :]
+    inside = (row < sizes.rows) & (place < sizes.size)
 
-    # Offsets in 64 bits: a tensor may have more than 2^31 elements.
-    row = row_tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
-    within = tl.arange(0, BLOCKS)[None, :, None] * BLOCK + tl.arange(0, BLOCK)[None, None, :]
-    place = size_tile.to(tl.int64) * (BLOCKS * BLOCK) + within
-    inside = (row < rows) & (place < size)
-    source = x + first * x_outer0 + second * x_outer1 + row * x_row + place * x_size
-    target = first * o_outer0 + second * o_outer1 + row * o_row + place * o_size
+    loaded = tl.load(x + _offset(row, place, sizes, x_strides), mask=inside, other=0)
+    if loaded.dtype == tl.int16:  # bfloat16
+        loaded = _as_float(loaded.to(tl.int32) << 16)
+    draw = tl.zeros(loaded.shape, tl.int32)
+    if RECIPE.rounding == "stochastic":
+        draw = _draw(_offset(row, place, sizes, index_strides), seed)
 
-    # Zeros change neither a block's amax nor whether it is finite.
-    pattern = _to_pattern(tl.load(source, mask=inside, other=0))
-    draw = 0
-    if ROUNDING == "stochastic":
-        draw = _draw(first * i_outer0 + second * i_outer1 + row * i_row + place * i_size, seed)
-    if MX:
-        result = _quantize_mx(pattern, draw, EMAX, EMIN, BITS, LIMIT, TABLE, ROUNDING)
-    else:
-        scale = tl.full([], 0, tl.int32)
-        if SCALED:
-            scale = tl.load(tensor_scale)
-        result = _quantize_tapered(
-            pattern, scale, draw, EMAX, EMIN, BITS, TABLE, SATURATE, ROUNDING, SCALED
-        )
-    dtype: tl.constexpr = out.dtype.element_ty
-    tl.store(out + target, _from_pattern(result, dtype), mask=inside)
-
-
-# -- constants of the formats ------------------------------------------------------------------
+    shape: tl.constexpr = [
+        TILE.rows // RECIPE.side,
+        RECIPE.side,
+        TILE.columns // RECIPE.run,
+        RECIPE.run,
+    ]
+    values = tl.reshape(loaded.to(tl.float32), shape)
+    encode, decode = _factors(values, tensor_amax, RECIPE)
+    values *= encode
+    if RECIPE.scale == "hif4":
+        values = _bfloat16(values)
+    if tensor_amax is not None and not RECIPE.element.widths:
+        # One that was given says nothing of a NaN here, for which these elements have no code.
+        values = tl.where(values == values, values, 0.0)
+    rounded = _round(values, tl.reshape(draw, shape), RECIPE.element, RECIPE.rounding)
+    result = tl.reshape(rounded * decode, [TILE.rows, TILE.columns])
+    target = out + _offset(row, place, sizes, out_strides)
+    tl.store(target, _stored(result, out.dtype.element_ty, RECIPE.exact), mask=inside)
 
 
-def _float32_pattern(value: float) -> int:
-    return struct.unpack("<i", struct.pack("<f", value))[0]
+@triton.jit
+def _stored(values, DTYPE: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
+    """Round to a dtype, to nearest even."""
+    if tl.int16 != DTYPE:
+        return values.to(DTYPE)
+    pattern = _as_pattern(values)
+    if EXACT:
+        return (pattern >> 16).to(tl.int16)
+    nan: tl.constexpr = 0x7FC0
+    return tl.where(values == values, _bfloat16_bits(pattern), nan).to(tl.int16)
 
-
-@functools.cache
-def _constants(spec: QuantSpec) -> dict[str, Any]:
-    """Return the constexpr arguments that follow from the spec."""
-    element = spec.format.element
-    if spec.block is None:
-        constants = _tapered_constants(element)
-    else:
-        constants = _mx_constants(element, spec.scale_rule)
-    return constants | {
-        "SATURATE": spec.overflow == "saturate",
-        "ROUNDING": spec.rounding,
-        "SCALED": spec.block is None and spec.tensor_scale,
-    }
-
-
-def _mx_constants(element: Minifloat, scale_rule: str) -> dict[str, Any]:
-    top = _float32_pattern(element.max_value) & 0x7FFFFF
-    carry = {  # from which fraction field on the exponent of amax goes up: 2^23 minus that
-        "floor": 0,
-        "rceil": 0x7FFFFF - top,
-        "ceil": 0x7FFFFF,
-        "even": 1 << (22 - element.mantissa_bits),
-    }
-    return {
-        "MX": True,
-        "EMAX": element.emax,
-        "EMIN": element.emin,
-        "BITS": element.mantissa_bits,
-        "LIMIT": _float32_pattern(element.max_value),
-        "TABLE": carry[scale_rule],
-    }
-
-
-def _tapered_constants(fmt: TaperedFormat) -> dict[str, Any]:
-    """TABLE holds at bit |e| & 28 how much narrower than the widest a mantissa at 2^e is."""
-    bits = fmt.widths[0][1]
-    widths = {e: next((w for largest, w in fmt.widths if e <= largest), 0) for e in range(0, 32, 4)}
-    return {
-        "MX": False,
-        "EMAX": fmt.max_exponent,
-        "EMIN": fmt.min_exponent,
-        "BITS": bits,
-        "LIMIT": 0,
-        "TABLE": sum((bits - width) << e for e, width in widths.items()),
-    }
-
-
-# -- the launch --------------------------------------------------------------------------------
 
 INTERPRETED = not isinstance(_kernel, triton.JITFunction)
 
-# A value of each dtype as the kernel shall see it: one of _to_pattern's.
-_SEEN_AS = {
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.float16,
-}
+
+# -- tiles -----------------------------------------------------------------------------------------
 
 
 class _Dim(NamedTuple):
@@ -407,19 +433,43 @@ class _Dim(NamedTuple):
     index: int
 
 
-class _Plan(NamedTuple):
-    """How a tensor [outer0, outer1, rows, size] is cut into tiles [ROWS, BLOCKS, BLOCK]."""
+class _Strides(NamedTuple):
+    outer: int
+    middle: int
+    inner: int
+    size: int
 
-    dims: tuple[_Dim, _Dim, _Dim, _Dim]
-    tile: tuple[int, int, int]
-    warps: int
+
+class _Sizes(NamedTuple):
+    """Sizes of a tensor [outer, middle, inner, size]; `rows` is the product of all but the last."""
+
+    rows: int
+    middle: int
+    inner: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Tile:
+    rows: int
+    columns: int
     rows_first: bool
+
+
+class _Plan(NamedTuple):
+    """How a tensor is cut into tiles; strides are in elements."""
+
+    sizes: _Sizes
+    x: _Strides
+    out: _Strides
+    index: _Strides
+    tile: _Tile
+    warps: int
 
     @property
     def programs(self) -> int:
-        outer0, outer1, rows, size = (dim.size for dim in self.dims)
-        height, blocks, block = self.tile
-        return outer0 * outer1 * triton.cdiv(rows, height) * triton.cdiv(size, blocks * block)
+        rows = triton.cdiv(self.sizes.rows, self.tile.rows)
+        return rows * triton.cdiv(self.sizes.size, self.tile.columns)
 
 
 _NO_DIM = _Dim(1, 0, 0, 0)
@@ -432,20 +482,29 @@ def _plan(
     out_strides: tuple[int, ...],
     axis: int | None,
     block: int,
+    side: int,
 ) -> _Plan | None:
-    """Plan tiles with blocks along `axis`, anywhere if None; None for too many dimensions."""
+    """Plan tiles with blocks along `axis`, anywhere if None.
+
+    None for more dimensions than the kernel has, or more rows than it can count.
+    """
     index_strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     dims = [_Dim(*d) for d in zip(shape, x_strides, out_strides, index_strides, strict=True)]
-    bounds = [-1, len(dims)] if axis is None else [-1, axis % len(dims), len(dims)]
-    others = [d for a, b in itertools.pairwise(bounds) for d in _merged(dims[a + 1 : b])]
-    size = _take(others, across=None) if axis is None else dims[axis]
-    rows = _take(others, across=size)
-    if len(others) > 2:
+    along = None if axis is None else dims.pop(axis)
+    others = _merged(dims)
+    size = along or _take(others, across=None)
+    # Squares lie in a matrix whose rows are in the tensor's own order; blocks can be in any.
+    rows = others[-1] if side > 1 and others else _take(others, across=size)
+    others += [] if rows in others else [rows]
+    count = math.prod(dim.size for dim in others)
+    if len(others) > 3 or count >= 2**31:
         return None
-    outer0, outer1 = [_NO_DIM] * (2 - len(others)) + others
-    rows_first = rows.size > 1 and rows.x < size.x
-    tile, warps = _tile(rows.size, size.size, block, rows_first)
-    return _Plan((outer0, outer1, rows, size), tile, warps, rows_first)
+    outer, middle, inner = others + [_NO_DIM] * (3 - len(others))
+    tile, warps = _tile(count, size.size, block, side, rows.size > 1 and rows.x < size.x)
+    strides = (
+        _Strides(*d) for d in zip(*(d[1:] for d in (outer, middle, inner, size)), strict=True)
+    )
+    return _Plan(_Sizes(count, middle.size, inner.size, size.size), *strides, tile, warps)
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
@@ -472,101 +531,24 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
     return taken
 
 
-def _tile(rows: int, size: int, block: int, rows_first: bool) -> tuple[tuple[int, int, int], int]:
-    """Return the tile's shape, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
+def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tuple[_Tile, int]:
+    """Return a tile, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
 
     A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
     need no shared memory for their amax.
     """
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first:
-        return (min(rows, 64), 1, block), max(1, block // 32)
-    columns = max(block, min(size, max(1024, 4096 // rows)))
-    rows = min(rows, 4096 // columns)
-    return (rows, columns // block, block), max(1, rows * columns // 1024)
+        rows = max(side, min(rows, 64))
+        return _Tile(rows, block, True), max(1, rows * block // 2048)
+    columns = max(block, min(size, max(1024 // side, 4096 // rows)))
+    rows = max(side, min(rows, 4096 // columns))
+    return _Tile(rows, columns, False), max(1, rows * columns // 1024)
 
 
-def _launch(x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int) -> None:
-    """Write `x`, quantized, to `out`."""
-    if not x.numel():
-        return
-    place = (axis, spec.block) if spec.block else (None, 32)
-    plan = _plan(x.shape, x.stride(), out.stride(), *place)
-    if plan is None:
-        dense = x.contiguous()
-        result = torch.empty_like(dense)
-        _launch(dense, result, spec, axis, seed)
-        out.copy_(result)
-        return
-    constants = _constants(spec)
-    seen = _SEEN_AS[x.dtype]
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        _kernel[(plan.programs,)](
-            x.view(seen),
-            out.view(seen),
-            _tensor_exponent(x, spec.format.element) if constants["SCALED"] else None,
-            seed,
-            *(dim.size for dim in plan.dims[1:]),
-            *(dim.x for dim in plan.dims),
-            *(dim.out for dim in plan.dims),
-            *(dim.index for dim in plan.dims),
-            *plan.tile,
-            ROWS_FIRST=plan.rows_first,
-            num_warps=plan.warps,
-            **constants,
-        )
+# -- the launch ------------------------------------------------------------------------------------
 
-
-def _tensor_exponent(x: Tensor, element: TaperedFormat) -> Tensor:
-    """Return the exponent of a tensor scale, int32 on x's device: reference.py's."""
-    low, high = x.aminmax()
-    pattern = torch.maximum(-low, high).float().view(torch.int32)
-    exponent = ((pattern >> 23) - 127 - element.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
-    return torch.where((pattern > 0) & (pattern < _float32_pattern(math.inf)), exponent, 0)
-
-
-# -- operators ---------------------------------------------------------------------------------
-
-# A spec goes in as its fields, since an operator takes no objects, and a seed as a signed number.
-# They are defined one level below torch.library.custom_op, whose checks of every call cost more
-# than the launch.
-_SPEC = "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale"
-_define = torch.library.define
-_define("megatron_quant::qdq", f"(Tensor x, int axis, int seed, {_SPEC}) -> Tensor")
-_define("megatron_quant::qdq_out", f"(Tensor x, Tensor(a!) out, int axis, int seed, {_SPEC}) -> ()")
-
-_spec = functools.cache(QuantSpec)
-
-
-@torch.library.impl("megatron_quant::qdq", "CompositeExplicitAutograd")
-def _qdq(x: Tensor, axis: int, seed: int, *fields: Any) -> Tensor:
-    out = torch.empty_like(x)
-    _launch(x, out, _spec(*fields), axis, seed)
-    return out
-
-
-@torch.library.impl("megatron_quant::qdq_out", "CompositeExplicitAutograd")
-def _qdq_out(x: Tensor, out: Tensor, axis: int, seed: int, *fields: Any) -> None:
-    _launch(x, out, _spec(*fields), axis, seed)
-
-
-@torch.library.register_fake("megatron_quant::qdq")
-def _(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake("megatron_quant::qdq_out")
-def _(x: Tensor, out: Tensor, *_: Any) -> None:
-    return None
-
-
-def _fields(spec: QuantSpec) -> tuple[Any, ...]:
-    choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
-    return (spec.quant_type, *choices)
-
-
-def _signed(seed: int | None) -> int:
-    return 0 if seed is None else seed - 2**64 if seed >= 2**63 else seed
+_OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")  # scales that follow from its amax
 
 
 def qdq(
@@ -579,14 +561,46 @@ def qdq(
 ) -> Tensor | None:
     """What `backend.fake_quantize` returns, which checks the arguments.
 
-    None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for formats
-    that have no kernel.
+    None for a tensor that is not on a CUDA device, unless in Triton's interpreter.
     """
-    mx = spec.format.is_mx and not spec.format.element.complement
-    if not (x.is_cuda or INTERPRETED) or not (mx or spec.format.element.name == "hif8"):
+    if not (x.is_cuda or INTERPRETED):
         return None
-    arguments = (axis, _signed(seed), *_fields(spec))
-    if out is None:
-        return torch.ops.megatron_quant.qdq(x, *arguments)
-    torch.ops.megatron_quant.qdq_out(x, out, *arguments)
-    return out
+    target = torch.empty_like(x) if out is None else out
+    seed = 0 if seed is None else seed
+    if not x.numel() or _launch(x, target, spec, axis, seed, amax):
+        return target
+    dense = x.contiguous()  # a tensor of fewer dimensions, as its own can be merged
+    result = torch.empty_like(dense)
+    return target.copy_(result) if _launch(dense, result, spec, axis, seed, amax) else None
+
+
+def _launch(
+    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int, amax: Tensor | None
+) -> bool:
+    """Write `x`, quantized, to `out`; False if its dimensions are too many for the kernel."""
+    recipe = _recipe(spec)
+    place = (axis, spec.block) if spec.block else (None, recipe.run)
+    plan = _plan(x.shape, x.stride(), out.stride(), *place, recipe.side)
+    if plan is None:
+        return False
+    if recipe.scale not in _OF_THE_TENSOR:
+        amax = None
+    elif amax is None:
+        # One launch, which reads `x` once and does not wait; a NaN counts as the largest.
+        amax = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32)
+    seen = torch.int16 if x.dtype == torch.bfloat16 else x.dtype  # the interpreter rounds none
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        _kernel[(plan.programs,)](
+            x.view(seen),
+            out.view(seen),
+            amax,
+            seed,
+            plan.sizes,
+            plan.x,
+            plan.out,
+            plan.index,
+            TILE=plan.tile,
+            RECIPE=recipe,
+            num_warps=plan.warps,
+        )
+    return True
