@@ -408,14 +408,15 @@ def _kernel(
 
 @triton.jit
 def _stored(values, DTYPE: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
-    """Round to a dtype, to nearest even."""
-    if tl.int16 != DTYPE:
-        return values.to(DTYPE)
+    """Round to a dtype, to nearest even; int16 holds bfloat16."""
     pattern = _as_pattern(values)
-    if EXACT:
+    if DTYPE == tl.int16 and EXACT:  # noqa: SIM300
         return (pattern >> 16).to(tl.int16)
-    nan: tl.constexpr = 0x7FC0
-    return tl.where(values == values, _bfloat16_bits(pattern), nan).to(tl.int16)
+    elif DTYPE == tl.int16:  # noqa: SIM300
+        nan: tl.constexpr = 0x7FC0
+        return tl.where(values == values, _bfloat16_bits(pattern), nan).to(tl.int16)
+    else:
+        return values.to(DTYPE)
 
 
 INTERPRETED = not isinstance(_kernel, triton.JITFunction)
