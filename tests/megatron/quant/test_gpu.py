@@ -32,6 +32,7 @@ from megatron.quant.formats import TILES
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from megatron.quant import gpu  # noqa: E402  it needs triton
+from megatron.quant.gpu import tiles  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 IN_INTERPRETER = gpu.INTERPRETED
@@ -314,10 +315,10 @@ def blocks_of_scale(exponent):
 def large_tiles(monkeypatch):
     """Spares the interpreter most of its tiles, each of which costs it 10 ms and more."""
     if IN_INTERPRETER:
-        gpu._plan.cache_clear()
-        monkeypatch.setattr(gpu, "_tile", lambda *_: (gpu._Tile(2**13, 16, False), 4))
+        tiles.plan_tiles.cache_clear()
+        monkeypatch.setattr(tiles, "_tile", lambda *_: (tiles.Tile(2**13, 16, False), 4))
     yield
-    gpu._plan.cache_clear()
+    tiles.plan_tiles.cache_clear()
 
 
 # From the smallest scale, 2^-127, to that of the largest amax.
@@ -490,7 +491,7 @@ def compiled(monkeypatch, spec, dtype, axis):
     x = torch.empty(8192, 8192, dtype=dtype, device="meta")
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "_kernel", recorder)
-        gpu._launch(x, x, spec, axis, 0, None)
+        gpu._launch(x, x, spec, axis, 7, None)
     signature, constants, attributes = {}, {}, {}
 
     def described(value, place, specialized):
@@ -527,6 +528,7 @@ COMPILED = [
     (QuantSpec("mxfp4", rounding="nearest-away"), 0),
     (QuantSpec("mxfp8", rounding="stochastic"), -1),
     (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1),
+    (QuantSpec("hifp8", rounding="nearest-even", overflow="inf"), -1),
 ]
 
 
