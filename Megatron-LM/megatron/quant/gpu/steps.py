@@ -257,8 +257,10 @@ def _round_by_draw(values, quantum, draw) -> tl.tensor:
 
 
 @triton.jit
-def _nan_like(values) -> tl.tensor:
-    return _as_float(tl.full(values.shape, 0x7FC00000, tl.int32))
+def _nan_unless_finite(amax, decode) -> tl.tensor:
+    """Make a result NaN, whatever it was rounded to, by the last of its factors."""
+    nan = _as_float(tl.full(decode.shape, 0x7FC00000, tl.int32))
+    return tl.where(amax < _INFINITY, decode, nan)
 
 
 @triton.jit
@@ -270,8 +272,7 @@ def _over(numerator: tl.constexpr, values) -> tl.tensor:
 def _to_top(amax, TOP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Take an amax to TOP."""
     encode = tl.where(amax == 0, 1.0, tl.minimum(_over(TOP, _as_float(amax)), _LARGEST))
-    encode = tl.where(amax < _INFINITY, encode, _nan_like(amax))
-    return encode, _over(1.0, encode)
+    return encode, _nan_unless_finite(amax, _over(1.0, encode))
 
 
 @triton.jit
@@ -281,18 +282,14 @@ def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.
     normal = tl.where(amax < _SMALLEST_NORMAL, _as_pattern(amax.to(tl.float32)) - (149 << 23), amax)
     exponent = ((normal + CARRY) >> 23) - (127 + EMAX)
     exponent = tl.minimum(tl.maximum(exponent, -127), 127)
-    finite, nan = amax < _INFINITY, _nan_like(amax)
-    encode = tl.where(finite, _power_of_two(-exponent), nan)
-    return encode, tl.where(finite, _power_of_two(exponent), nan)
+    return _power_of_two(-exponent), _nan_unless_finite(amax, _power_of_two(exponent))
 
 
 @triton.jit
 def _two_level(
     amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    finite = tensor_amax < _INFINITY
-    total, inverse = _to_top(tl.where(finite, tensor_amax, 0), ELEMENT.top * TOP)
-    inverse = tl.where(finite, inverse, _nan_like(inverse))
+    total, inverse = _to_top(tensor_amax, ELEMENT.top * TOP)
     share = total * (1 / TOP)  # one factor for both, as the published code has it: it rounds once
     amax = tl.where(amax > _INFINITY, 0, amax)
     decode = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even") * inverse
@@ -314,9 +311,9 @@ def _hif4(amax, ELEMENT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     eight = (_as_float(eights) * inverse >= 4.0).to(tl.int32)
     half = _as_float(_as_pattern(inverse) - (eight << 23))
     four = (_as_float(fours) * half >= 2.0).to(tl.int32)
-    finite, nan = whole < _INFINITY, _nan_like(fours)
-    encode = tl.where(finite, _as_float(_as_pattern(half) - (four << 23)), nan)
-    decode = tl.where(finite, _as_float(_as_pattern(scale) + ((eight + four) << 23)), nan)
+    encode = _as_float(_as_pattern(half) - (four << 23))
+    decode = _as_float(_as_pattern(scale) + ((eight + four) << 23))
+    decode = _nan_unless_finite(whole, decode)
     return tl.reshape(encode, amax.shape), tl.reshape(decode, amax.shape)
 
 

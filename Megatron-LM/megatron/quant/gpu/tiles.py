@@ -124,12 +124,12 @@ def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tupl
     """Return a tile, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
 
     A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
-    need no shared memory for their amax.
+    need no shared memory for their amax; larger ones have two, or registers would not suffice.
     """
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first:
         rows = max(side, min(rows, 64))
-        return Tile(rows, block, True), max(1, rows * block // 2048)
+        return Tile(rows, block, True), max(1, rows * block // (2048 if block <= 32 else 1024))
     columns = max(block, min(size, max(1024 // side, 4096 // rows)))
     rows = max(side, min(rows, 4096 // columns))
     return Tile(rows, columns, False), max(1, rows * columns // 1024)
