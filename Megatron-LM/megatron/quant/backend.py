@@ -4,9 +4,12 @@ import functools
 import os
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .formats import check_choice, check_seed
 from .spec import QuantSpec
@@ -62,21 +65,41 @@ def fake_quantize(
     check_arguments(x, spec, axis, seed)
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ValueError(f"out is {_describe(out)}; valid: {_describe(x)}, as x")
-    for qdq in _implementations(x.device.type):
-        result = qdq(x, spec, axis, out, seed, amax)
-        if result is not None:
-            return result
-    raise AssertionError("the reference supports everything")
+    if not _is_traced(x):
+        return _quantize(x, spec, axis, out, seed, amax)
+    arguments = (amax, axis, _signed(seed), *_fields(spec))
+    if out is None:
+        return torch.ops.megatron_quant.fake_quantize(x, *arguments)
+    torch.ops.megatron_quant.fake_quantize_out(x, out, *arguments)
+    return out
 
 
 def check_arguments(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> None:
     """Raise what `fake_quantize` raises for these arguments, unless they are valid."""
     if x.dtype not in DTYPES:
         raise TypeError(f"cannot quantize {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
-    if x.dim() or spec.block:  # a scalar has no axis, and a format without blocks needs none
+    if x.dim():
         check_choice("axis", axis, range(-x.dim(), x.dim()))
+    elif spec.block:
+        raise ValueError(f"{spec.quant_type} has blocks along an axis, and a 0-d tensor has none")
     if spec.rounding == "stochastic":
         check_seed(seed)
+
+
+def _quantize(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    out: Tensor | None,
+    seed: int | None,
+    amax: Tensor | None,
+) -> Tensor:
+    """Ask one implementation after the other; arguments are checked."""
+    for qdq in _implementations(x.device.type):
+        result = qdq(x, spec, axis, out, seed, amax)
+        if result is not None:
+            return result
+    raise AssertionError("the reference supports everything")
 
 
 def _implementations(device: str) -> tuple[Qdq, ...]:
@@ -105,3 +128,57 @@ def _load(name: str) -> Qdq | ImportError:
 
 def _describe(x: Tensor) -> str:
     return f"{list(x.shape)} {x.dtype} on {x.device}"
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+# torch.compile and fake tensors see one operator in the place of what an implementation does. It
+# takes no objects: a spec goes in as its fields, and a seed as a signed number. It is defined one
+# level below torch.library.custom_op, whose checks of every call cost more than a small tensor.
+_SPEC = (
+    "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale,"
+    " str tile"
+)
+_SHARED = f"Tensor? amax, int axis, int seed, {_SPEC}"
+_NAME = "megatron_quant::fake_quantize"
+torch.library.define(_NAME, f"(Tensor x, {_SHARED}) -> Tensor")
+torch.library.define(f"{_NAME}_out", f"(Tensor x, Tensor(a!) out, {_SHARED}) -> ()")
+
+_spec = functools.cache(QuantSpec)
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether the operator has to be called; eager calls skip it, which takes some microseconds."""
+    traced = torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
+    return traced or is_in_torch_dispatch_mode()
+
+
+def _fields(spec: QuantSpec) -> tuple[Any, ...]:
+    choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
+    return (spec.quant_type, *choices, spec.tile)
+
+
+def _signed(seed: int | None) -> int:
+    return 0 if seed is None else seed - 2**64 if seed >= 2**63 else seed
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _fake_quantize(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> Tensor:
+    return _quantize(x, _spec(*fields), axis, None, seed % 2**64, amax)
+
+
+@torch.library.impl(f"{_NAME}_out", "CompositeExplicitAutograd")
+def _fake_quantize_out(
+    x: Tensor, out: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any
+) -> None:
+    _quantize(x, _spec(*fields), axis, out, seed % 2**64, amax)
+
+
+@torch.library.register_fake(_NAME)
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake(f"{_NAME}_out")
+def _(x: Tensor, out: Tensor, *_: Any) -> None:
+    return None

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 from megatron.quant import FORMATS, QuantSpec, backend, fake_quantize, reference
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 QUANTIZED_TYPES = tuple(FORMATS)
 MXFP8 = QuantSpec("mxfp8")
@@ -92,8 +93,9 @@ def test_an_axis_that_is_not_there_is_refused(kind, axis):
 
 
 def test_a_scalar_has_no_axis_for_blocks():
-    with pytest.raises(ValueError, match="axis -1"):
-        fake_quantize(torch.tensor(1.0), MXFP8)
+    for kind in ("mxfp8", "hif4"):
+        with pytest.raises(ValueError, match=f"{kind} has blocks .* a 0-d tensor has none"):
+            fake_quantize(torch.tensor(1.0), QuantSpec(kind))
     assert fake_quantize(torch.tensor(1.06), QuantSpec("hifp8")) == 1.0
 
 
@@ -140,7 +142,7 @@ def test_an_unlike_out_is_refused(out):
 def test_the_one_made_for_the_device_gets_the_arguments_as_they_are(implementation):
     seen = []
     implementation("cpu", lambda *arguments: seen.append(arguments) or arguments[3])
-    x, out, amax = normal(4, 32), torch.empty(4, 32), torch.tensor(8.0)
+    x, out, amax = normal(4, 32), torch.empty(4, 32), torch.tensor(9.0)
     assert fake_quantize(x, STOCHASTIC, axis=-2, out=out, seed=7, amax=amax) is out
     assert seen == [(x, STOCHASTIC, -2, out, 7, amax)]
 
@@ -178,3 +180,95 @@ def test_a_choice_that_cannot_be_imported_is_an_error(missing, monkeypatch):
     monkeypatch.setenv(backend.ENVIRONMENT_VARIABLE, "triton")
     with pytest.raises(RuntimeError, match="MQO_QUANT_BACKEND=triton, but that cannot be imported"):
         fake_quantize(normal(4, 32), MXFP8)
+
+
+# -- operators -----------------------------------------------------------------------------------
+
+
+SPECS = (
+    QuantSpec("mxfp8", scale_rule="ceil", block=16),
+    QuantSpec("nvfp4", rounding="stochastic", tile="square"),
+    QuantSpec("hifp8", overflow="inf", tensor_scale=True),
+)
+every_spec = pytest.mark.parametrize("spec", SPECS)
+SEED = 2**64 - 3
+
+
+def transposed():
+    return normal(70, 36).t()
+
+
+def test_the_operators_keep_torchs_rules():
+    x, arguments = transposed(), (torch.tensor(4.0), 0, -3, *backend._fields(SPECS[1]))
+    torch.library.opcheck(torch.ops.megatron_quant.fake_quantize, (x, *arguments))
+    out = torch.empty_like(x)
+    torch.library.opcheck(torch.ops.megatron_quant.fake_quantize_out, (x, out, *arguments))
+
+
+@every_spec
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_compiled_function_gives_the_same_bits(assert_same_bits, spec, compiler):
+    def function(x, amax):
+        doubled = x * 2
+        rounded = fake_quantize(doubled, spec, axis=0, seed=SEED, amax=amax)
+        return rounded + 1, fake_quantize(doubled, spec, axis=0, seed=SEED, out=doubled)
+
+    x, amax = transposed(), torch.tensor(9.0)
+    torch.compiler.reset()
+    given, own = torch.compile(function, backend=compiler, fullgraph=True)(x, amax)
+    assert_same_bits(given, reference.qdq(x * 2, spec, 0, seed=SEED, amax=amax) + 1)
+    assert_same_bits(own, reference.qdq(x * 2, spec, 0, seed=SEED))
+
+
+@every_spec
+def test_its_graph_has_the_operators(spec):
+    graphs = []
+
+    def keep(module, _):
+        graphs.append(module)
+        return module
+
+    def function(x, out):
+        fake_quantize(x, spec, axis=0, seed=SEED, out=out)
+        return fake_quantize(x, spec, axis=0, seed=SEED)
+
+    torch.compiler.reset()
+    torch.compile(function, backend=keep, fullgraph=True)(transposed(), transposed())
+    (graph,) = graphs
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert [name for name in names if "quant" in name] == [
+        "megatron_quant.fake_quantize_out",
+        "megatron_quant.fake_quantize",
+    ]
+
+
+@every_type
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+def test_fake_tensors_tell_shape_dtype_strides_and_device(kind, device):
+    spec = QuantSpec(kind, rounding="stochastic")
+    with FakeTensorMode():
+        x = torch.empty(70, 36, dtype=torch.bfloat16, device=device).t()
+    # Within the mode and without, new and in place.
+    results = [fake_quantize(x, spec, axis=0, seed=1), fake_quantize(x, spec, seed=1, out=x)]
+    with FakeTensorMode() as mode:
+        results.append(fake_quantize(mode.from_tensor(transposed()).bfloat16(), spec, seed=1))
+    for result, place in zip(results, (device, device, "cpu"), strict=True):
+        assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
+        assert result.device.type == place
+    assert results[1] is x
+
+
+@every_type
+def test_meta_tensors_tell_shape_dtype_and_strides(kind):
+    x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
+    result = fake_quantize(x, QuantSpec(kind), axis=0)
+    assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
+    assert result.is_meta
+    assert fake_quantize(x, QuantSpec(kind), out=x) is x
+
+
+def test_autograd_sees_that_out_was_written():
+    x, out = transposed(), transposed()
+    before = out._version
+    torch.ops.megatron_quant.fake_quantize_out(x, out, None, 0, 0, *backend._fields(SPECS[0]))
+    assert out._version > before

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.quant import (
     BLOCK_SIZES,
+    FORMATS,
     MX_ELEMENTS,
     OVERFLOWS,
     ROUNDINGS,
@@ -25,17 +27,22 @@ from megatron.quant import (
     fake_quantize,
     reference,
 )
+from megatron.quant.formats import TILES
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from megatron.quant import gpu  # noqa: E402  it needs triton
+from megatron.quant.gpu import tiles  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 IN_INTERPRETER = gpu.INTERPRETED
 ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
 DEVICE = "cuda" if ON_CUDA else "cpu"
 
-KINDS = (*MX_ELEMENTS, "hifp8")
+KINDS = tuple(FORMATS)
+SQUARE_KINDS = tuple(kind for kind in KINDS if FORMATS[kind].square)
+# A format of each kind of scale: what a kernel is specialized by.
+SCALES = tuple({FORMATS[kind].scale: kind for kind in KINDS}.values())
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -47,7 +54,10 @@ needs_cuda = pytest.mark.skipif(not ON_CUDA, reason="no CUDA device")
 # NaN and Infinity are met on purpose, and NumPy tells.
 quietly = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 every_kind = pytest.mark.parametrize("kind", KINDS)
+every_scale = pytest.mark.parametrize("kind", SCALES)
 every_mx = pytest.mark.parametrize("kind", tuple(MX_ELEMENTS))
+every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
+heavy = pytest.mark.heavy  # the interpreter takes seconds a case
 
 
 # -- the interpreter ---------------------------------------------------------------------------
@@ -75,7 +85,7 @@ def test_this_file_in_the_interpreter():
 
 
 @in_the_parent
-@pytest.mark.heavy
+@heavy
 def test_this_file_in_the_interpreter_exhaustively():
     assert run_in_the_interpreter("heavy") > 0
 
@@ -116,7 +126,7 @@ SOURCES = (patterns, spread, small, lambda shape, dtype, seed: random(*shape, se
 @st.composite
 def tensors(draw, ranks=(1, 4)):
     """A tensor on the device, of some shape (empty ones too), dtype and layout; and an axis."""
-    sizes = st.one_of(st.integers(0, 5), st.sampled_from((31, 32, 33, 70)))
+    sizes = st.one_of(st.integers(0, 5), st.sampled_from((31, 32, 33, 70, 140)))
     shape = draw(st.lists(sizes, min_size=ranks[0], max_size=ranks[1]))
     while torch.Size(shape).numel() > 2**10:  # the interpreter takes 10 ms a tile
         shape[shape.index(max(shape))] = 2
@@ -136,6 +146,7 @@ specs = st.builds(
     rounding=st.sampled_from((None, *ROUNDINGS)),
     overflow=st.sampled_from(OVERFLOWS),
     tensor_scale=st.booleans(),
+    tile=st.sampled_from(TILES),
 )
 seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**64 - 1))
 
@@ -144,9 +155,10 @@ seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**6
 def assert_equals_reference(assert_same_bits):
     """A function that quantizes with both, and returns what they made of it."""
 
-    def check(x, spec, axis=-1, seed=0):
-        expected = reference.qdq(x.cpu(), spec, axis, seed=seed)
-        actual = gpu.qdq(x, spec, axis, seed=seed)
+    def check(x, spec, axis=-1, seed=0, amax=None):
+        expected = reference.qdq(x.cpu(), spec, axis, seed=seed, amax=amax)
+        amax = amax if amax is None else amax.to(DEVICE)
+        actual = gpu.qdq(x, spec, axis, seed=seed, amax=amax)
         assert actual.device == x.device
         assert_same_bits(actual.cpu(), expected)
         return actual
@@ -159,22 +171,22 @@ def assert_equals_reference(assert_same_bits):
 
 @runs_kernels
 @quietly
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(tensors(), specs, seeds)
-def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed):
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(tensors(), specs, seeds, st.sampled_from((None, None, 1e-30, 0.7, 1e5)))
+def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed, amax):
     x, axis = tensor_and_axis
     before = x.clone()
-    assert_equals_reference(x, spec, axis, seed)
+    assert_equals_reference(x, spec, axis, seed, amax if amax is None else torch.tensor(amax))
     assert x.view(INTEGERS[x.dtype]).equal(before.view(INTEGERS[x.dtype]))
 
 
 @runs_kernels
+@heavy
 @quietly
 @every_kind
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@every_rounding
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_of_all_magnitudes_and_of_one(assert_equals_reference, kind, rounding, dtype):
-    # The first kind of tile has blocks that only the exact way can round; the last has none.
+def test_all_magnitudes(assert_equals_reference, kind, rounding, dtype):
     for source in SOURCES:
         x = source((36, 160), dtype, 3).to(DEVICE)
         for axis in (0, 1):
@@ -182,6 +194,53 @@ def test_tiles_of_all_magnitudes_and_of_one(assert_equals_reference, kind, round
 
 
 @runs_kernels
+@heavy
+@quietly
+@pytest.mark.parametrize("kind", SQUARE_KINDS)
+@every_rounding
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_squares(assert_equals_reference, kind, rounding, dtype):
+    spec = QuantSpec(kind, rounding=rounding, tile="square")
+    for source in SOURCES:
+        x = source((5, 40, 36), dtype, 4).to(DEVICE)
+        for axis in range(3):  # of the middle one, the rows are no dimension of the memory
+            assert_equals_reference(x, spec, axis, seed=6)
+
+
+VECTORS = np.load(ROOT / "tests" / "vectors" / "recipes_vectors.npz")
+VECTOR_SPECS = {kind: QuantSpec(kind) for kind in KINDS} | {
+    "nvfp4_1x16": QuantSpec("nvfp4"),
+    "nvfp4_16x16": QuantSpec("nvfp4", tile="square"),
+    "fp8_1x128": QuantSpec("fp8_block"),
+    "fp8_128x128": QuantSpec("fp8_block", tile="square"),
+    "fp8_1x128_fp32scale": QuantSpec("fp8_block_fp32"),
+}
+
+
+@runs_kernels
+@quietly
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=() if key.endswith("/special") else heavy)
+        for key in VECTORS
+        if key.split("/")[0] in VECTOR_SPECS
+    ],
+)
+def test_the_stored_vectors(assert_same_bits, key):
+    name, case = key.split("/")
+    x, spec = torch.from_numpy(VECTORS[f"in/{case}"]).to(DEVICE), VECTOR_SPECS[name]
+    expected = torch.from_numpy(VECTORS[key])
+    if name == "mxint8":  # its zero has no sign, but the file's does
+        expected = expected.where(expected != 0, 0.0)
+    assert_same_bits(gpu.qdq(x, spec).cpu(), expected)
+    assert_same_bits(gpu.qdq(x.T.contiguous(), spec, 0).cpu(), expected.T)
+    if case == "normal_bf16":
+        assert_same_bits(gpu.qdq(x.bfloat16(), spec).cpu(), expected.bfloat16())
+
+
+@runs_kernels
+@heavy
 @quietly
 @every_mx
 @pytest.mark.parametrize("rule", SCALE_RULES)
@@ -202,15 +261,45 @@ def test_every_16_bit_pattern_in_hifp8(assert_equals_reference, dtype, rounding,
 
 
 @runs_kernels
+@heavy
 @quietly
 @pytest.mark.parametrize("scale", [-140, -100, 0, 90, 120])
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_the_tensor_scale(assert_equals_reference, rounding, scale):
+@pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e5m2", "nvfp4"])
+@every_rounding
+def test_the_scale_of_a_tensor(assert_equals_reference, kind, rounding, scale):
     x = (random(40, 60).double() * 2.0**scale).float().to(DEVICE)
-    spec = QuantSpec("hifp8", rounding=rounding, tensor_scale=True)
+    spec = QuantSpec(kind, rounding=rounding, tensor_scale=True)
     assert_equals_reference(x, spec, seed=2)
     for special in (0.0, torch.inf, torch.nan):
         assert_equals_reference(torch.full((3, 4), special, device=DEVICE), spec, seed=2)
+
+
+@runs_kernels
+@heavy
+@quietly
+@pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "nvfp4"])
+@pytest.mark.parametrize("amax", [0.0, 1e-40, 0.3, 700.0, torch.inf, torch.nan])
+def test_an_amax_that_is_given(assert_equals_reference, kind, amax):
+    # Values beyond it, those that are not finite among them, are taken for the largest or for 0.
+    spec = QuantSpec(kind, tensor_scale=True)
+    for source in SOURCES:
+        x = source((40, 60), torch.float32, 8).to(DEVICE)
+        assert_equals_reference(x, spec, amax=torch.tensor(amax))
+
+
+@runs_kernels
+@heavy
+@quietly
+@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2"])
+@every_rounding
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_pattern_under_the_scale_of_a_tensor(
+    assert_equals_reference, kind, rounding, dtype
+):
+    x = torch.arange(2**16, device=DEVICE).to(torch.int16).view(dtype)
+    for amax in (1e-38, 2.5, 3e38):
+        spec = QuantSpec(kind, rounding=rounding)
+        assert_equals_reference(x, spec, seed=3, amax=torch.tensor(amax))
 
 
 def blocks_of_scale(exponent):
@@ -226,15 +315,15 @@ def blocks_of_scale(exponent):
 def large_tiles(monkeypatch):
     """Spares the interpreter most of its tiles, each of which costs it 10 ms and more."""
     if IN_INTERPRETER:
-        gpu._plan.cache_clear()
-        monkeypatch.setattr(gpu, "_tile", lambda *_: ((2**13, 1, 16), 4))
+        tiles.plan_tiles.cache_clear()
+        monkeypatch.setattr(tiles, "_tile", lambda *_: (tiles.Tile(2**13, 16, False), 4))
     yield
-    gpu._plan.cache_clear()
+    tiles.plan_tiles.cache_clear()
 
 
 # From the smallest scale, 2^-127, to that of the largest amax.
 @runs_kernels
-@pytest.mark.heavy
+@heavy
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
 @pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
@@ -247,8 +336,9 @@ def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding
     assert pairs > 4_000_000
 
 
-# The smallest scale, those next to where the fast way begins and ends, and the largest amax.
+# The smallest scale, the one above it, one among many, and that of the largest amax.
 @runs_kernels
+@heavy
 @quietly
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
@@ -256,14 +346,12 @@ def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding
 def test_every_pattern_under_some_scales(assert_equals_reference, kind, rounding):
     smallest = MX_ELEMENTS[kind].emax - 127
     spec = QuantSpec(kind, block=16, rounding=rounding)
-    for exponent in (smallest, smallest + 1, -81, -80, 0, 99, 100, 127):
-        x = blocks_of_scale(exponent).to(DEVICE)
-        assert_equals_reference(x, spec)
-        # A block that only the exact way can round takes its whole tile there.
-        assert_equals_reference(torch.cat((x, torch.full_like(x[:1], torch.inf))), spec)
+    for exponent in (smallest, smallest + 1, 0, 127):
+        assert_equals_reference(blocks_of_scale(exponent).to(DEVICE), spec)
 
 
 @runs_kernels
+@heavy
 @quietly
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
@@ -273,32 +361,11 @@ def test_every_pattern_alone_in_its_block(assert_equals_reference, kind, rule):
     assert_equals_reference(x.reshape(1, -1), QuantSpec(kind, scale_rule=rule, block=16), 0)
 
 
-@runs_kernels
-@pytest.mark.skipif(ON_CUDA, reason="a setting of the CPU")
-@quietly
-@every_kind
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_flushing_subnormals_changes_nothing(assert_same_bits, kind, rounding):
-    # With a scale of the tensor it would: torch's own amax of the tensor is flushed.
-    spec = QuantSpec(kind, rounding=rounding)
-    for source in SOURCES:
-        for dtype in DTYPES:
-            x = source((24, 160), dtype, 6)
-            expected = reference.qdq(x, spec, seed=1)
-            flushed = torch.set_flush_denormal(True)
-            try:
-                actual = gpu.qdq(x, spec, seed=1)
-            finally:
-                torch.set_flush_denormal(False)
-            assert flushed
-            assert_same_bits(actual, expected)
-
-
 # -- shapes and strides ------------------------------------------------------------------------
 
 
 @runs_kernels
-@every_kind
+@every_scale
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 4), (0, 32)])
 def test_an_empty_tensor(kind, shape):
     for axis in range(len(shape)):
@@ -307,17 +374,21 @@ def test_an_empty_tensor(kind, shape):
 
 @runs_kernels
 def test_a_scalar():
-    for scaled in (False, True):
-        spec = QuantSpec("hifp8", tensor_scale=scaled)
-        assert gpu.qdq(torch.tensor(1.06, device=DEVICE), spec).equal(torch.tensor(1.0).to(DEVICE))
+    for kind, expected in (("hifp8", 1.0), ("fp8_tensor_e4m3", 1.06)):
+        for scaled in (False, True):
+            result = gpu.qdq(
+                torch.tensor(1.06, device=DEVICE), QuantSpec(kind, tensor_scale=scaled)
+            )
+            assert result.shape == ()
+            assert result.cpu() == torch.tensor(expected)
 
 
 @runs_kernels
-@pytest.mark.parametrize("kind", ["mxfp8", "hifp8"])
+@pytest.mark.parametrize("kind", ["mxfp8", "nvfp4", "hifp8"])
 @pytest.mark.parametrize("axis", [0, 2, 4])
 def test_more_strides_than_the_kernel_has(assert_equals_reference, kind, axis):
     x = random(4, 6, 8, 10, 6).to(DEVICE)[::2, ::2, ::2, ::2, ::2].permute(3, 1, 4, 0, 2)
-    spec = QuantSpec(kind, rounding="stochastic", block=16)
+    spec = QuantSpec(kind, rounding="stochastic", block=16, tile="square")
     result = assert_equals_reference(x, spec, axis, seed=8)
     out = torch.empty_like(x.permute(4, 3, 2, 1, 0)).permute(4, 3, 2, 1, 0)
     assert gpu.qdq(x, spec, axis, out, 8) is out
@@ -333,7 +404,7 @@ def test_an_expanded_tensor(assert_equals_reference, kind):
 
 
 @runs_kernels
-@every_kind
+@every_scale
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_out_of_any_strides_and_the_tensor_itself(assert_same_bits, kind, axis):
     x, spec = random(5, 40, 36).to(DEVICE).bfloat16(), QuantSpec(kind)
@@ -355,52 +426,6 @@ def test_offsets_beyond_31_bits(assert_same_bits):
         assert_same_bits(gpu.qdq(sparse, spec).cpu(), expected)
         gpu.qdq(sparse, spec, out=sparse)
         assert_same_bits(sparse.cpu(), expected)
-
-
-# -- operators ---------------------------------------------------------------------------------
-
-
-def fields(kind, **choices):
-    return gpu._fields(QuantSpec(kind, **choices))
-
-
-def transposed():
-    return random(70, 36).to(DEVICE).t()
-
-
-@runs_kernels
-@pytest.mark.parametrize("kind", ["mxfp4", "hifp8"])
-def test_the_operators_keep_torchs_rules(kind):
-    x = transposed()
-    torch.library.opcheck(torch.ops.megatron_quant.qdq, (x, 0, 0, *fields(kind)))
-    torch.library.opcheck(
-        torch.ops.megatron_quant.qdq_out, (x, torch.empty_like(x), 0, 0, *fields(kind))
-    )
-
-
-def test_the_fake_kernels_tell_shape_dtype_and_strides():
-    x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").t()
-    result = torch.ops.megatron_quant.qdq(x, 0, 0, *fields("mxfp8"))
-    assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
-    assert result.device == x.device
-    assert torch.ops.megatron_quant.qdq_out(x, x.clone(), 0, 0, *fields("mxfp8")) is None
-
-
-@runs_kernels
-def test_a_compiled_function_has_the_operator_in_its_graph(assert_same_bits):
-    graphs = []
-
-    def inspect(module, _):
-        graphs.append(module)
-        return module
-
-    def function(x):
-        return torch.ops.megatron_quant.qdq(x * 2, 0, 0, *fields("mxfp8")) + 1
-
-    x = transposed()
-    actual = torch.compile(function, backend=inspect, fullgraph=True)(x)
-    assert_same_bits(actual.cpu(), reference.qdq(x.cpu() * 2, QuantSpec("mxfp8"), 0) + 1)
-    assert "megatron_quant.qdq" in graphs[0].code
 
 
 # -- as a backend ------------------------------------------------------------------------------
@@ -466,21 +491,30 @@ def compiled(monkeypatch, spec, dtype, axis):
     x = torch.empty(8192, 8192, dtype=dtype, device="meta")
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "_kernel", recorder)
-        gpu._launch(x, x, spec, axis, 0)
+        gpu._launch(x, x, spec, axis, 7, None)
     signature, constants, attributes = {}, {}, {}
+
+    def described(value, place, specialized):
+        """The type of an argument as Triton takes it from a call."""
+        if isinstance(value, tuple):
+            parts = enumerate(value)
+            return type(value)(*(described(part, (*place, i), specialized) for i, part in parts))
+        if isinstance(value, torch.Tensor) or (specialized and value % 16 == 0):
+            attributes[place] = [["tt.divisibility", 16]]
+        if isinstance(value, torch.Tensor):
+            kinds = {torch.int16: "*i16", torch.float32: "*fp32", torch.float16: "*fp16"}
+            return kinds[value.dtype]
+        if specialized and value == 1:
+            constants[place] = value
+            return "constexpr"
+        return "i64" if place == (kernel.arg_names.index("seed"),) else "i32"
+
     for i, parameter in enumerate(kernel.params):
         value, name = recorder.arguments[parameter.name], parameter.name
-        specialized = not parameter.do_not_specialize
-        if isinstance(value, torch.Tensor):
-            kinds = {torch.int16: "*i16", torch.int32: "*i32", torch.float16: "*fp16"}
-            signature[name] = kinds[value.dtype]
-        elif parameter.is_constexpr or value is None or (specialized and value == 1):
+        if parameter.is_constexpr or value is None:
             signature[name], constants[(i,)] = "constexpr", value
         else:
-            signature[name] = "i64" if name == "seed" else "i32"
-        if signature[name] != "constexpr" and specialized:
-            divisible = isinstance(value, torch.Tensor) or value % 16 == 0
-            attributes[(i,)] = [["tt.divisibility", 16]] if divisible else []
+            signature[name] = described(value, (i,), not parameter.do_not_specialize)
     return triton.compile(
         ASTSource(kernel, signature, constants, attributes),
         target=GPUTarget("cuda", 90, 32),
@@ -489,12 +523,12 @@ def compiled(monkeypatch, spec, dtype, axis):
 
 
 COMPILED = [
-    (QuantSpec("mxfp8"), -1),
+    *((QuantSpec(kind), axis) for kind in SCALES for axis in (-1, 0)),
+    *((QuantSpec(kind, tile="square"), -1) for kind in SQUARE_KINDS),
     (QuantSpec("mxfp4", rounding="nearest-away"), 0),
-    (QuantSpec("mxfp8_e5m2"), -1),
     (QuantSpec("mxfp8", rounding="stochastic"), -1),
-    (QuantSpec("hifp8"), -1),
     (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1),
+    (QuantSpec("hifp8", rounding="nearest-even", overflow="inf"), -1),
 ]
 
 

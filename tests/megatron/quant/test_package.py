@@ -10,7 +10,7 @@ from megatron import quant
 FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
 # What the fast implementations compile with; they are imported only where that is installed.
-COMPILERS = {"cpu": {"numba", "llvmlite"}, "gpu.py": {"triton"}}
+COMPILERS = {"cpu": {"numba", "llvmlite"}, "gpu": {"triton"}}
 
 
 def imported(path):

@@ -1,0 +1,144 @@
+"""The quantizers as Triton kernels, bit for bit the reference.
+
+A program takes a tile of the tensor through the same steps for every format: load, amax of each
+block, scale, round, store. Formats share them as far as their definitions do; what differs is in
+`Steps`, which are known at compile time.
+
+Nothing waits for the device, and everything may be captured in a CUDA graph. Under
+TRITON_INTERPRET=1, set before triton is imported, the kernels run on CPU tensors, too.
+"""
+
+# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
+import math
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..spec import QuantSpec
+from .steps import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
+from .tiles import Strides, plan_tiles
+
+
+@triton.jit
+def _offset(row, place, sizes, strides) -> tl.tensor:
+    """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
+    outer, inner = row // sizes.inner, row % sizes.inner
+    rows = (outer // sizes.middle).to(tl.int64) * strides.outer
+    rows += (outer % sizes.middle).to(tl.int64) * strides.middle
+    return rows + inner.to(tl.int64) * strides.inner + place * strides.size
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _kernel(
+    x,
+    out,
+    tensor_amax,
+    seed,
+    index_strides,
+    sizes,
+    x_strides,
+    out_strides,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+) -> None:
+    """Quantize a tile of a tensor whose rows have `sizes.size` elements."""
+    program = tl.program_id(0)
+    if TILE.rows_first:  # neighbors in memory are neighbors in time
+        row_tiles = (sizes.rows - 1) // TILE.rows + 1
+        row_tile, size_tile = program % row_tiles, program // row_tiles
+    else:
+        size_tiles = (sizes.size - 1) // TILE.columns + 1
+        row_tile, size_tile = program // size_tiles, program % size_tiles
+    row = row_tile * TILE.rows + tl.arange(0, TILE.rows)[:, None]
+    place = size_tile.to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)[None, :]
+    inside = (row < sizes.rows) & (place < sizes.size)
+
+    values = loaded(tl.load(x + _offset(row, place, sizes, x_strides), mask=inside, other=0))
+    draw = tl.zeros(values.shape, tl.int32)
+    if STEPS.rounding == "stochastic":
+        draw = draw_of(_offset(row, place, sizes, index_strides), seed)
+
+    shape: tl.constexpr = [
+        TILE.rows // STEPS.side,
+        STEPS.side,
+        TILE.columns // STEPS.run,
+        STEPS.run,
+    ]
+    values = tl.reshape(values, shape)
+    encode, decode = factors(values, tensor_amax, STEPS)
+    values *= encode
+    if STEPS.scale == "hif4":
+        values = to_bfloat16(values)
+    if tensor_amax is not None and not STEPS.element.widths:
+        # One that was given says nothing of a NaN here, for which these elements have no code.
+        values = tl.where(values == values, values, 0.0)
+    rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
+    result = tl.reshape(rounded * decode, [TILE.rows, TILE.columns])
+    target = out + _offset(row, place, sizes, out_strides)
+    tl.store(target, stored(result, out.dtype.element_ty, STEPS.exact), mask=inside)
+
+
+INTERPRETED = not isinstance(_kernel, triton.JITFunction)
+
+_OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")  # scales that follow from its amax
+_NO_STRIDES = Strides(0, 0, 0, 0)
+
+
+def qdq(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    out: Tensor | None = None,
+    seed: int | None = None,
+    amax: Tensor | None = None,
+) -> Tensor | None:
+    """What `backend.fake_quantize` returns, which checks the arguments.
+
+    None for a tensor that is not on a CUDA device, unless in Triton's interpreter.
+    """
+    if not (x.is_cuda or INTERPRETED):
+        return None
+    target = torch.empty_like(x) if out is None else out
+    if not x.numel() or _launch(x, target, spec, axis, seed, amax):
+        return target
+    dense = x.contiguous()  # a tensor of fewer dimensions, as its own can be merged
+    result = torch.empty_like(dense)
+    return target.copy_(result) if _launch(dense, result, spec, axis, seed, amax) else None
+
+
+def _launch(
+    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, seed: int | None, amax: Tensor | None
+) -> bool:
+    """Write `x`, quantized, to `out`; False if its dimensions are too many for the kernel."""
+    steps = steps_of(spec)
+    place = (axis, spec.block) if spec.block else (None, steps.run)
+    plan = plan_tiles(x.shape, x.stride(), out.stride(), *place, steps.side)
+    if plan is None:
+        return False
+    if steps.scale not in _OF_THE_TENSOR:
+        amax = None
+    elif amax is None:
+        # One launch, which reads `x` once and does not wait; a NaN counts as the largest.
+        amax = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32)
+    # What a kernel does not use is the same in all calls: it would be compiled for each value.
+    draws = (0, _NO_STRIDES)
+    if spec.rounding == "stochastic":
+        draws = (seed - 2**64 if seed >= 2**63 else seed, plan.index)
+    seen = torch.int16 if x.dtype == torch.bfloat16 else x.dtype
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        _kernel[(plan.programs,)](
+            x.view(seen),
+            out.view(seen),
+            amax,
+            *draws,
+            plan.sizes,
+            plan.x,
+            plan.out,
+            TILE=plan.tile,
+            STEPS=steps,
+            num_warps=plan.warps,
+        )
+    return True

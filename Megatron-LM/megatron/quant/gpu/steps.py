@@ -1,0 +1,347 @@
+"""The steps of the kernels, on the device: amax of each block, scale, round, store.
+
+All of it is float32 arithmetic, which the definitions are, too. That asks for three things:
+
+- Subnormals are kept. Triton compiles for a device without flushing them (a test looks for `.ftz`).
+  In the interpreter, torch.set_flush_denormal(True) flushes them as it does the reference's.
+- A division rounds to nearest: `div_rn`, since Triton's `/` does not.
+- No product that rounds goes into a sum, where it could become a part of an fma: a clamp comes
+  between. Products with powers of two are exact, and an fma of them is the same.
+
+Largest magnitudes are compared as int32 patterns, where a NaN is the largest.
+"""
+
+# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
+import functools
+import struct
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..formats import ELEMENTS, Minifloat, TaperedFormat
+from ..scales import _E6M2, run_of
+from ..spec import QuantSpec
+
+# -- what follows from a spec ----------------------------------------------------------------------
+
+
+def _pattern(value: float) -> int:
+    """Return the bits of a float32."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+@dataclass(frozen=True)
+class Element:
+    """The values to round to.
+
+    bits: of the mantissa. For a tapered element `widths` holds them instead: at bit |e| & 28, two
+        bits for 2^e; else it is 0.
+    smallest: the pattern of the power of two below which the steps stay as they are.
+    top: what is larger is taken for this; a tapered element ends at `limit`, but rounds beyond it.
+    infinite: whether what is beyond the limit becomes Infinity.
+    signed_zero: whether a zero keeps its sign.
+    """
+
+    bits: int
+    widths: int
+    smallest: int
+    top: float
+    limit: float
+    infinite: bool
+    signed_zero: bool
+
+    @classmethod
+    def of(cls, element: Minifloat | TaperedFormat, overflow: str = "saturate") -> "Element":
+        """Take over a row of formats.toml."""
+        if isinstance(element, Minifloat):
+            top, smallest = element.max_value, _pattern(2.0**element.emin)
+            return cls(element.mantissa_bits, 0, smallest, top, top, False, not element.complement)
+        widths = 0
+        for exponent in range(0, 32, 4):
+            width = next((bits for largest, bits in element.widths if exponent <= largest), 0)
+            widths |= width << exponent
+        smallest, limit = _pattern(2.0**element.min_exponent), 2.0**element.max_exponent
+        return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
+
+
+_SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(_E6M2)}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the steps for a spec need to know at compile time.
+
+    scale: a kind of formats.toml, but that "power-of-two" is "e8m0" with the rule "rceil", and that
+        "none" with a power of two for the tensor is "tensor-power".
+    emax: the exponent that amax is taken to: that of the element's largest value, or of the widest
+        mantissas. `carry` added to the pattern of an amax makes a significand that the scale rule
+        rounds up carry into the exponent.
+    run: elements in a row that share their scales; `side`: rows that do.
+    exact: whether results have no more bits than bfloat16.
+    scale_element: what the scale of a block is rounded to, where that is more than a power of two.
+    """
+
+    element: Element
+    rounding: str
+    scale: str
+    emax: int
+    carry: int
+    run: int
+    side: int
+    exact: bool
+    scale_element: Element | None
+
+
+@functools.cache
+def steps_of(spec: QuantSpec) -> Steps:
+    """Return the steps of a spec."""
+    element, scale, rule = spec.format.element, spec.format.scale, spec.scale_rule
+    if scale == "none" and spec.tensor_scale:
+        scale = "tensor-power"
+    if scale == "power-of-two":
+        scale, rule = "e8m0", "rceil"
+    tapered = isinstance(element, TaperedFormat)
+    return Steps(
+        element=Element.of(element, spec.overflow),
+        rounding=spec.rounding,
+        scale=scale,
+        emax=element.widths[0][0] if tapered else element.emax,
+        carry=_carry(element, rule) if scale == "e8m0" else 0,
+        run=run_of(spec) or 32,
+        side=spec.block if spec.tile == "square" else 1,
+        exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
+        scale_element=_SCALE_ELEMENTS.get(scale),
+    )
+
+
+def _carry(element: Minifloat, scale_rule: str) -> int:
+    """Return 2^23 less the fraction field from which on the exponent of amax goes up."""
+    return {
+        "floor": 0,
+        "rceil": 0x7FFFFF - (_pattern(element.max_value) & 0x7FFFFF),
+        "ceil": 0x7FFFFF,
+        "even": 1 << (22 - element.mantissa_bits),
+    }[scale_rule]
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+_INFINITY = tl.constexpr(0x7F800000)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_SMALLEST_NORMAL = tl.constexpr(0x00800000)
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+
+
+@triton.jit
+def _as_float(pattern) -> tl.tensor:
+    return pattern.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _as_pattern(values) -> tl.tensor:
+    return values.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _power_of_two(exponent) -> tl.tensor:
+    """Return 2^exponent, for -127 <= exponent <= 127; the first is subnormal."""
+    return _as_float(tl.where(exponent == -127, 0x00400000, (exponent + 127) << 23))
+
+
+@triton.jit
+def _bfloat16_bits(pattern) -> tl.tensor:
+    """Return the high half of the pattern, rounded to nearest even; a NaN may become a number."""
+    return (pattern + (0x7FFF + ((pattern >> 16) & 1))) >> 16
+
+
+@triton.jit
+def to_bfloat16(values) -> tl.tensor:
+    """Round float32 to the values of bfloat16."""
+    return _as_float(_bfloat16_bits(_as_pattern(values)) << 16)
+
+
+@triton.jit
+def draw_of(index, seed) -> tl.tensor:
+    """Return what the elements at `index` draw: stochastic.draws."""
+    z = seed.to(tl.uint64) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return ((z ^ (z >> 31)) >> 40).to(tl.int32)
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def loaded(values) -> tl.tensor:
+    """Return float32; int16 holds bfloat16, which the interpreter does not round."""
+    if values.dtype == tl.int16:
+        return _as_float(values.to(tl.int32) << 16)
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
+def stored(values, dtype: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
+    """Round to a dtype, to nearest even."""
+    pattern = _as_pattern(values)
+    if dtype == tl.int16 and EXACT:
+        return (pattern >> 16).to(tl.int16)
+    elif dtype == tl.int16:
+        return tl.where(values == values, _bfloat16_bits(pattern), 0x7FC0).to(tl.int16)
+    else:
+        return values.to(dtype)
+
+
+# -- rounding to an element's values ------------------------------------------------
+
+
+@triton.jit
+def round_to(values, draw, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr) -> tl.tensor:
+    """Round float32 to values of the element; tapered ones may be NaN, and pass."""
+    if ELEMENT.widths:
+        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top, tl.PropagateNan.ALL)
+    else:
+        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top)
+    power = tl.maximum(_as_pattern(values) & _MAGNITUDE, ELEMENT.smallest) & _INFINITY
+    if ELEMENT.widths:
+        quantum = power - (((ELEMENT.widths >> (tl.abs((power >> 23) - 127) & 28)) & 3) << 23)
+    else:
+        quantum = power - (ELEMENT.bits << 23)
+    if ROUNDING == "stochastic":
+        rounded = _round_by_draw(values, quantum, draw)
+    else:
+        # A sum in this binade has units of a quantum, and taking the addend away again is exact.
+        units = 1.5 * 2.0**23
+        if ELEMENT.widths and ROUNDING == "nearest-even":
+            # Ties go by the code's last bit, which alternates along the grid. Where there is no
+            # mantissa, 2^e has the even code where e is odd: a unit more, and sums are as even.
+            odd = ((power >> 23) + 1) & 1
+            units += tl.where(quantum == power, odd, 0).to(tl.float32)
+        if ROUNDING == "nearest-away":
+            # This takes a tie up, and nothing else anywhere: halves of a quantum end in zeros.
+            values = _as_float(_as_pattern(values) | 1)
+        addend = _as_float(quantum) * units
+        rounded = (values + addend) - addend
+    if ELEMENT.limit < ELEMENT.top:
+        if ELEMENT.infinite:
+            infinity = rounded * float("inf")
+            rounded = tl.where(tl.abs(rounded) > ELEMENT.limit, infinity, rounded)
+        else:
+            rounded = tl.clamp(rounded, -ELEMENT.limit, ELEMENT.limit, tl.PropagateNan.ALL)
+    if ELEMENT.signed_zero:
+        return _with_sign(rounded, values)
+    elif ROUNDING == "stochastic":
+        return rounded + 0.0  # what was -0.0 is 0.0
+    else:
+        return rounded
+
+
+@triton.jit
+def _with_sign(values, signed) -> tl.tensor:
+    return _as_float(_as_pattern(values) | (_as_pattern(signed) & -0x80000000))
+
+
+@triton.jit
+def _round_by_draw(values, quantum, draw) -> tl.tensor:
+    """Round up, in magnitude, where the draw is below the share of a quantum, in 2^-24."""
+    inverse = _as_float((254 << 23) - quantum)
+    steps = (tl.abs(values) * inverse * 2.0**24).to(tl.int32)
+    rounded = ((steps + (0xFFFFFF - draw)) >> 24).to(tl.float32) * _as_float(quantum)
+    return _with_sign(tl.where(values == values, rounded, values), values)
+
+
+# -- scales; what multiplies a block's elements before and after --------------------
+
+
+@triton.jit
+def _nan_unless_finite(amax, decode) -> tl.tensor:
+    """Make a result NaN, whatever it was rounded to, by the last of its factors."""
+    nan = _as_float(tl.full(decode.shape, 0x7FC00000, tl.int32))
+    return tl.where(amax < _INFINITY, decode, nan)
+
+
+@triton.jit
+def _over(numerator: tl.constexpr, values) -> tl.tensor:
+    return tl.div_rn(tl.full(values.shape, numerator, tl.float32), values)
+
+
+@triton.jit
+def _to_top(amax, TOP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Take an amax to TOP."""
+    encode = tl.where(amax == 0, 1.0, tl.minimum(_over(TOP, _as_float(amax)), _LARGEST))
+    return encode, _nan_unless_finite(amax, _over(1.0, encode))
+
+
+@triton.jit
+def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    # A subnormal's pattern is its multiple of 2^-149; as a float32 it is normal, and its exponent
+    # is 149 too large.
+    normal = tl.where(amax < _SMALLEST_NORMAL, _as_pattern(amax.to(tl.float32)) - (149 << 23), amax)
+    exponent = ((normal + CARRY) >> 23) - (127 + EMAX)
+    exponent = tl.minimum(tl.maximum(exponent, -127), 127)
+    return _power_of_two(-exponent), _nan_unless_finite(amax, _power_of_two(exponent))
+
+
+@triton.jit
+def _two_level(
+    amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    total, inverse = _to_top(tensor_amax, ELEMENT.top * TOP)
+    share = total * (1 / TOP)  # one factor for both, as the published code has it: it rounds once
+    amax = tl.where(amax > _INFINITY, 0, amax)
+    decode = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even") * inverse
+    return tl.minimum(_over(1.0, decode), _LARGEST), decode
+
+
+@triton.jit
+def _hif4(amax, ELEMENT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Give 64 elements a scale, each 8 of them a power of two, and each 4, whose amax it is, one.
+
+    The scale is an E6M2.
+    """
+    fours = tl.reshape(amax, [amax.numel // 16, 8, 2])
+    eights = tl.max(fours, axis=2, keep_dims=True)
+    whole = tl.max(eights, axis=1, keep_dims=True)
+    scale = to_bfloat16(_as_float(whole) * 0.142578125)  # 1/7, a bfloat16
+    scale = round_to(tl.maximum(scale, 2.0**-48), 0, ELEMENT, "nearest-even")
+    inverse = to_bfloat16(_over(1.0, scale))
+    eight = (_as_float(eights) * inverse >= 4.0).to(tl.int32)
+    half = _as_float(_as_pattern(inverse) - (eight << 23))
+    four = (_as_float(fours) * half >= 2.0).to(tl.int32)
+    encode = _as_float(_as_pattern(half) - (four << 23))
+    decode = _as_float(_as_pattern(scale) + ((eight + four) << 23))
+    decode = _nan_unless_finite(whole, decode)
+    return tl.reshape(encode, amax.shape), tl.reshape(decode, amax.shape)
+
+
+@triton.jit
+def _block_amax(tile, SIDE: tl.constexpr) -> tl.tensor:
+    # Zeros beyond the tensor's end change neither an amax nor whether it is finite.
+    amax = tl.max(_as_pattern(tile) & _MAGNITUDE, axis=3, keep_dims=True)
+    return tl.max(amax, axis=1, keep_dims=True) if SIDE > 1 else amax
+
+
+@triton.jit
+def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return what multiplies the elements of a tile [.., side, runs, run], before and after."""
+    if STEPS.scale == "none":
+        return 1.0, 1.0
+    elif STEPS.scale == "tensor-power":
+        amax = _as_pattern(tl.load(tensor_amax))
+        scaled = (amax > 0) & (amax < _INFINITY)  # else by 1
+        return _e8m0(tl.where(scaled, amax, (127 + STEPS.emax) << 23), STEPS.emax, 0)
+    elif STEPS.scale == "tensor":
+        return _to_top(_as_pattern(tl.load(tensor_amax)), STEPS.element.top)
+    elif STEPS.scale == "e8m0":
+        return _e8m0(_block_amax(tile, STEPS.side), STEPS.emax, STEPS.carry)
+    elif STEPS.scale == "fp32":
+        return _to_top(_block_amax(tile, STEPS.side), STEPS.element.top)
+    elif STEPS.scale == "two-level":
+        whole = _as_pattern(tl.load(tensor_amax))
+        amax = _block_amax(tile, STEPS.side)
+        return _two_level(amax, whole, STEPS.element.top, STEPS.scale_element)
+    else:
+        return _hif4(_block_amax(tile, STEPS.side), STEPS.scale_element)
