@@ -113,7 +113,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     width = max((len(entry.name) for entry in now.entries), default=0)
     for entry in now.entries:
         count = f"{entry.files} files" if entry.files else ""
-        lines.append(f"  {entry.name:{width}} {entry.kind:6} {entry.state:12} {count}".rstrip())
+        lines.append(f"  {entry.name:{width}} {entry.kind:7} {entry.state:12} {count}".rstrip())
     lines += [f"  changed by hand: {path}" for path in now.edited]
     for path, literal in now.types:
         lines.append(f"  {literal.site:6} {literal.value:8} {path}:{literal.line}")
@@ -124,7 +124,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
 def diff(
     names: Names = None,
     stat: Annotated[bool, typer.Option("--stat", help="Show counts alone.")] = False,
-    all: Annotated[bool, typer.Option("--all", help="Show sweeps in full, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Show codemods in full, too.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -134,7 +134,7 @@ def diff(
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
-    """Show what differs from upstream (then exit 1): site patches in full, sweeps as counts."""
+    """Show what differs from upstream (then exit 1): site patches in full, codemods as counts."""
     from mqo.overlay import diff as overlay
 
     place, series = settled(tree), _series()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError, MqoError
+from mqo.overlay.codemod import Codemod, apply_codemod
 from mqo.overlay.drift import nearest_names
 from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Entry, Series
-from mqo.overlay.sweep import Sweep, sweep_file
 
 Read = Callable[[str], bytes]
 
@@ -94,8 +94,8 @@ def _plan_entry(
     try:
         if entry.kind == "site":
             _plan_sites(entry, version, files, sources)
-        elif entry.kind == "sweep":
-            _plan_sweep(entry, entry.load_sweep(), files)
+        elif entry.kind == "codemod":
+            _plan_codemod(entry, entry.load_codemod(), files)
     except DriftError as error:
         known = (
             f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
@@ -129,10 +129,10 @@ def _plan_sites(
         files[edits.path] = file.then(entry.name, new)
 
 
-def _plan_sweep(entry: Entry, sweep: Sweep, files: dict[str, FilePlan]) -> None:
+def _plan_codemod(entry: Entry, codemod: Codemod, files: dict[str, FilePlan]) -> None:
     for path, file in files.items():
-        if sweep.concerns(path, file.content):
-            new = sweep_file(path, file.content, sweep, entry.name, pristine=file.pristine)
+        if codemod.concerns(path, file.content):
+            new = apply_codemod(path, file.content, codemod, entry.name, pristine=file.pristine)
             files[path] = file.then(entry.name, new)
 
 
