@@ -43,7 +43,7 @@ _POSITIONAL = {
 
 
 def main(front_end: bool = False) -> None:
-    """Train a cell of the matrix, or list what there is.
+    """Train a model, or list the names there are.
 
     `front_end` is the command line for attention alone.
     """
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
     made = _Parser(
-        description="Train a cell of the matrix in a run folder of its own.",
+        description="Train a model on a dataset in a mode; each run has a folder of its own.",
         epilog="Everything behind `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
@@ -209,7 +209,7 @@ def config_from(
     """
     mode = args.quantization
     if mode is None and (args.linear_quantization or args.attention_quantization):
-        mode = "bf16"  # which these change
+        mode = tables.UNQUANTIZED  # which these change
     for option, value in (
         ("--model", args.model),
         ("--dataset", args.dataset),

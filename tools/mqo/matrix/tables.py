@@ -26,6 +26,7 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
 }
 ATTENTION_SITES = tuple(site for site in SITES if site not in LINEAR_SITES["all"])
 NONE = formats.NONE
+UNQUANTIZED = "bf16"  # the mode; a run's dtype is another choice
 ALL = "all"
 # Shrunk sizes are multiples of it where they can be: no MX block of that length is then cut short.
 # It is no format's: another format leaves the models as they are.
@@ -214,6 +215,16 @@ class Mode(Row):
         """{site: type} for all five sites."""
         types = dict.fromkeys(SITES, NONE) | {"qk": self.qk, "pv": self.pv}
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
+
+
+def mode_label(mode: str, dtype: str, *, scheduled: bool = False) -> str:
+    """Return a mode's name for tables and plots.
+
+    The mode `bf16` quantizes nothing in any dtype; the label says so where the run has another
+    dtype. A `scheduled` run may quantize later.
+    """
+    bare = mode != UNQUANTIZED or dtype in ("bf16", "bfloat16") or scheduled
+    return mode if bare else f"{mode} (unquantized)"
 
 
 class Training(Row):

@@ -221,7 +221,7 @@ def _speed(name: str, run: Run) -> Row:
     flops, peak = _flops(run), _peak(run)
     rate = flops / run.step_time / 1e12 if flops and run.step_time else None
     return {
-        "run": f"{name}, {run.variant}",
+        "run": f"{name}, {run.label}",
         "tokens/s": run.tokens_per_s,
         "step, ms": run.step_time and 1000 * run.step_time,
         "TFLOP/s": rate,

@@ -36,7 +36,7 @@ def report(
     write(groups, left_out, out)
     for group in groups:
         found, count = group.verdict, len(group.runs)
-        said = [f"by the rule {found.choice}, but:" if found.doubts else f"take {found.choice}"]
+        said = [f"by the rule {group.choice}, but:" if found.doubts else f"take {group.choice}"]
         words = " ".join((said if found.choice else []) + list(found.doubts))
         print(f"{group.title}: {count} run{'s' * (count > 1)}; {words}")
     if left_out:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.report.collect import options
+from mqo.matrix.tables import mode_label
+from mqo.report.collect import changed_quantization
 from mqo.report.colors import DASHES, MARKERS, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
 from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
@@ -74,10 +75,10 @@ def _types(run: RunFolder) -> dict[str, str]:
 def _label(run: RunFolder) -> str:
     config = run.read_config()
     of, asked = config["experiment"], config["quantization"]
-    which = "" if asked["gemms"] == "fprop" else f", {asked['gemms']} GEMMs"
-    names = (of["model"]["name"], of["dataset"]["name"], asked["mode"])
-    more = "".join(f", {text}" for text in options(run))
-    return f"{' '.join(names)}{which}{more} ({of['training']['name']}, {of['dtype']})"
+    mode = mode_label(asked["mode"], of["dtype"], scheduled=bool(asked.get("schedule")))
+    mode += changed_quantization(run, asked["gemms"])
+    names = (of["model"]["name"], of["dataset"]["name"], mode)
+    return f"{' '.join(names)}, {of['training']['name']}, {of['dtype']}"
 
 
 def _chance(run: RunFolder) -> float | None:
@@ -88,8 +89,9 @@ def _chance(run: RunFolder) -> float | None:
 
 
 def draw(group: Group, target: Path) -> None:
-    """Training loss, its difference to bf16, and validation loss, as `target`.png and .svg.
+    """Draw training loss, its difference to the baseline, and validation loss.
 
+    Writes `target`.png and `target`.svg.
     A curve is the mean over the seeds of a variant.
     """
     plt = _pyplot()
@@ -105,8 +107,8 @@ def draw(group: Group, target: Path) -> None:
         panels[0].plot(*xy(downsample(mean([run.train for run in row.runs]))), **sparse)
         if apart:
             panels[1].plot(*xy(downsample(mean(apart), DIFFERENCES)), **sparse)
-        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.variant, **style)
-    titles = ("training loss", "training loss less that of bf16", "validation loss")
+        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.label, **style)
+    titles = ("training loss", "training loss less that of the unquantized run", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_ylabel("nats per token")
