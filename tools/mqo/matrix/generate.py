@@ -20,8 +20,8 @@ README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 def scripts() -> Iterator[tuple[Path, str]]:
     """(path below script/, text) of every generated script."""
     modes = [mode for mode in tables.modes().values() if mode.scripts]
-    cells = itertools.product(tables.models().values(), tables.datasets().values(), modes)
-    for model, dataset, mode in cells:
+    every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
+    for model, dataset, mode in every:
         yield Path(model.name) / file_name(model, dataset, mode), render(model, dataset, mode)
 
 

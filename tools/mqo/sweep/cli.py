@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mqo.project import Project
-    from mqo.sweep.cells import Job
+    from mqo.sweep.configs import Job
     from mqo.sweep.local import Executor
     from mqo.sweep.state import Entry, SweepFolder
 
@@ -26,7 +26,7 @@ def sweep(
     ] = None,
     training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "tiny",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default as many as fit.")
+        int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
     gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
@@ -47,25 +47,25 @@ def sweep(
             "-o",
             "--out",
             metavar="FOLDER",
-            help="The sweep's; by default one below runs/sweeps, the same for the same cells.",
+            help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
         ),
     ] = None,
     flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
 ) -> None:
-    """Train many cells side by side; the same command again goes on where this one ended.
+    """Train many runs side by side; the same command again continues where this one ended.
 
-    Exit 1 if a cell failed, twice; the others run all the same.
+    Exit 1 if a run failed twice; the others still run.
     """
     from mqo.errors import MqoError
     from mqo.launch.config import Cluster
     from mqo.matrix import tables
     from mqo.project import Project
-    from mqo.sweep import cells
+    from mqo.sweep import configs
     from mqo.sweep.state import SweepFolder
 
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
-    asked = cells.jobs(
+    asked = configs.jobs(
         models,
         datasets,
         modes,
@@ -81,7 +81,7 @@ def sweep(
     )
     if data_prefix and len({job.config.experiment.dataset.name for job in asked}) > 1:
         raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
-    cells.check(asked)
+    configs.check(asked)
     project = Project.here()
     place = SweepFolder((folder or default_folder(project, asked)).resolve())
     with place.held():
@@ -91,7 +91,7 @@ def sweep(
 
 
 def default_folder(project: Project, asked: Sequence[Job]) -> Path:
-    """The same for the same cells, so that the same command goes on."""
+    """Return a folder named for these runs, so that the same command continues in it."""
     import hashlib
 
     text = "\n".join(f"{job.name} {job.digest}" for job in asked)
@@ -111,22 +111,22 @@ def _seeds(text: str) -> list[int]:
 
 
 def _executor(
-    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, cells: int
+    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, runs: int
 ) -> Executor:
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
     if slurm is None:
-        return Local(shares(detect(), jobs, processes, cells))
+        return Local(shares(detect(), jobs, processes, runs))
     from mqo.sweep.slurm import Slurm, options
 
-    return Slurm(place, options(slurm), jobs or cells)
+    return Slurm(place, options(slurm), jobs or runs)
 
 
 def _run(
     project: Project, place: SweepFolder, asked: Sequence[Job], executor: Executor
 ) -> list[Entry]:
-    """Prepare what all cells share, run them, and print the summary; the entries of the cells."""
+    """Prepare what all runs share, run them, print the summary, and return their entries."""
     from rich.console import Console
 
     from mqo.sweep.pool import Pool
@@ -137,13 +137,14 @@ def _run(
     entries = place.entries(asked)  # before the preparation: a folder of another sweep is refused
     if any(entries[job.name].state != "done" for job in asked):
         prepare(project, asked)
-    with shown(console) as view:
+    labels = {job.name: job.label for job in asked}
+    with shown(console, labels) as view:
         pool = Pool(place, asked, executor, view)
         if pool.skipped:
-            view.say(f"{pool.skipped} of {len(asked)} cells are done already, and skipped")
+            view.say(f"{pool.skipped} of {len(asked)} runs are done already and skipped")
         entries = pool.run()
     ended = [entries[job.name] for job in asked]
-    console.print(summary(ended))
+    console.print(summary(ended, labels))
     for entry in ended:
         if entry.state == "failed":
             text = f"failed   : {entry.name}: {entry.reason} ({place.run_of(entry).root})"
@@ -153,7 +154,7 @@ def _run(
 
 
 def prepare(project: Project, asked: Sequence[Job]) -> None:
-    """Bring about what all cells share, once."""
+    """Prepare what all runs share, once."""
     from mqo.launch.prepare import ready_data, ready_tree
     from mqo.overlay.series import Series
 

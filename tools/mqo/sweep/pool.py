@@ -12,7 +12,7 @@ from typing import Protocol
 from mqo.launch.progress import Progress
 from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
-from mqo.sweep.cells import Job
+from mqo.sweep.configs import Job
 from mqo.sweep.local import Executor, Handle, log_of
 from mqo.sweep.state import Entry, SweepFolder
 
