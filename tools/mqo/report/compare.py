@@ -263,9 +263,9 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
 def verdict(rows: Sequence[Row], *, continued: bool = False) -> Verdict:
     """Choose, of the variants within T of the baseline, the one that quantizes most.
 
-    T is SEED_FACTOR standard deviations of the baseline's final loss over seeds, relative to its
-    mean, or DEFAULT_TOLERANCE of a single seed. `continued` runs, which began from a checkpoint, need
-    no fall of the loss.
+    T is SEED_FACTOR standard deviations of the baseline's final loss over seeds, relative
+    to its mean, or DEFAULT_TOLERANCE of a single seed. `continued` runs began from a checkpoint and
+    need no fall of the loss.
     """
     base = next((row for row in rows if row.variant == BASELINE), None)
     others = [row for row in rows if row.gap and row.share is not None]
