@@ -128,7 +128,7 @@ def _create() -> None:
 
 
 def _install() -> None:
-    """Install the package and what it needs at the pinned versions, naming each as it comes."""
+    """Install the package and what it needs at the pinned versions, and name each one."""
     constraints = VENV / "constraints.txt"
     constraints.write_text("".join(_constraints()))
     _say("installing pinned packages; the first time this takes a few minutes")

@@ -7,7 +7,7 @@
 The names and layouts on either side are modelopt's knowledge, the checkpoints are upstream's own
 save and load; here they are joined, and checked: a tensor more, a tensor less or another shape is
 an error. One process on the CPU, whatever a checkpoint was split into. An HF folder holds its
-config.json before; CHECKPOINT is new. What the user can mend is written to the file that
+config.json before; CHECKPOINT is new. A user-correctable error is written to the file that
 MQO_FAILURE names.
 """
 
@@ -238,7 +238,7 @@ def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
 
 
 def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[str, Stored]:
-    """Some files hold a tied head, too: passed over where it is the embedding, to the bit."""
+    """Skip a tied head that some files hold, where it equals the embedding to the bit."""
     rest = dict(found)
     if model.share_embeddings_and_output_weights and set(TIED) <= found.keys():
         head, embedding = (found[name].read(name) for name in TIED)

@@ -196,7 +196,7 @@ def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 
 
 class EvenDispatcher:
-    """In the place of an MoE layer's dispatcher: `topk` experts a token, and all experts alike.
+    """An MoE layer's dispatcher with `topk` experts per token and equal loads of all experts.
 
     It hands on as many rows as a real one that drops no token; where they do not divide evenly,
     the first experts get one more. On one rank nothing is sent.

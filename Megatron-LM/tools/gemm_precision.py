@@ -120,10 +120,10 @@ def error(got: Tensor, exact: Tensor) -> dict[str, float | str]:
     relative = (distance.norm() / exact.norm()).item()
     sqnr = -20 * math.log10(relative) if relative else math.inf
     return {
-        "max_ulp": plain(ulps.max().item()),
-        "mean_ulp": plain(ulps.mean().item()),
-        "relative_error": plain(relative),
-        "sqnr_db": plain(sqnr),
+        "max_ulp": jsonable(ulps.max().item()),
+        "mean_ulp": jsonable(ulps.mean().item()),
+        "relative_error": jsonable(relative),
+        "sqnr_db": jsonable(sqnr),
     }
 
 
@@ -135,7 +135,7 @@ def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
     return power.where(exact != 0, 0.0).clamp(min=facts.smallest_normal) * facts.eps
 
 
-def plain(value: float) -> float | str:
+def jsonable(value: float) -> float | str:
     """JSON has no NaN and no infinity: those are written as text."""
     return value if math.isfinite(value) else str(value)
 

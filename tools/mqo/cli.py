@@ -1,4 +1,4 @@
-"""The command line: thin commands on the library.
+"""The command line of `mqo`: each command calls the library.
 
 Libraries are imported inside the commands: `mqo --help` and the read-only commands start fast.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InferenceError(RuntimeError):
-    """What the user can mend.
+    """A user-correctable error.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence. `facts` are the
     three, for who words it otherwise.

@@ -136,7 +136,7 @@ def _report(job: Job, part: Part, before: int, meter: Meter) -> None:
     for number, bad in enumerate(part.bad, before):
         text = f"{job.files[part.file]}:{bad.line}: {bad.reason}"
         if job.strict:
-            raise DataError(text, help="Mend the line, or leave out --strict to pass over such")
+            raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
         if number <= _SHOWN:
             meter.say(text if number < _SHOWN else "More are counted, not shown")
 

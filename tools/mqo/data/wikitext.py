@@ -170,7 +170,7 @@ def _template(node: Template) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Mends what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
+    """Clean up what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
     text = _MAGIC_WORD.sub("", text)
     text = _LEFT_OVER_QUOTES.sub("", text)
     text = _LEFT_OVER_TABLE.sub("", text)

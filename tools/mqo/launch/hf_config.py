@@ -1,6 +1,6 @@
 """A model's shape, as Hugging Face's config.json has it and as a checkpoint's arguments have it.
 
-What a field would say that upstream's flags cannot is an error, never passed over.
+A field that upstream's flags cannot express is an error, never ignored.
 """
 
 from __future__ import annotations

@@ -121,13 +121,13 @@ def groups(products: Iterable[Product]) -> list[Group]:
     layers: dict[str, list[Product]] = {}
     for product in products:
         layers.setdefault(product.layer, []).append(product)
-    alike: dict[object, list[tuple[Product, ...]]] = {}
+    equal: dict[object, list[tuple[Product, ...]]] = {}
     for layer, rows in layers.items():
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", layer)
         # Another layer's backward pass may have come in another order.
         kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
-        alike.setdefault((pattern, kind), []).append(tuple(rows))
-    return [Group(key[0], len(rows), rows[0]) for key, rows in alike.items()]  # type: ignore[index]
+        equal.setdefault((pattern, kind), []).append(tuple(rows))
+    return [Group(key[0], len(rows), rows[0]) for key, rows in equal.items()]  # type: ignore[index]
 
 
 def lines(coverage: Coverage) -> list[str]:

@@ -46,7 +46,7 @@ def plan(
     """What the series makes of the files at `paths` (tree-relative) of upstream `version`.
 
     `read` gives pristine bytes; `only` limits the work to some of the files. Returns only the
-    files that change. An entry that this version does not need is passed over. Raises DriftError
+    files that change. An entry that this version does not need is skipped. Raises DriftError
     where the series was never tried on this version, or an entry does not find its places.
     """
     if not series.supports(version):

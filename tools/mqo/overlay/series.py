@@ -52,7 +52,7 @@ class Entry:
         if not isinstance(files, tuple) or not all(isinstance(file, FileEdits) for file in files):
             raise self.failure("has no FILES", "FILES, a tuple of FileEdits")
         for file in files:
-            if file.package not in PACKAGES:  # which would be passed over, as not brought
+            if file.package not in PACKAGES:  # which would be skipped, as not brought
                 raise self.failure(f"edits {file.path}", f"a file of {' or '.join(PACKAGES)}")
             if odd := [edit for edit in file.edits if not isinstance(edit, Edit)]:
                 raise self.failure(f"has {odd[0]!r:.80} among its edits", "edits alone")

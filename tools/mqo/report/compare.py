@@ -137,8 +137,8 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}
         replaced += _replaced(kinds[key], newest)
-        alike = [other for other in kinds if other[:3] == key[:3] and other != key]
-        made.append(_group(tuple(newest.values()), [kinds[other][0] for other in alike]))
+        namesakes = [other for other in kinds if other[:3] == key[:3] and other != key]
+        made.append(_group(tuple(newest.values()), [kinds[other][0] for other in namesakes]))
     return made, replaced
 
 

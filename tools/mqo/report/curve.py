@@ -59,7 +59,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
         axes.axhline(chance.pop(), color="grey", linestyle="--", linewidth=1, label="chance, ln V")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per token")
-    axes.set_title("validation loss (dots) and training loss (thin)", fontsize=10)
+    axes.set_title("validation loss (dots) and training loss (lines)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)

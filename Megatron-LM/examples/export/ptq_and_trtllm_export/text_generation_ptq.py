@@ -281,7 +281,7 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run; what the user can mend ends it with one paragraph and exit code 2."""
+    """Run; a user-correctable error ends it with one paragraph and exit code 2."""
     args = parse_args(argv)
     # A job that is told to end clears what it began.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
