@@ -100,7 +100,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
             f"The command line is not understood: {message}",
-            help="--help explains it; Megatron's own flags stand behind `--`",
+            help="--help explains it; Megatron's own flags go after `--`",
         )
 
 
@@ -108,7 +108,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
     made = _Parser(
         description="Train a model on a dataset in a mode; each run has a folder of its own.",
-        epilog="Everything behind `--` goes to Megatron's own argument parser.",
+        epilog="Everything after `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
@@ -118,19 +118,19 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
     add("--model", metavar="NAME", help="a model; --list shows all names")
-    add("--dataset", metavar="NAME", help="a dataset; with data of your own, a name alone")
+    add("--dataset", metavar="NAME", help="a dataset; for data of your own, only a name")
     add("--training-config", default="standard", metavar="NAME", help=f"sizes, schedule {_DEFAULT}")
     _add_types(made, front_end)
-    add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to learn from")
+    add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to distill from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
-    add("--allow-edits", action="store_true", help="run a tree edited by hand")
-    add("--dry-run", action="store_true", help="show the command and the memory, do nothing")
+    add("--allow-edits", action="store_true", help="run a tree that was edited by hand")
+    add("--dry-run", action="store_true", help="show the command and the memory; do nothing")
     names = ", ".join(DEVICES)
-    add("--device", metavar="NAME", help=f"with --dry-run: plan for such GPUs: {names}")
+    add("--device", metavar="NAME", help=f"with --dry-run: plan for these GPUs: {names}")
     quantizer, recorder = split(OPTIONS)
     group = made.add_argument_group("the quantizers (docs/formats.md)")
     add_arguments(group, quantizer.values())
@@ -145,15 +145,17 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
     for option, default, meaning in (
         ("--nnodes", 1, "nodes, each with a launcher"),
-        ("--node-rank", 0, "which of them this is, from 0 on"),
+        ("--node-rank", 0, "the index of this node, from 0"),
     ):
         what = f"{meaning} {_DEFAULT}"
         group.add_argument(option, type=int, default=default, metavar="N", help=what)
-    what = "processes on each, one a GPU (default: all GPUs for standard and fast, else 1)"
+    what = "processes per node, one per GPU (default: all GPUs for standard and fast, else 1)"
     group.add_argument("--nproc-per-node", type=int, metavar="N", help=what)
-    where = f"node 0's, of several {_DEFAULT}"
+    where = f"address of node 0, for several nodes {_DEFAULT}"
     group.add_argument("--master-addr", default="localhost", metavar="HOST", help=where)
-    group.add_argument("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
+    group.add_argument(
+        "--master-port", type=int, metavar="PORT", help="port of node 0; default: torchrun's"
+    )
 
 
 def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
@@ -171,19 +173,19 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         "--gemms",
         default="fprop",
         metavar="WHICH",
-        help=f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}",
+        help=f"GEMMs of linear layers to quantize: fprop, or all: also dgrad and wgrad {_DEFAULT}",
     )
     types = ", ".join(tables.quant_types())
     made.add_argument(
         "--linear-quantization",
         metavar="T",
-        help=f"another type of linear layers than the mode's: {types} or none",
+        help=f"type of linear layers, in place of the mode's: {types} or none",
     )
     made.add_argument(
         "--attention-quantization",
         metavar="T",
-        help="other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none; "
-        f"T is {types}",
+        help="types of attention, in place of the mode's: T as in FA_T (QK), "
+        f"qk_T, pv_T, qk_pv_T or none; T is {types}",
     )
 
 

@@ -43,7 +43,7 @@ def vendor(
     source: Annotated[
         Path | None, typer.Option("--from", help="A megatron-core wheel or Megatron-LM checkout.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a patched tree, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also replace a patched tree.")] = False,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -85,7 +85,7 @@ def apply(
 def restore(
     names: Names = None, force: Force = False, as_json: JsonOption = False, tree: TreeOption = None
 ) -> None:
-    """Give back upstream's bytes, or undo the named entries alone."""
+    """Restore upstream's files, or undo only the named entries."""
     from mqo.overlay import apply as overlay
 
     outcome = overlay.restore(settled(tree), _series(), names or (), force=force)
@@ -123,12 +123,12 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
 
 def diff(
     names: Names = None,
-    stat: Annotated[bool, typer.Option("--stat", help="Show counts alone.")] = False,
-    all: Annotated[bool, typer.Option("--all", help="Show codemods in full, too.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Show only counts.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Also show codemods in full.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
-            help="Write a patch file an entry to this new folder, outside of this checkout."
+            help="Write one patch file per entry to this new folder, outside of this checkout."
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -158,12 +158,12 @@ def diff(
 
 
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="A folder to be made.")],
+    target: Annotated[Path, typer.Argument(help="The folder to make.")],
     site_type: Annotated[
         list[str] | None,
         typer.Option(
             "--type",
-            help="SITE=TYPE, repeatable; others get none; without it the tree's types stay.",
+            help="SITE=TYPE, repeatable; other sites get none. By default the tree's types stay.",
         ),
     ] = None,
     without: Annotated[

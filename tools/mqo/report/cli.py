@@ -19,13 +19,13 @@ PAGE = "index.html"
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, or folders of them; all runs.")
+        list[Path] | None, typer.Argument(help="Run folders, or folders of them; by default all.")
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A folder, made or replaced.")] = Path(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to make or replace.")] = Path(
         "report"
     ),
 ) -> None:
-    """Compare runs: one page that works offline, with pictures and tables beside it."""
+    """Compare runs on one page that works offline, with pictures and tables beside it."""
     from mqo.project import Project
     from mqo.report.collect import collect
     from mqo.report.compare import compare

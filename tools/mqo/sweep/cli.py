@@ -24,22 +24,23 @@ def sweep(
     modes: Annotated[
         str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
     ] = None,
-    training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "tiny",
+    training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "tiny",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
-    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")] = "",
+    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
     exclude: Annotated[
         list[str] | None,
         typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
-    data_prefix: Annotated[Path | None, typer.Option(help="An index; of one dataset.")] = None,
+    data_prefix: Annotated[Path | None, typer.Option(help="An index, for one dataset.")] = None,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes of a job.")] = 1,
     slurm: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs, with these options.")
+        str | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options."),
     ] = None,
     folder: Annotated[
         Path | None,
@@ -50,7 +51,7 @@ def sweep(
             help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
         ),
     ] = None,
-    flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")] = None,
 ) -> None:
     """Train many runs side by side; the same command again continues where this one ended.
 
