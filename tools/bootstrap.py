@@ -157,7 +157,7 @@ def _install() -> None:
 
 
 def _constraints() -> list[str]:
-    """The pinned versions; without torch's, where .venv uses the torch that is there."""
+    """Return the pinned versions; without torch's, where .venv uses the torch that is there."""
     lines = CONSTRAINTS.read_text().splitlines(keepends=True)
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     if subprocess.run([PYTHON, "-c", probe]).returncode != 0:

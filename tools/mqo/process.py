@@ -220,7 +220,7 @@ def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
 
 
 def _below(process: subprocess.Popen) -> list[Any]:
-    """Every descendant of the process."""
+    """Return every descendant of the process."""
     try:
         import psutil
     except ImportError:  # quant_type_modifier.py may run on the standard library alone

@@ -45,7 +45,7 @@ class State:
 
 
 def id_type(vocab_size: int) -> type[np.number]:
-    """The type that ids are written in: two bytes where the vocabulary allows it."""
+    """Return the type that ids are written in: two bytes where the vocabulary allows it."""
     import numpy as np
 
     return np.uint16 if vocab_size < _TWO_BYTES_BELOW else np.int32

@@ -73,7 +73,7 @@ class Part:
 
 
 def index(job: Job, workers: int, meter: Meter) -> State:
-    """Indexes the corpus of `job`; the counts, summed over the keys.
+    """Index the corpus of `job`, and return the counts, summed over the keys.
 
     Raises DataError for a corpus without any text, a file that cannot be read, a bad document when
     strict, an encoder without an end of document, and when another process writes there.
@@ -112,7 +112,7 @@ def _tried(job: Job) -> Job:
 
 
 def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
-    """Adds what is not yet in `pairs`; keeps what was written, whatever ends it."""
+    """Add what is not yet in `pairs`; keep what was written, whatever ends it."""
     state = saved = pairs.state
     sizes = [file.stat().st_size for file in job.files]
     total, before = sum(sizes), sum(sizes[: state.file])
@@ -231,7 +231,7 @@ def _encode(job: Job, chunk: Chunk) -> Part:
 
 
 def _joined(job: Job, texts: list[str]) -> tuple[bytes, bytes]:
-    """The ids of all texts, each ended by EOD if so asked, and how many each has."""
+    """Return the ids of all texts, each ended by EOD if so asked, and how many each has."""
     import numpy as np
 
     encoder = job.encoder

@@ -114,7 +114,7 @@ def _article(page: ElementTree.Element, site: str) -> Article | None:
 
 
 def write_jsonl(documents: Iterable[DataclassInstance], path: Path) -> int:
-    """Writes one JSON object a line (a document's fields, as UTF-8); returns how many."""
+    """Write one JSON object per line (a document's fields, as UTF-8), and return how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for document in documents:

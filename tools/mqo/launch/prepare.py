@@ -84,7 +84,7 @@ def _check_teacher(of: Experiment, megatron: Path | None) -> None:
         return
     if megatron is not None:
         raise DataError(
-            f"{megatron} has no program that distils", expected="--teacher without --megatron"
+            f"{megatron} has no program that distills", expected="--teacher without --megatron"
         )
     folder = checkpoints_of(of.teacher)
     if not (folder / TRACKER).is_file():

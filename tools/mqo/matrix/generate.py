@@ -18,7 +18,7 @@ README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
 
 def scripts() -> Iterator[tuple[Path, str]]:
-    """(path below script/, text) of every generated script."""
+    """Yield (path below script/, text) of every generated script."""
     modes = [mode for mode in tables.modes().values() if mode.scripts]
     every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
     for model, dataset, mode in every:
@@ -26,12 +26,12 @@ def scripts() -> Iterator[tuple[Path, str]]:
 
 
 def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
-    """The documented name."""
+    """Return the documented name."""
     return f"pretrain_{model.name}_{dataset.name}_{mode.name}.sh"
 
 
 def render(model: Model, dataset: Dataset, mode: Mode) -> str:
-    """The text of one script."""
+    """Return the text of one script."""
     loader = jinja2.FileSystemLoader(tables.HERE)
     options = {
         "keep_trailing_newline": True,
@@ -52,7 +52,7 @@ def render(model: Model, dataset: Dataset, mode: Mode) -> str:
 
 
 def mode_table() -> str:
-    """What each mode quantizes, as a Markdown table."""
+    """Return what each mode quantizes, as a Markdown table."""
     lines = ["| mode | linear | QK | PV | scripts |", "|---|---|---|---|---|"]
     for mode in tables.modes().values():
         types = ("-" if quant_type == tables.NONE else quant_type for quant_type in mode.key)

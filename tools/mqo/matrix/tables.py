@@ -81,7 +81,7 @@ class Mla(Part):
     v_head_dim: int
 
     def narrowed(self, width: int, heads: int) -> Mla:
-        """Its rank `width` times smaller, its heads `heads` times."""
+        """Return it with its rank `width` times smaller and its heads `heads` times."""
         return Mla(
             kv_lora_rank=self.kv_lora_rank // width,
             qk_head_dim=self.qk_head_dim // heads,
@@ -110,7 +110,7 @@ class Moe(Part):
         return self.shared_experts * self.expert_ffn_size
 
     def narrowed(self, width: int) -> Moe:
-        """`width` times fewer and narrower experts, of which a token still has a choice of two."""
+        """Return `width` times fewer and narrower experts, at least two to choose from."""
         smaller = {
             "num_experts": self.num_experts // width,
             "topk": max(2, self.topk // width),
@@ -158,7 +158,7 @@ class Model(Shape, Row):
     train_sequence: int
 
     def shrunk(self, width: int, depth: int) -> Model:
-        """The same kind of model, `width` times narrower and `depth` times shallower.
+        """Return the same kind of model, `width` times narrower and `depth` times shallower.
 
         Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
         parts of a latent head, and thereby the kind of attention, stays.
@@ -179,7 +179,7 @@ class Model(Shape, Row):
         )
 
     def _fewer_heads(self, width: int) -> int:
-        """How many times fewer heads a model has that is `width` times narrower."""
+        """Return how many times fewer heads a model has that is `width` times narrower."""
         if self.mla is not None:
             # The smallest part of a head narrows to one block; what is left leaves out heads.
             return width // min(width, self.mla.qk_pos_emb_head_dim // BLOCK)
@@ -208,11 +208,11 @@ class Mode(Row):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is, whatever it is called."""
+        """Return what it is, whatever it is called."""
         return self.linear, self.qk, self.pv
 
     def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
-        """{site: type} for all five sites."""
+        """Return {site: type} for all five sites."""
         types = dict.fromkeys(SITES, NONE) | {"qk": self.qk, "pv": self.pv}
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
 
@@ -254,12 +254,12 @@ class Training(Row):
 
     @property
     def is_smoke(self) -> bool:
-        """Whether the model is shrunk: such a run is for trying, on the dataset's sample."""
+        """Return whether the model is shrunk: such a run is for trying, on the dataset's sample."""
         return self.shrink_width > 1
 
     @property
     def iterations(self) -> int:
-        """Optimizer steps."""
+        """Return optimizer steps."""
         return self.samples // self.global_batch
 
 
@@ -268,25 +268,25 @@ RowT = TypeVar("RowT", bound=Row)
 
 @functools.cache
 def models() -> dict[str, Model]:
-    """All models, by name."""
+    """Return all models, by name."""
     return _rows(Model, _load("models.toml"))
 
 
 @functools.cache
 def datasets() -> dict[str, Dataset]:
-    """All datasets, by name."""
+    """Return all datasets, by name."""
     return _rows(Dataset, _load("datasets.toml"))
 
 
 @functools.cache
 def trainings() -> dict[str, Training]:
-    """All training configurations, by name."""
+    """Return all training configurations, by name."""
     return _rows(Training, _load("training.toml"))
 
 
 @functools.cache
 def modes() -> dict[str, Mode]:
-    """All modes, by name: each family of modes.toml for each type."""
+    """Return all modes, by name: each family of modes.toml for each type."""
     table = _load("modes.toml")
     found: dict[str, Mode] = {}
     for family in table["family"]:
@@ -299,7 +299,7 @@ def modes() -> dict[str, Mode]:
 
 
 def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
-    """`mode` with another type of the linear layers, or other ones of attention.
+    """Return `mode` with another type of the linear layers, or other ones of attention.
 
     `attention` is a type, as FA_X has it (QK alone), 'none', or a name like qk_pv_X. The result is
     called as the first mode that is the same, or else by what it quantizes. UnknownNameError lists
@@ -320,18 +320,18 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 
 def quant_types() -> tuple[str, ...]:
-    """The types that a mode may name, 'none' apart."""
+    """Return the types that a mode may name, 'none' apart."""
     return tuple(name for name, row in formats.FORMATS.items() if row.modes)
 
 
 def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
-    """The row called `name`; UnknownNameError lists the valid ones."""
+    """Return the row called `name`; UnknownNameError lists the valid ones."""
     check_choice(kind, name, table)
     return table[name]
 
 
 def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
-    """The names of `table` that `given` means, in its order, once each.
+    """Return the names of `table` that `given` means, in its order, once each.
 
     It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
     """
@@ -345,13 +345,13 @@ def expand(kind: str, table: Mapping[str, object], given: str) -> list[str]:
 
 
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
-    """UnknownNameError unless `name` is one of `valid`."""
+    """Raise UnknownNameError unless `name` is one of `valid`."""
     if name not in valid:
         raise UnknownNameError(kind, str(name), [v for v in valid if v is not None])
 
 
 def _blocks(size: int) -> int:
-    """`size` without what is less than a block."""
+    """Return `size` without what is less than a block."""
     return max(BLOCK, size // BLOCK * BLOCK)
 
 

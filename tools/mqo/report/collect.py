@@ -234,7 +234,7 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         metrics = folder.read_metrics()
         if TRAIN_LOSS not in metrics:
             words = (
-                "it learnt from a teacher alone; `skip_lm_loss: false` records its own loss, too"
+                "it learned from a teacher alone; `skip_lm_loss: false` records its own loss, too"
             )
             return LeftOut(name, "without a loss on its text", words)
         return _run(name, folder, config, result, metrics)

@@ -33,7 +33,7 @@ class Job:
 
     @property
     def data_key(self) -> tuple:
-        """Runs that agree in it share the index of shuffles, which the first of them writes."""
+        """Return the key of the index of shuffles; the first run with a key writes the index."""
         of = self.config.experiment
         return of.dataset, of.data_prefix, of.training, of.extra_flags
 

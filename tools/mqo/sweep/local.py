@@ -23,7 +23,7 @@ class Handle(Protocol):
     """A job that was started."""
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs; a negative one is the signal that ended it."""
+        """Return its exit code, None while it runs; a negative one is the signal that ended it."""
 
     def ask_to_end(self) -> None:
         """Ask, without waiting."""
@@ -42,7 +42,7 @@ class Executor(Protocol):
 
 
 def log_of(run: RunFolder) -> Path:
-    """What a job prints; the training's own output is in `run.log`."""
+    """Return what a job prints; the training's own output is in `run.log`."""
     return run.root / "job.txt"
 
 
@@ -58,7 +58,7 @@ def shares(
     runs: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[dict[str, str]]:
-    """The variables of each of `jobs` that run at once; None: as many of `runs` as there is room.
+    """Return the variables of each of `jobs` at once; None: as many of `runs` as there is room.
 
     On GPUs a job has one for each of its `processes`, and no other job has it; on CPUs it has as
     many threads as cores are left to it. MqoError for more than there is room for.

@@ -83,7 +83,7 @@ class Pool:
             self._start(job, slot)
 
     def _may_start(self, job: Job) -> bool:
-        """Whether no other job is just writing the index that this one shares with it.
+        """Return whether no other job is just writing the index that this one shares with it.
 
         Upstream writes it in place: a reader of half of it fails.
         """
@@ -150,7 +150,7 @@ class Pool:
 
 
 def reason_of(run: RunFolder, code: int) -> str:
-    """Why a job failed: its own error, or the last line that it printed."""
+    """Return why a job failed: its own error, or the last line that it printed."""
     try:
         lines = log_of(run).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

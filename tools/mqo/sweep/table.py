@@ -94,7 +94,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def counts(entries: Sequence[Entry]) -> str:
-    """'3 of 60 done, 2 running, 1 failed'."""
+    """Return '3 of 60 done, 2 running, 1 failed'."""
     number = {state: sum(entry.state == state for entry in entries) for state in _STYLES}
     rest = [f"{number[s]} {s}" for s in ("running", "failed") if number[s]]
     return ", ".join([f"{number['done']} of {len(entries)} done", *rest])
