@@ -206,7 +206,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def stored(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder, by name: of its one file, or of those that its index names."""
+    """Return all tensors of a folder, by name, from its one file or those of its index."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX
@@ -268,7 +268,7 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stor
 
 
 def enter_tree() -> None:
-    """Before megatron is imported: this tree, on the CPU."""
+    """Have megatron imported from this tree, on the CPU; call it before that import."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     sys.path[0] = str(ROOT)
     import preflight  # noqa: F401  (checks where megatron comes from)

@@ -242,7 +242,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """Up to `size` neighbors of one length."""
+    """Yield up to `size` neighbors of one length."""
     batch: list[list[int]] = []
     for row in rows:
         if batch and (len(batch) == size or len(row) != len(batch[0])):

@@ -133,7 +133,7 @@ class Recomputed:
         self.model, self.args, self.ids = model, args, []
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """As `Cached` has it."""
+        """Return what `Cached` does."""
         self.ids += ids
         return run(self.model, self.args, self.ids, 0)
 

@@ -80,7 +80,7 @@ class Display:
 
     @contextmanager
     def live(self) -> Iterator[Display]:
-        """Around the work, for the live line, which goes away with the block."""
+        """Show the live line while the work runs."""
         self._shown = self._now()
         if self._console is None or self._live:
             yield self

@@ -138,7 +138,7 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
 
 @contextmanager
 def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
-    """Around a forward pass: the guard holds the first one to the types that quant.toml asks for.
+    """Have the guard hold the first forward pass to the types that quant.toml asks for.
 
     Raises:
         GuardError: a site does not run as asked.

@@ -21,7 +21,7 @@ from .usage import peak_memory, write_usage
 
 @contextmanager
 def recorded(writer: Any) -> Iterator[None]:
-    """Around a training run: metrics as they come, the quantizers' records at the end.
+    """Write a training run's metrics as they come, and the quantizers' records at the end.
 
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
     given is written to metrics.jsonl, too. The text of the first failure of any rank is left in

@@ -16,7 +16,7 @@ data = typer.Typer(help="Prepare corpora of your own.", no_args_is_help=True)
 
 @data.callback()
 def _group() -> None:
-    """With a callback, the only command of the group keeps its name."""
+    """Keep the name of the group's only command, as a callback does."""
 
 
 @data.command()

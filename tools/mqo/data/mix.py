@@ -71,7 +71,7 @@ def _share(name: str, client: str, found: Iterator[Document], report: Report) ->
 
 
 def _order(document: Document) -> bytes:
-    """As good as shuffled: a split by order then has all sources in all its parts."""
+    """Return a key that shuffles, so that a split by order has all sources in all its parts."""
     return hashlib.sha256(f"{document.source} {document.id}".encode()).digest()
 
 

@@ -53,7 +53,7 @@ class Job:
     strict: bool = False
 
     def digest(self) -> str:
-        """Of all that the output depends on; files count by name, size and time."""
+        """Return the digest of all that the output depends on; files by name, size and time."""
         files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in self.files]
         options = [self.kind, self.keys, self.eod, corpus.CHUNK, _FORMAT]
         tokenizer = [self.encoder.digest, self.encoder.engine]
@@ -103,7 +103,7 @@ def index(job: Job, workers: int, meter: Meter) -> State:
 
 
 def _tried(job: Job) -> Job:
-    """With the engine that encodes this corpus as its tokenizer's own library does."""
+    """Return the job with the engine that encodes this corpus as its tokenizer's own library does."""
     first = next(chain.from_iterable(_chunks(job, State())), None)
     if first is None:
         return job
@@ -159,7 +159,7 @@ def _added(pairs: Pairs, job: Job, part: Part, state: State) -> State:
 
 
 def _chunks(job: Job, state: State) -> Iterator[Iterator[Chunk]]:
-    """For each file that is left, its chunks behind those that `state` counts."""
+    """Yield, for each file that is left, its chunks after those that `state` counts."""
     for number in range(state.file, len(job.files)):
         chunks = corpus.read(number, job.files[number], job.kind, job.keys)
         yield islice(chunks, state.chunk if number == state.file else 0, None)

@@ -245,7 +245,7 @@ def config_from(
 
 
 def listing(front_end: bool = False) -> str:
-    """All names, by kind."""
+    """Return all names, by kind."""
     modes = _modes(front_end)
     rows = {
         "models": tables.models(),

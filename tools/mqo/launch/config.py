@@ -67,7 +67,7 @@ class Cluster(_Part):
 
     @property
     def processes(self) -> int:
-        """All of them."""
+        """Return the number of processes on all nodes."""
         return self.nnodes * self.nproc_per_node
 
 

@@ -81,7 +81,7 @@ class Text:
     tokens: int | None = None
 
     def words(self) -> list[str]:
-        """As the program takes it.
+        """Return the program's options.
 
         Raises:
             CheckpointError: two texts are named, or a tokenizer without a file.
@@ -131,7 +131,7 @@ class Loss:
             return math.inf
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {**vars(self), "perplexity": self.perplexity}
 
 
@@ -147,7 +147,7 @@ class Sampling:
     cache: bool = True
 
     def words(self) -> list[str]:
-        """As the program takes it; CheckpointError where a choice would mean nothing."""
+        """Return the program's options; CheckpointError where a choice would mean nothing."""
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             raise CheckpointError(
                 "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",

@@ -123,7 +123,7 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
 
 
 def dtype_of_args(args: Mapping[str, Any]) -> Dtype:
-    """Of a checkpoint's weights."""
+    """Return the dtype of a checkpoint's weights."""
     return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
 
 

@@ -40,7 +40,7 @@ class Inputs:
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Inputs:
-        """Of a training command that is about to run."""
+        """Return the inputs of a training command that is about to run."""
         files = [*_data_files(command)]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
             files += [path for word in values(command, flag) for path in _below(Path(word))]
@@ -56,7 +56,7 @@ class Inputs:
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the inputs for JSON."""
         return asdict(self)
 
     def changed(self) -> list[str]:

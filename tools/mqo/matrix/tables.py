@@ -106,7 +106,7 @@ class Moe(Part):
 
     @property
     def shared_ffn_size(self) -> int:
-        """Of all shared experts together, which are one wide MLP."""
+        """Return the size of all shared experts together, which are one wide MLP."""
         return self.shared_experts * self.expert_ffn_size
 
     def narrowed(self, width: int) -> Moe:

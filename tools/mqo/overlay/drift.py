@@ -26,12 +26,12 @@ class Place:
     code: str
 
     def at(self, path: str) -> str:
-        """For the report: file, line, and the code in one line."""
+        """Return file, line, and the code in one line, for the report."""
         return f"{path}:{self.line} `{textwrap.shorten(self.code, WIDTH, placeholder=' ...')}`"
 
 
 def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
-    """Up to three places that look like `pattern`, the likest first and one a line."""
+    """Return up to three places that look like `pattern`, the most similar first."""
     scored = [(_likeness(pattern, place.code), place) for place in places]
     scored = [(likeness, place) for likeness, place in scored if likeness[0] >= SIMILAR]
     scored.sort(key=lambda pair: pair[0], reverse=True)
@@ -42,7 +42,7 @@ def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
 
 
 def _likeness(pattern: str, code: str) -> tuple[float, float]:
-    """By tokens, and where that is equal by letters: 0 nothing in common, 1 all."""
+    """Return the likeness by tokens, then by letters: 0 nothing in common, 1 all."""
     tokens = SequenceMatcher(None, _tokens(code), _tokens(pattern), autojunk=False)
     if tokens.real_quick_ratio() < SIMILAR or tokens.quick_ratio() < SIMILAR:
         return 0.0, 0.0
@@ -50,9 +50,7 @@ def _likeness(pattern: str, code: str) -> tuple[float, float]:
 
 
 def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
-    """Up to three of `names`: first those that end in the same part ("A.f", "B.f"), then similar
-    ones.
-    """
+    """Return up to three of `names`: those that end in the same part ("A.f", "B.f"), then others."""
     names = list(dict.fromkeys(names))
     last = name.rpartition(separator)[2]
     same = [n for n in names if n.rpartition(separator)[2] == last]

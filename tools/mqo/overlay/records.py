@@ -81,7 +81,7 @@ class Manifest:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Manifest:
-        """From what `asdict` made, by way of JSON."""
+        """Read what `asdict` made, by way of JSON."""
         files = {
             path: PatchedFile(
                 row["pristine"],

@@ -49,12 +49,12 @@ class Measured:
     place: Path
 
     def path(self, name: str, *parts: str) -> str:
-        """In a command, of a run's folder."""
+        """Return a run's folder as a command names it."""
         return str(self.place.joinpath("runs", name, *parts))
 
 
 def sections(measured: Measured) -> list[Section]:
-    """All of them, in the page's order; MqoError where runs are not to be compared."""
+    """Return all sections, in the page's order; MqoError where runs are not to be compared."""
     runs = measured.runs
     check_comparable(timed(runs["baseline"]), timed(runs["mode"]))
     makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
@@ -230,7 +230,7 @@ def _speed(name: str, run: Run) -> Row:
 
 
 def _flops(run: Run) -> float | None:
-    """Of a step; None without a coverage, whose FLOPs are of one micro-batch."""
+    """Return the FLOPs of a step; None without a coverage, whose FLOPs are of one micro-batch."""
     if not run.folder.coverage.exists():
         return None
     facts = json.loads(run.folder.coverage.read_text(encoding="utf-8"))
@@ -343,5 +343,5 @@ def _scale_row(run: Run, one: Timed) -> Row:
 
 
 def outcomes(made: Sequence[Section]) -> list[Verdict]:
-    """Every verdict."""
+    """Return every verdict."""
     return [verdict for section in made for verdict in section.verdicts]

@@ -41,11 +41,11 @@ class Breakdown:
 
     @property
     def step(self) -> float:
-        """A whole step."""
+        """Return the time of a whole step."""
         return sum(self.seconds.values())
 
     def share(self, part: str) -> float:
-        """Of a whole step."""
+        """Return the share of a whole step."""
         return self.seconds[part] / self.step
 
 
@@ -128,5 +128,5 @@ def without(spans: Spans, taken: Spans) -> Spans:
 
 
 def total(spans: Spans) -> float:
-    """Microseconds."""
+    """Return the sum in microseconds."""
     return sum(end - start for start, end in spans)

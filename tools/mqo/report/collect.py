@@ -76,7 +76,7 @@ class Machine:
     threads: str
 
     def line(self) -> str:
-        """In words."""
+        """Return the machine in words."""
         threads = f"{self.threads} thread" + ("s" if self.threads != "1" else "")
         per = f"{self.processes} processes, each " if self.processes > 1 else ""
         return f"{self.device}, {self.cores} cores, {per}{threads}"
@@ -95,7 +95,7 @@ class FileChange(FileDiff):
 
     @property
     def digest(self) -> str:
-        """Equal for equal parts."""
+        """Return a hash, equal for equal parts."""
         return hashlib.sha256(self.content).hexdigest()[:16]
 
 
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """By the median step."""
+        """Return tokens per second of the median step."""
         return self.tokens_per_step / self.step_time if self.step_time else None
 
 
@@ -357,7 +357,7 @@ def _machine(
 
 
 def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
-    """By site and type; a schedule gives a site several."""
+    """Yield a record per site and type; a schedule gives a site several."""
     if not folder.quant_stats.exists():
         return
     kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

@@ -31,7 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Of the values that there are; None without any."""
+        """Return the spread of the values that are not None; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
             return None
@@ -104,7 +104,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a reader looks for."""
+        """Return model, dataset and configuration."""
         return f"{self.model} on {self.dataset}, {self.config}"
 
     @property
@@ -114,12 +114,12 @@ class Group:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """All of its runs."""
+        """Return the seeds of all its runs."""
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """All that its runs were on."""
+        """Return the machines of its runs."""
         return tuple(dict.fromkeys(run.machine.line() for run in self.runs))
 
     def baseline(self, run: Run) -> Run | None:
@@ -184,7 +184,7 @@ def _differs(run: Run, others: Sequence[Run]) -> list[str]:
 
 
 def _cautions(runs: Sequence[Run]) -> list[str]:
-    """In what the runs differ that may, and perhaps should not, change a loss."""
+    """Return the differences between runs that may change a loss."""
     facts: Mapping[str, Callable[[Run], object]] = {
         "commits": lambda run: run.commit,
         "releases of Megatron": lambda run: run.upstream,

@@ -237,12 +237,12 @@ def own_text(source: Source) -> Mapping[str, Any]:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Inside, upstream does not list its arguments."""
+    """Keep upstream from listing its arguments."""
     return redirect_stdout(io.StringIO())
 
 
 def quantize(args: argparse.Namespace, scratch: Path) -> None:
-    """All of it, in order; the checks that cost nothing come first."""
+    """Quantize and export, in order; the checks that cost nothing come first."""
     check_targets(args)
     check_new(args.save, args.export_dir)
     source = describe(args, scratch)

@@ -362,7 +362,7 @@ def adjust_distillation_model_for_mcore(
 
 
 def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]]:
-    """For the schedule's `adjust_tensor_shapes_fn`: shapes (..., h) with the teacher's h added.
+    """Return an `adjust_tensor_shapes_fn` of the schedule, which adds the teacher's h to (..., h).
 
     `model` is a distillation model without wrappers.
     """
