@@ -21,7 +21,9 @@ def _group() -> None:
 
 @data.command()
 def prepare(
-    kind: Annotated[str, typer.Argument(help="wikipedia, dolma, jsonl or text (one document per file).")],
+    kind: Annotated[
+        str, typer.Argument(help="wikipedia, dolma, jsonl, or text: a document a file.")
+    ],
     input: Annotated[list[Path], typer.Option(help="Files, folders or patterns; repeatable.")],
     tokenizer: Annotated[
         Path, typer.Option(help="A folder with tokenizer.json or GPT-2's files, or a rank file.")

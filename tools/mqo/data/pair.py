@@ -22,7 +22,7 @@ from mqo.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-# Upstream's index begins so: magic, version, code of the ids' type, numbers of sequences, documents.
+# Upstream's index begins so: magic, version, code of the ids' type, counts of sequences, documents.
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00", 1
 _TWO_BYTES_BELOW = 65_500  # upstream's bound

@@ -11,9 +11,8 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -103,7 +102,7 @@ def index(job: Job, workers: int, meter: Meter) -> State:
 
 
 def _tried(job: Job) -> Job:
-    """Return the job with the engine that encodes this corpus as its tokenizer's own library does."""
+    """Return the job with the engine that encodes this corpus as the tokenizer's library does."""
     first = next(chain.from_iterable(_chunks(job, State())), None)
     if first is None:
         return job

@@ -72,7 +72,7 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
     if dataset not in DATASETS:
         raise UnknownNameError("dataset", dataset, DATASETS)
     inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
-    # A folder that is ready is whole at all times: to read it takes no lock, nor the right to write.
+    # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
     ready = _load(project.data / dataset, inputs)
     if ready:
         return ready

@@ -50,7 +50,7 @@ def _likeness(pattern: str, code: str) -> tuple[float, float]:
 
 
 def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
-    """Return up to three of `names`: those that end in the same part ("A.f", "B.f"), then others."""
+    """Return up to three of `names`: those that end in the same part ("A.f", "B.f") first."""
     names = list(dict.fromkeys(names))
     last = name.rpartition(separator)[2]
     same = [n for n in names if n.rpartition(separator)[2] == last]
