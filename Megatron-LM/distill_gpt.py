@@ -8,26 +8,19 @@ import preflight  # isort: skip
 
 preflight.disable_gc(__name__)
 
-import gc
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import megatron.run
-import megatron.run.start
 import pretrain_gpt as plain
 import torch
-from megatron.core.enums import ModelType
 from megatron.core.utils import unwrap_model
 from megatron.inference.algos.distillation import widened_shapes
 from megatron.inference.arguments import add_modelopt_args
 from megatron.inference.gpt.loss_func import loss_func
 from megatron.inference.gpt.model_provider import distilled
-from megatron.training import get_tensorboard_writer, pretrain, set_startup_timestamps, training
-from megatron.training.argument_utils import pretrain_cfg_container_from_args
-from megatron.training.arguments import parse_and_validate_args
+from megatron.training import training
 from megatron.training.models.gpt import GPTModelConfig
 from torch import Tensor
 
@@ -52,6 +45,10 @@ def forward_step(
 
 def model_config(args: Namespace) -> GPTModelConfig:
     """Return pretrain_gpt.py's, with a teacher joined to the student before that is wrapped."""
+    if args.pipeline_model_parallel_size > 1:
+        # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
+        choose = training.get_forward_backward_func
+        training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
     config = plain.model_config()
     config.pre_wrap_hooks.append(lambda chunks: [distilled(chunk, args) for chunk in chunks])
     return config
@@ -69,29 +66,6 @@ def with_widened_shapes(schedule: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def main() -> None:
-    """Train as the command line says."""
-    preflight.check_origin(("megatron.inference",))
-    set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
-    with megatron.run.start.quick_sources():
-        args = parse_and_validate_args(extra_args_provider=add_modelopt_args)
-    if args.pipeline_model_parallel_size > 1:
-        # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
-        choose = training.get_forward_backward_func
-        training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
-    gc.enable()
-    with megatron.run.recorded(get_tensorboard_writer()):
-        megatron.run.before_model(args)
-        megatron.run.check_available(args)
-        megatron.run.label_timers(args)
-        plain.datasets_provider.is_distributed = True
-        pretrain(
-            pretrain_cfg_container_from_args(args, model_config(args)),
-            plain.datasets_provider,
-            ModelType.encoder_or_decoder,
-            forward_step,
-        )
-
-
 if __name__ == "__main__":
-    main()
+    preflight.check_origin(("megatron.inference",))
+    plain.main(model_config, forward_step, add_modelopt_args)

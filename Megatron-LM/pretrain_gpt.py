@@ -12,6 +12,7 @@ preflight.disable_gc(__name__)
 
 import gc
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -23,14 +24,8 @@ import torch
 megatron.run.start.compile_late()
 
 from megatron.core import mpu
-from megatron.core.datasets.blended_megatron_dataset_builder import (
-    BlendedMegatronDatasetBuilder,
-)
-from megatron.core.datasets.gpt_dataset import (
-    GPTDataset,
-    GPTDatasetConfig,
-    MockGPTDataset,
-)
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
@@ -50,10 +45,7 @@ from megatron.training import (
     print_rank_0,
     set_startup_timestamps,
 )
-from megatron.training.argument_utils import (
-    gpt_config_from_args,
-    pretrain_cfg_container_from_args,
-)
+from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.models.gpt import GPTModelConfig
 from megatron.training.utils.common_utils import (
@@ -219,26 +211,30 @@ def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
     return chunks
 
 
-def main() -> None:
-    """Train as the command line says."""
+def restored_config(args: Namespace) -> GPTModelConfig:
+    """As `model_config`; a model that was quantized after its training keeps its quantizers."""
+    config = model_config()
+    config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
+    return config
+
+
+def main(
+    configure: Callable[[Namespace], GPTModelConfig] = restored_config,
+    step: Callable[..., tuple] = forward_step,
+    extra_args: Callable | None = None,
+) -> None:
+    """Train as the command line says; `configure` makes the model's configuration of that."""
     set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
     with megatron.run.start.quick_sources():
-        args = parse_and_validate_args()
+        args = parse_and_validate_args(extra_args_provider=extra_args)
     gc.enable()
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         megatron.run.check_available(args)
         megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
-        config = model_config()
-        # A model that was quantized after its training is trained on with its quantizers.
-        config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
-        pretrain(
-            pretrain_cfg_container_from_args(args, config),
-            datasets_provider,
-            ModelType.encoder_or_decoder,
-            forward_step,
-        )
+        container = pretrain_cfg_container_from_args(args, configure(args))
+        pretrain(container, datasets_provider, ModelType.encoder_or_decoder, step)
 
 
 if __name__ == "__main__":

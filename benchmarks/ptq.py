@@ -20,8 +20,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch import convert
-from mqo.launch.evaluation import Place, Text, evaluate
+from mqo.launch import convert, evaluation
+from mqo.launch.evaluation import Place, evaluate
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.runs import RunFolder, checkpoints_of
@@ -40,7 +40,7 @@ class Subject:
     model: Path
     tokenizer: Path
     data: str
-    text: Text
+    text: list[str]
 
 
 def main() -> None:
@@ -74,11 +74,11 @@ def subject_of(given: argparse.Namespace, folder: Path) -> Subject:
     if run.config.is_file():
         data = run.read_config()["experiment"]["dataset"]["name"]
         tokenizer = PROJECT.data / data / "tokenizer"
-        return Subject(given.model, tokenizer, data, Text(tokens=given.tokens))
+        return Subject(given.model, tokenizer, data, evaluation.text(tokens=given.tokens))
     file = folder / "text.txt"
     lines = (PROJECT.data / "wikipedia/text.jsonl").read_text(encoding="utf-8").splitlines()
     file.write_text("\n\n".join(json.loads(line)["text"] for line in lines), encoding="utf-8")
-    text = Text(file=file, tokenizer=given.model, tokens=given.tokens)
+    text = evaluation.text(file=file, tokenizer=given.model, tokens=given.tokens)
     return Subject(given.model, given.model, "dolma", text)
 
 
@@ -107,7 +107,7 @@ def quantize(subject: Subject, kind: str, folder: Path, samples: int, length: in
     return float(found[1])
 
 
-def loss(checkpoint: Path, text: Text) -> float:
+def loss(checkpoint: Path, text: list[str]) -> float:
     """In nats per token, in the types that the checkpoint itself has."""
     (found,) = evaluate(Tree(PROJECT.tree), [Place.of(checkpoint)], ["bf16"], text)
     return found.loss

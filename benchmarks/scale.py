@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from mqo.launch.config import Cluster, Experiment, resolve
 from mqo.launch.machine import imagined
@@ -112,8 +113,8 @@ def memory_row(plans: list[Plan]) -> str:
 def check_rows(plans: list[Plan]) -> Iterator[str]:
     """Return ours beside upstream's, for a rank of the worst stage of each plan."""
     jobs = [meta_job(p.of, p.layout, p.stage * p.layout.gpus // p.layout.pipeline) for p in plans]
-    program = Project.here().tree / "tools/rank_weights.py"
-    command = [sys.executable, "-I", "-W", "ignore", str(program)]
+    program = Path(__file__).with_name("rank_weights.py")
+    command = [sys.executable, "-I", "-W", "ignore", program, Project.here().tree]
     done = subprocess.run(command, input=json.dumps(jobs), stdout=subprocess.PIPE, text=True)
     for made, theirs in zip(plans, json.loads(done.stdout), strict=True):
         memory = made.memory

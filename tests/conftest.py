@@ -1,5 +1,6 @@
 """What tests of several folders share: the vendored tree, for reading only."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from . import forking
 from .real_runs import Starter
 
 HERE = Path(__file__).parent
+
+# A shell's job in the background ignores these, and what the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A machine may be busy: no test is to fail for its time.
 settings.register_profile("no-deadline", deadline=None)

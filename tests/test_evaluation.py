@@ -9,7 +9,7 @@ from mqo.data.pair import Pairs, State
 from mqo.errors import CheckpointError
 from mqo.launch import evaluation
 from mqo.launch.config import resolve
-from mqo.launch.evaluation import AS_TRAINED, Place, Sampling, Text
+from mqo.launch.evaluation import AS_TRAINED, Place
 from mqo.project import Project
 
 pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def generate(vendored, place):
 
 def test_the_loss_is_what_training_validated_to(vendored, run, place):
     own, plain = evaluation.evaluate(
-        vendored, [place], [AS_TRAINED, "bf16"], Text(tokens=WINDOW * WINDOWS)
+        vendored, [place], [AS_TRAINED, "bf16"], evaluation.text(tokens=WINDOW * WINDOWS)
     )
     _, ((_, validated),) = losses(run)
     assert (own.mode, own.types) == (MODE, {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"})
@@ -96,10 +96,10 @@ def test_the_loss_is_what_training_validated_to(vendored, run, place):
 def test_a_cache_changes_no_token_and_a_seed_decides_what_is_drawn(generate):
     drawn = {"tokens": 24, "temperature": 1.0, "top_k": 40, "top_p": 0.95, "seed": 7}
     greedy, whole, seven, again = generate(
-        Sampling(tokens=24),
-        Sampling(tokens=24, cache=False),
-        Sampling(**drawn),
-        Sampling(**drawn, cache=False),
+        evaluation.sampling(tokens=24),
+        evaluation.sampling(tokens=24, cache=False),
+        evaluation.sampling(**drawn),
+        evaluation.sampling(**drawn, cache=False),
     )
     assert greedy == whole
     assert [len(ids) for ids in greedy] == [24, 24]
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_refused(vendored, place, tmp_path):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged: .*distcp"):
-        evaluation.evaluate(vendored, [Place.of(copy)], [AS_TRAINED], Text())
+        evaluation.evaluate(vendored, [Place.of(copy)], [AS_TRAINED], ())
 
 
 def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
@@ -123,7 +123,7 @@ def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
     # Of the iteration alone, without the run around it.
     alone = shutil.copytree(place.folder, tmp_path / "alone")
     (found,) = evaluation.evaluate(
-        vendored, [Place.of(alone / "iter_0000006")], [MODE], Text(file=file, tokens=100)
+        vendored, [Place.of(alone / "iter_0000006")], [MODE], evaluation.text(file=file, tokens=100)
     )
     assert (found.text, found.tokens) == (("a text.txt",), 100)
     assert 0 < found.loss < 12

@@ -8,7 +8,7 @@ import pytest
 from mqo.errors import CheckpointError, RunError
 from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.evaluation import Place, Text
+from mqo.launch.evaluation import Place
 from mqo.project import Project
 from mqo.runs import TRAIN_LOSS
 
@@ -151,13 +151,17 @@ def test_it_is_evaluated_and_exported_as_the_format_it_has(
 ):
     run, folder = trained
     places = [Place.of(place) for place in (plain.root, quantized, run.root)]
-    before, loss, after = evaluation.evaluate(vendored, places, ["bf16"], Text(tokens=256))
+    before, loss, after = evaluation.evaluate(
+        vendored, places, ["bf16"], evaluation.text(tokens=256)
+    )
     assert before.text == loss.text == after.text  # all were trained on the same
     assert loss.loss == pytest.approx(before.loss, abs=0.2) and loss.loss != before.loss
     assert [one.modelopt for one in (before, loss, after)] == [None, "fp8", "fp8"]
     assert after.iteration == LAST and 0 < after.loss < 9
     with pytest.raises(CheckpointError, match="ModelOpt quantizes 8 layers"):
-        evaluation.evaluate(vendored, [Place.of(folder)], ["linear_mxfp8"], Text(tokens=256))
+        evaluation.evaluate(
+            vendored, [Place.of(folder)], ["linear_mxfp8"], evaluation.text(tokens=256)
+        )
     words = ["--export-dir", tmp_path / "out", "--export-format", "hf"]
     program("--load", folder, *words, "--tokenizer-model", PROJECT.data / "wikipedia/tokenizer")
     assert '"FP8"' in (tmp_path / "out/hf_quant_config.json").read_text()

@@ -4,13 +4,11 @@ The `portable_device` patch makes upstream ask this module instead of torch.cuda
 CUDA every name here is torch's own object, so nothing changes there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -32,7 +30,7 @@ class _Inert:
             raise AttributeError(name)
         return lambda *args, **kwargs: None
 
-    def __enter__(self) -> _Inert:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -127,11 +125,6 @@ class CpuFacade:
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
-    def mem_get_info(self, device: object = None) -> tuple[int, int]:
-        """Free and total bytes of the machine."""
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
-
     def memory_stats(self, device: object = None) -> dict[str, int]:
         """The keys that upstream's trainer reports: resident bytes, and no allocation counts."""
         rss = self.memory_allocated(device)
@@ -192,12 +185,12 @@ class _AbsentTriton:
 
     __version__ = "0.0.0"
 
-    def __getattr__(self, name: str) -> _AbsentTriton:
+    def __getattr__(self, name: str) -> Self:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *args: object, **kwargs: object) -> _AbsentTriton:
+    def __call__(self, *args: object, **kwargs: object) -> Self:
         return self
 
     def __getitem__(self, grid: object) -> Callable[..., None]:

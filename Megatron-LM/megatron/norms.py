@@ -4,8 +4,6 @@ Upstream takes apex's norm wherever apex imports, though that one computes Layer
 Transformer Engine's as the last norm of a model whose layers are all local.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

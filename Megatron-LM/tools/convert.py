@@ -11,20 +11,21 @@ config.json before; CHECKPOINT is new. A user-correctable error is written to th
 MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path[0] = str(ROOT)
+from megatron.inference.errors import SavedError, leave  # noqa: E402
+
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
 ALONE += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-size=1"]
@@ -34,7 +35,6 @@ ALONE += ["--ckpt-format=torch_dist"]
 # Tensors of old files that hold no weights.
 BUFFERS = ".rotary_emb.inv_freq"
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
-TRACKER = "latest_checkpointed_iteration.txt"
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
@@ -58,33 +58,22 @@ class Stored:
             return file.get_tensor(name)
 
 
-class ConvertError(Exception):
-    """What the files hold is not what the model has."""
-
-    def __init__(self, found: str, expected: str, help: str = "") -> None:
-        super().__init__(found)
-        self.facts = {"found": found, "expected": expected, "help": help}
-
-
 def describe(checkpoint: Path, target: Path) -> None:
     """Write the arguments of a checkpoint as JSON: those of plain types, the others as text.
 
     It is the newest of a folder of checkpoints, or that of one iteration.
     """
-    enter_tree()
     from megatron.core import dist_checkpointing
-
-    folder = checkpoint
-    if (checkpoint / TRACKER).is_file():
-        # Found by hand: upstream's function for it comes with all of its trainer.
-        newest = (checkpoint / TRACKER).read_text(encoding="utf-8").strip()
-        folder = checkpoint / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
-        raise ConvertError(f"{folder} is no checkpoint", "one that torch_dist wrote")
+    from megatron.run.checkpoints import TRACKER, loaded
     from megatron.run.ranks import with_group
+    from megatron.run.unpickle import check_metadata, typed_errors
 
+    folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
+        raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")
     with_group()
-    with reading(folder):
+    check_metadata(folder)
+    with typed_errors():
         args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
     target.write_text(json.dumps(vars(args), default=str), encoding="utf-8")
 
@@ -114,7 +103,7 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     """Write the weights of a checkpoint beside the config.json in `target`, in the dtype it names.
 
     Raises:
-        ConvertError: ModelOpt quantizes the model; a value is too large for the dtype.
+        SavedError: ModelOpt quantizes the model; a value is too large for the dtype.
     """
     stage("building the model", 1)
     _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
@@ -122,7 +111,7 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     from megatron.run.modelopt import quantized_layers
 
     if layers := quantized_layers([model]):
-        raise ConvertError(
+        raise SavedError(
             f"ModelOpt quantizes {len(layers)} layers of {source}, {layers[0]} among them",
             "a checkpoint of a plain model",
             "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
@@ -138,12 +127,12 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
 
 
 def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of a tensor in `dtype`; ConvertError where a finite value becomes infinite."""
+    """Return a copy of a tensor in `dtype`; SavedError where a finite value becomes infinite."""
     # Always a copy: some tensors share memory, which safetensors does not allow.
     made = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
     if not torch.equal(made.isfinite(), tensor.isfinite()):
         largest = tensor[tensor.isfinite()].abs().max().item()
-        raise ConvertError(
+        raise SavedError(
             f"{name} holds the value {largest:g}",
             f"values up to {torch.finfo(dtype).max:g}, the largest of {dtype}",
             "--dtype bf16 or fp32 holds it",
@@ -153,7 +142,6 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def stage(name: str, number: int) -> None:
     """Say which of the STAGES of the work begins."""
-    enter_tree()
     from megatron.run.progress import advance
 
     advance(name, number, STAGES)
@@ -168,25 +156,12 @@ def load(
     """
     args, model = build([*flags, "--finetune"])
     built()
+    from megatron.run.unpickle import typed_errors
     from megatron.training.checkpointing import load_checkpoint
 
-    with reading():
+    with typed_errors():
         load_checkpoint([model], None, None, strict=True)
     return args, model
-
-
-@contextmanager
-def reading(folder: Path | None = None) -> Iterator[None]:
-    """Raise ConvertError where a checkpoint cannot be read; `folder` is looked at before."""
-    from megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
-
-    try:
-        if folder:
-            check_metadata(folder)
-        with typed_errors():
-            yield
-    except CheckpointError as error:
-        raise ConvertError(str(error), "") from error
 
 
 def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
@@ -221,7 +196,7 @@ def stored(folder: Path) -> dict[str, Stored]:
                 for name, part in parts.items():
                     tensors[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
         except (OSError, SafetensorError) as error:
-            raise ConvertError(f"{path} cannot be read: {error}", "safetensors") from None
+            raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
 
 
@@ -229,7 +204,7 @@ def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
     """The flag of the tensors' common dtype; of several, that of fp32, which is none."""
     dtypes = {tensor.dtype for tensor in found.values()}
     if other := dtypes - DTYPE_FLAGS.keys():
-        raise ConvertError(
+        raise SavedError(
             f"there are tensors of type {', '.join(sorted(other))}",
             " or ".join(DTYPE_FLAGS),
             "Quantized weights are not converted",
@@ -248,7 +223,7 @@ def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[
 
 
 def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stored]) -> None:
-    """ConvertError unless the files' shapes are those of the model's tensors, name by name."""
+    """SavedError unless the files' shapes are those of the model's tensors, name by name."""
     wrong = [
         f"{name} {list(found[name].shape)} for {list(tensor.shape)}"
         for name, tensor in expected.items()
@@ -261,22 +236,20 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stor
     ):
         if names:
             shown = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
-            raise ConvertError(
+            raise SavedError(
                 f"{len(names)} {kind}: {shown}",
                 f"the {len(expected)} tensors that config.json describes",
             )
 
 
 def enter_tree() -> None:
-    """Have megatron imported from this tree, on the CPU; call it before that import."""
+    """Have megatron imported from this tree, on the CPU; call it before more of it is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    sys.path[0] = str(ROOT)
     import preflight  # noqa: F401  (checks where megatron comes from)
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     """Upstream's arguments, and the model they describe, with random weights."""
-    enter_tree()
     from megatron.inference import alone
     from megatron.training import arguments
 
@@ -294,13 +267,14 @@ COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
 
 
 def main(argv: list[str]) -> None:
-    """Run one of the commands; a ConvertError goes to the file for it, and out."""
+    """Run one of the commands."""
+    enter_tree()
+    from megatron.run.unpickle import CheckpointError
+
     try:
         COMMANDS[argv[0]](Path(argv[1]), Path(argv[2]), argv[3:])
-    except ConvertError as error:
-        if place := os.environ.get("MQO_FAILURE"):
-            Path(place).write_text(json.dumps(error.facts), encoding="utf-8")
-        sys.exit(f"convert.py: {error}")
+    except (SavedError, CheckpointError) as error:
+        leave(error)
 
 
 if __name__ == "__main__":

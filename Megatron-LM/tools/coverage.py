@@ -15,8 +15,6 @@ product is quantized to, the whole product is. Elementwise work is not counted. 
 decides which experts it goes to: here all experts get the same number of tokens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -9,8 +9,6 @@ built from the arguments in the checkpoint, and runs this tree's source with its
 written to the file that MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -18,7 +16,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -243,14 +241,9 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
     """Yield up to `size` neighbors of one length."""
-    batch: list[list[int]] = []
-    for row in rows:
-        if batch and (len(batch) == size or len(row) != len(batch[0])):
+    for _, alike in groupby(rows, len):
+        while batch := list(islice(alike, size)):
             yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def token_losses(model: Any, batch: list[list[int]]) -> Any:

@@ -9,9 +9,6 @@ left them, which is what the multiplication alone adds. Needs nothing of Megatro
 and megatron/device of its own tree.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import math
 import sys
@@ -29,21 +26,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROWS, HEADS = 256, 8
 # Standard deviations of what is drawn: of weights as they begin, of the rest as it roughly is.
 WEIGHT, GRAD = 0.02, 1e-3
+SEED = 1234
 
 
-def main(argv: list[str]) -> None:
-    """Measure the sites of the coverage that the arguments name."""
+def main(coverage: Path, target: Path) -> None:
+    """Measure the sites of a run's coverage."""
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("coverage", type=Path)
-    made.add_argument("target", type=Path)
-    made.add_argument("--seed", type=int, default=1234)
-    args = made.parse_args(argv)
-    facts = json.loads(args.coverage.read_text(encoding="utf-8"))
-    rows = [measured(p, DTYPES[facts["dtype"]], args.seed) for p in largest(facts["products"])]
-    table = {"dtype": facts["dtype"], "seed": args.seed, "sites": rows}
-    args.target.write_text(json.dumps(table, indent=1), encoding="utf-8")
+    facts = json.loads(coverage.read_text(encoding="utf-8"))
+    rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]
+    table = {"dtype": facts["dtype"], "seed": SEED, "sites": rows}
+    target.write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -56,7 +49,7 @@ def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [found[site] for site in SITES if site in found]
 
 
-def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int) -> dict[str, Any]:
+def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
     """The row of a site: the sizes that were multiplied, and both errors."""
     from megatron.device import accelerator_type
     from megatron.quant import gemm_operands
@@ -113,17 +106,17 @@ def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
     return torch.bmm(lhs, rhs.transpose(0, 1))
 
 
-def error(got: Tensor, exact: Tensor) -> dict[str, float | str]:
-    """ULP of got's dtype, at the exact value's magnitude; Frobenius; SQNR in dB, "inf" if exact."""
+def error(got: Tensor, exact: Tensor) -> dict[str, float]:
+    """ULP of got's dtype, at the exact value's magnitude; Frobenius; SQNR in dB, inf if exact."""
     distance = (got.double() - exact).abs()
     ulps = distance / spacing(exact, got.dtype)
     relative = (distance.norm() / exact.norm()).item()
     sqnr = -20 * math.log10(relative) if relative else math.inf
     return {
-        "max_ulp": jsonable(ulps.max().item()),
-        "mean_ulp": jsonable(ulps.mean().item()),
-        "relative_error": jsonable(relative),
-        "sqnr_db": jsonable(sqnr),
+        "max_ulp": ulps.max().item(),
+        "mean_ulp": ulps.mean().item(),
+        "relative_error": relative,
+        "sqnr_db": sqnr,
     }
 
 
@@ -135,10 +128,5 @@ def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
     return power.where(exact != 0, 0.0).clamp(min=facts.smallest_normal) * facts.eps
 
 
-def jsonable(value: float) -> float | str:
-    """JSON has no NaN and no infinity: those are written as text."""
-    return value if math.isfinite(value) else str(value)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

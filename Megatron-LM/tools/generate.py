@@ -8,8 +8,6 @@ Megatron's static inference context; of its engines one needs CUDA, and the othe
 A user-correctable error is written to the file that MQO_FAILURE names.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -85,8 +83,8 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     rows = []
     for prompt, ids in zip(prompts, encoded, strict=True):
         whole = kind(model, args, len(ids) + given.tokens)
-        found = generate_tokens(whole, ids, given.tokens, tokenizer.vocab_size, choice, draw)
-        new = list(until(found, tokenizer.eod))
+        limits = given.tokens, tokenizer.vocab_size, tokenizer.eod
+        new = list(generate_tokens(whole, ids, *limits, choice, draw))
         text = tokenizer.detokenize(new) if new else ""
         ended = "length" if len(new) == given.tokens else "end of document"
         rows.append({"prompt": prompt, "text": text, "tokens": new, "ended": ended})
@@ -150,24 +148,24 @@ def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = 
 
 
 def generate_tokens(
-    model: Model, ids: list[int], count: int, vocabulary: int, choice: Choice, draw: torch.Generator
+    model: Model,
+    ids: list[int],
+    count: int,
+    vocabulary: int,
+    end: int,
+    choice: Choice,
+    draw: torch.Generator,
 ) -> Iterator[int]:
-    """`count` tokens behind `ids`, each as soon as it is known.
+    """Up to `count` tokens behind `ids` and before `end`, each as soon as it is known.
 
     `vocabulary` are the tokens that there are: the model may have rows of padding.
     """
     for _ in range(count):
         token = pick(model(ids)[:vocabulary], choice, draw)
-        yield token
-        ids = [token]
-
-
-def until(tokens: Iterator[int], end: int) -> Iterator[int]:
-    """The tokens before `end`."""
-    for token in tokens:
         if token == end:
             return
         yield token
+        ids = [token]
 
 
 def pick(logits: Tensor, choice: Choice, draw: torch.Generator) -> int:

@@ -7,7 +7,6 @@ scale rule. Needs torch and safetensors, and no Megatron beside its own tree's m
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -55,7 +54,7 @@ def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
     axis = axis_of(name) if axis is None else axis
     rows = list(measured(x, axis)) if x.dtype in DTYPES and x.dim() else []
     amax = x.abs().amax().item() if rows and x.numel() else 0.0
-    return {"name": name, "axis": axis, "amax": jsonable(amax), "rows": rows}
+    return {"name": name, "axis": axis, "amax": amax, "rows": rows}
 
 
 def axis_of(name: str) -> int:
@@ -76,7 +75,7 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
         sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
         found = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
         shares = {"underflow": found.underflow, "saturation": found.saturation}
-        yield asdict(spec) | {"sqnr_db": jsonable(found.sqnr_db)} | shares
+        yield asdict(spec) | {"sqnr_db": found.sqnr_db} | shares
 
 
 def specs() -> Iterator[Any]:
@@ -89,11 +88,6 @@ def specs() -> Iterator[Any]:
             continue
         for block in BLOCK_SIZES:
             yield from (replace(spec, block=block, scale_rule=rule) for rule in SCALE_RULES)
-
-
-def jsonable(value: float | None) -> float | str | None:
-    """JSON has no NaN and no infinity: those are written as text."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 if __name__ == "__main__":

@@ -7,30 +7,23 @@ times, too. Weights and the optimizer's states are tensors; random states and ar
 Needs no vendored source. A checkpoint that would run code is refused.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import json
 import sys
 from pathlib import Path
 
 import torch
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main(argv: list[str]) -> None:
-    """Write {name of a tensor: [dtype, shape, SHA-256]} of the checkpoint that is named."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("checkpoint", type=Path, help="the folder of an iteration")
-    made.add_argument("target", type=Path)
-    args = made.parse_args(argv)
+def main(checkpoint: Path, target: Path) -> None:
+    """Write {name of a tensor: [dtype, shape, SHA-256]} of the folder of an iteration."""
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    args.target.write_text(json.dumps(digests(args.checkpoint), indent=1), encoding="utf-8")
+    target.write_text(json.dumps(digests(checkpoint), indent=1), encoding="utf-8")
 
 
 def digests(folder: Path) -> dict[str, list]:
@@ -41,17 +34,16 @@ def digests(folder: Path) -> dict[str, list]:
     """
     import megatron.run  # noqa: F401 - has torch read the index without running what it names
 
-    index = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    index = FileSystemReader(folder).read_metadata().state_dict_metadata
     found = {}
     for name, about in sorted(index.items()):
         if isinstance(about, TensorStorageMetadata):
             tensor = torch.empty(about.size, dtype=about.properties.dtype)
-            reader = checkpoint.FileSystemReader(folder)
-            checkpoint.load({name: tensor}, storage_reader=reader, no_dist=True)
+            load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
             digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy())
             found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
     return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

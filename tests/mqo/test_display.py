@@ -118,9 +118,9 @@ def test_the_speed_is_that_of_the_last_minute_and_not_of_the_start(clock):
 
 def test_a_count_is_shown_with_its_speed_and_the_time_left(said, clock):
     count = Count(Display(said.append, now=clock), "  1 of 2  bf16", clock)
-    count.show("tokens", 0, 1_000_000)
+    count.show(("tokens", 0, 1_000_000))
     clock.seconds = 60
-    count.show("tokens", 60_000, 1_000_000)
+    count.show(("tokens", 60_000, 1_000_000))
     assert said == ["  1 of 2  bf16  60,000/1,000,000 tokens  1,000 tokens/s  15:40 left"]
 
 

@@ -137,8 +137,9 @@ class Count:
     ) -> None:
         self._display, self._head, self._rate = display, head, Rate(now)
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """So many of all are done; called often."""
+    def show(self, advance: tuple[str, int, int]) -> None:
+        """So many of all are done: (what, done, all of them); called often."""
+        what, done, total = advance
         self._rate.add(done)
         counts = f"{done:,}/{total:,} {what}"
         speed, left = self._rate.per_s, self._rate.seconds_left(total)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
 LITTLE_DISK_GIB, LITTLE_MEMORY_GIB = 5, 4
 WIDTH = 80
+_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -70,6 +71,7 @@ class Piece:
     what: str = ""
 
 
+TORCH = Piece("torch", "nothing trains; `python3 tools/bootstrap.py` installs it")
 TRANSFORMER_ENGINE = Piece(
     "transformer_engine",
     "no --transformer-impl transformer_engine; the matrix uses Megatron's own layers anyway",
@@ -91,12 +93,12 @@ def examine(project: Project, tree: Tree) -> Diagnosis:
     return Diagnosis(
         (
             Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}"),
-            _torch(),
+            _package(TORCH, required=True),
             _cuda(),
             _megatron(project, tree),
             *_installed_megatron(),
-            _transformer_engine(),
-            _apex(),
+            _of_gpus(TRANSFORMER_ENGINE, _engine_fault),
+            _of_gpus(APEX, _apex_fault),
             *map(_package, OTHERS),
             _disk(project.runs),
             _memory(),
@@ -110,23 +112,14 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     for finding in diagnosis.findings:
         label = f"{finding.state:7}  {finding.what:{wide}}  "
         for text in (finding.found, finding.cost):
-            for line in _wrapped(text, WIDTH - len(label)):
+            for line in textwrap.wrap(text, WIDTH - len(label), **_WHOLE_WORDS):
                 yield label + line
                 label = " " * len(label)
     todo = [finding.what for finding in diagnosis.findings if finding.needs_action]
     yield f"needs action: {', '.join(todo)}" if todo else "nothing needs action"
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-
-
 # -- what nothing trains without ----------------------------------------------------------------
-
-
-def _torch() -> Finding:
-    cost = "nothing trains; `python3 tools/bootstrap.py` installs it"
-    return _package(Piece("torch", cost), required=True)
 
 
 def _cuda() -> Finding:
@@ -181,46 +174,39 @@ def _package(piece: Piece, *, required: bool = False) -> Finding:
     return Finding(what, "missing", found, piece.cost, required=required)
 
 
-def _transformer_engine() -> Finding:
-    """Without its compiled library, as `pip install transformer-engine` leaves it, it raises."""
-    finding, folder = _package(TRANSFORMER_ENGINE), _folder(TRANSFORMER_ENGINE.module)
+def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -> Finding:
+    """A package of no use on a CPU; `fault_in` its folder is what was found, and what it costs."""
+    finding, folder = _package(piece), _folder(piece.module)
     if folder and not detect().has_cuda:
-        return _unused(finding)
-    places = (folder.parent, folder, folder / "wheel_lib") if folder else ()
-    if folder is None or any(any(place.glob("libtransformer_engine*")) for place in places):
-        return finding
-    cost = (
-        "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
-        "`transformer-engine[core_cu13,pytorch]`"
-    )
-    return _broken(finding, ", without its compiled library", cost)
-
-
-def _apex() -> Finding:
-    """Look for NVIDIA's apex, with `apex.normalization`; PyPI has another package of that name.
-
-    Its FusedAdam is taken wherever it imports, and fails without the compiled part, `amp_C`.
-    """
-    finding, folder = _package(APEX), _folder(APEX.module)
-    if folder and not detect().has_cuda:
-        return _unused(finding)
-    if folder and not (folder / "normalization").is_dir():
-        cost = "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`"
-        fault = ": the unrelated package of that name on PyPI, not NVIDIA's"
-        return _broken(finding, fault, cost)
-    if folder and _folder("amp_C") is None:
-        cost = "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions"
-        return _broken(finding, ", without its CUDA extensions", cost)
+        return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
+    if folder and (fault := fault_in(folder)):
+        return replace(finding, state="warning", found=finding.found + fault[0], cost=fault[1])
     return finding
 
 
-def _broken(finding: Finding, fault: str, cost: str) -> Finding:
-    return replace(finding, state="warning", found=finding.found + fault, cost=cost)
+def _engine_fault(folder: Path) -> tuple[str, str] | None:
+    """Without its compiled library, as `pip install transformer-engine` leaves it, it raises."""
+    places = (folder.parent, folder, folder / "wheel_lib")
+    if any(any(place.glob("libtransformer_engine*")) for place in places):
+        return None
+    return ", without its compiled library", (
+        "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
+        "`transformer-engine[core_cu13,pytorch]`"
+    )
 
 
-def _unused(finding: Finding) -> Finding:
-    """Return what a run does not use, since nothing of it works on a CPU."""
-    return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
+def _apex_fault(folder: Path) -> tuple[str, str] | None:
+    """Look for NVIDIA's `apex.normalization`; PyPI has another package of that name.
+
+    Its FusedAdam is taken wherever it imports, and fails without the compiled part, `amp_C`.
+    """
+    if not (folder / "normalization").is_dir():
+        cost = "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`"
+        return ": the unrelated package of that name on PyPI, not NVIDIA's", cost
+    if _folder("amp_C") is None:
+        cost = "Adam fails on a GPU; `pip uninstall apex`, or build it with its extensions"
+        return ", without its CUDA extensions", cost
+    return None
 
 
 # -- room ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqo import process
 from mqo.errors import MqoError, RunError
@@ -21,8 +21,7 @@ FAILURE, PROGRESS, OUTPUT, SCRATCH = "failure.json", "progress.json", "stderr.tx
 POLL_S = 0.2
 
 
-@dataclass(frozen=True)
-class Advance:
+class Advance(NamedTuple):
     """How far a program says it is: `what` are the units, or the stage that is under way."""
 
     what: str

@@ -66,10 +66,7 @@ class Project:
     def _writable(self, name: str, variable: str, default: str) -> Path:
         """Return a folder of the checkout if the user may write it, else one of the user's own.
 
-        Args:
-            name: of the folder in the checkout.
-            variable: names the environment variable that holds the user's base folder.
-            default: the base folder below the home, where the variable is not set.
+        Its base is what the environment's `variable` says, else `default` below the home.
         """
         folder = self.root / name
         if os.access(nearest(folder), os.W_OK):

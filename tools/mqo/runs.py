@@ -29,10 +29,8 @@ class RunFolder(load("run.files").RunFiles):
         A last line cut short by a killed run does not count.
         """
         found: dict[str, Series] = {}
-        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
-        for line in text.splitlines(keepends=True):
-            # Histograms are no series; a last line may be torn.
-            if line.endswith("\n") and "value" in (row := json.loads(line)):
+        for row in MetricsTail(self.metrics).rows():
+            if "value" in row:  # histograms are no series
                 found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
         return found
 
@@ -127,8 +125,7 @@ class MetricsTail:
 
 def latest(runs: Path) -> RunFolder:
     """Return the newest run that recorded metrics; RunError when there is none."""
-    found = [RunFolder(path) for path in sorted(runs.glob("*")) if path.is_dir()]
-    for run in reversed(found):
+    for run in map(RunFolder, sorted(runs.glob("*"), reverse=True)):
         if run.metrics.exists():
             return run
     raise RunError(

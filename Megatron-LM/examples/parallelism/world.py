@@ -3,8 +3,6 @@
 Import it before any `megatron.core`: it makes this tree's the one that is found.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

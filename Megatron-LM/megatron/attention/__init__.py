@@ -4,14 +4,3 @@ from .choice import FusedAttentionError, fused_context, obstacle, runs_fused
 from .context import chunk_mask, gather_context
 from .fused import fused_attention
 from .masks import is_causal
-
-__all__ = [
-    "FusedAttentionError",
-    "chunk_mask",
-    "fused_attention",
-    "fused_context",
-    "gather_context",
-    "is_causal",
-    "obstacle",
-    "runs_fused",
-]

@@ -3,7 +3,7 @@
 Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -62,7 +62,30 @@ def obstacle(
     layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
     """Why `layer` cannot run fused on these tensors, "" if it can; arguments as `runs_fused`."""
-    return next(_obstacles(layer, types, query, key, mask), "")
+    pv = scheduled("pv", types["pv"]) if "pv" in types else "no plain literal"
+    softmax = layer.scale_mask_softmax
+    queries, keys, device = query.size(0), key.size(0), query.device.type
+    if pv != "none" and not is_exempt(layer):
+        return f"its source or schedule says pv = {pv}, and only 'none' needs no probabilities"
+    mask_type = getattr(layer.attn_mask_type, "name", None)
+    if mask_type != "causal":
+        return f"its mask type is {mask_type}, not causal"
+    if getattr(softmax, "window_size", None) is not None:
+        return "it has a sliding window"
+    if getattr(layer, "softmax_offset", None) is not None:
+        return "its softmax has an offset"
+    if softmax.scale is not None:
+        return "--apply-query-key-layer-scaling scales its scores twice"
+    if device not in ("cpu", "cuda"):
+        return f"the device {device} has no fused kernel"
+    if device == "cpu" and _dropout(layer):
+        return "no fused kernel of the CPU drops out"
+    if 1 < queries * _part(layer)[1] != keys:
+        return f"it has {queries} queries for {keys} keys"
+    # Last, as it reads a tensor.
+    if mask is not None and not is_causal(mask, queries, keys):
+        return "its attention mask is not the plain causal one"
+    return ""
 
 
 def fused_context(
@@ -86,34 +109,6 @@ def fused_context(
         ends = [start + size for start in chunk_starts(query.size(0), part)]
         chunks = zip(query.split(size), ends, strict=True)
         return torch.cat([fused(chunk, key[:end], value[:end]) for chunk, end in chunks])
-
-
-def _obstacles(
-    layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
-) -> Iterator[str]:
-    pv = scheduled("pv", types["pv"]) if "pv" in types else "no plain literal"
-    softmax = layer.scale_mask_softmax
-    queries, keys, device = query.size(0), key.size(0), query.device.type
-    if pv != "none" and not is_exempt(layer):
-        yield f"its source or schedule says pv = {pv}, and only 'none' needs no probabilities"
-    mask_type = getattr(layer.attn_mask_type, "name", None)
-    if mask_type != "causal":
-        yield f"its mask type is {mask_type}, not causal"
-    if getattr(softmax, "window_size", None) is not None:
-        yield "it has a sliding window"
-    if getattr(layer, "softmax_offset", None) is not None:
-        yield "its softmax has an offset"
-    if softmax.scale is not None:
-        yield "--apply-query-key-layer-scaling scales its scores twice"
-    if device not in ("cpu", "cuda"):
-        yield f"the device {device} has no fused kernel"
-    if device == "cpu" and _dropout(layer):
-        yield "no fused kernel of the CPU drops out"
-    if 1 < queries * _part(layer)[1] != keys:
-        yield f"it has {queries} queries for {keys} keys"
-    # Last, as it reads a tensor.
-    if mask is not None and not is_causal(mask, queries, keys):
-        yield "its attention mask is not the plain causal one"
 
 
 def _part(layer: Any) -> Part:

@@ -1,7 +1,5 @@
 """A model on one process, of which upstream's groups consist: for programs that do not train."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from megatron.core import mpu, tensor_parallel

@@ -1,7 +1,5 @@
 """What is read of checkpoints: ModelOpt's state, and the weights of a distillation's teacher."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ from typing import Any
 import megatron.run
 from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.run import modelopt
-from megatron.run.checkpoints import TRACKER
+from megatron.run.checkpoints import TRACKER, loaded
 from megatron.run.unpickle import check_metadata, typed_errors
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
@@ -31,17 +29,9 @@ WEIGHTS_ALONE |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": T
 
 
 def checkpoint_folder(load_dir: str | Path) -> Path | None:
-    """The folder of the newest checkpoint in `load_dir`: an iteration's, or NeMo's; None without.
-
-    The tracker holds an iteration, or the very name of a folder.
-    """
+    """The folder of the newest checkpoint in `load_dir`, or of NeMo's; None without."""
     folder = Path(load_dir)
-    tracker = folder / TRACKER
-    if tracker.is_file():
-        newest = tracker.read_text(encoding="utf-8").strip()
-        found = folder / (f"iter_{int(newest):07d}" if newest.isdecimal() else newest)
-    else:
-        found = folder / NEMO_WEIGHTS
+    found = loaded(folder) if (folder / TRACKER).is_file() else folder / NEMO_WEIGHTS
     return found if found.is_dir() else None
 
 

@@ -8,8 +8,6 @@ Plain transformers does not read the unified checkpoint: it ignores the scales, 
 wrong weights. For it there are dequantized weights.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A saved model as it was trained, on one process: what evaluate.py and generate.py run."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -23,7 +21,7 @@ from torch import nn
 
 from .alone import build
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
-from .errors import InferenceError, SavedError
+from .errors import InferenceError, SavedError, leave
 
 ITERATION = "iter_"
 # Of one process, whatever the checkpoint was split into.
@@ -55,10 +53,7 @@ def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> No
     try:
         facts = work()
     except (InferenceError, checkpoints.CheckpointError, guard.GuardError) as error:
-        if place := os.environ.get("MQO_FAILURE"):
-            said = getattr(error, "facts", {"found": str(error)})
-            Path(place).write_text(json.dumps(said), encoding="utf-8")
-        sys.exit(str(error))
+        leave(error)
     target.write_text(json.dumps(facts), encoding="utf-8")
 
 

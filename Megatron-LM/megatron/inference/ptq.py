@@ -1,7 +1,5 @@
 """Post-training quantization: formats, calibration data, ModelOpt's quantizers, and generation."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Logits are rows [tokens, v], v the part of the vocabulary that this rank holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

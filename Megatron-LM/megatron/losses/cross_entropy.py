@@ -1,7 +1,5 @@
 """Cross-entropy over a vocabulary that tensor-parallel ranks may share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The divergence of a student's logits from a teacher's, over a vocabulary that ranks may share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,14 +13,14 @@ from .spec import QuantSpec
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_BACKEND"
 
-# Each is a module beside this one, with a function `qdq(x, spec, axis, out, seed)` as in
+# Each is a module beside this one, with a function `qdq(x, spec, axis, out, seed, amax)` as in
 # reference.py: it gets checked arguments and returns None for what it does not support.
 MODULES = {"reference": "reference", "cpu": "cpu", "triton": "gpu"}
 _BY_DEVICE = {"cpu": "cpu", "cuda": "triton"}
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-Qdq = Callable[[Tensor, QuantSpec, int, Tensor | None, int | None], Tensor | None]
+Qdq = Callable[[Tensor, QuantSpec, int, Tensor | None, int | None, Tensor | None], Tensor | None]
 
 
 @torch.no_grad()
@@ -31,6 +31,7 @@ def fake_quantize(
     axis: int = -1,
     out: Tensor | None = None,
     seed: int | None = None,
+    amax: Tensor | None = None,
 ) -> Tensor:
     """Round `x` to the format of `spec` and back: x's shape and dtype, no gradient.
 
@@ -41,10 +42,12 @@ def fake_quantize(
     Args:
         x: float32, bfloat16 or float16, of any shape, strides and device.
         spec: the format; 'none' returns `x` itself, of whatever dtype.
-        axis: the axis along which mx blocks run, the contraction axis of a GEMM.
+        axis: the axis along which blocks run, the contraction axis of a GEMM.
         out: where to write, and what to return: a tensor like `x`, of any strides, or `x` itself.
             It must not overlap `x` otherwise. None makes a new tensor, with x's strides.
         seed: for stochastic rounding, 0 .. 2^64 - 1; see stochastic.py.
+        amax: float32 [] on x's device, the largest magnitude of the tensor that `x` is a part of,
+            for formats with a scale of the tensor; None: of `x`.
 
     The result fits x's dtype exactly, except where rounding up passes its largest value and gives
     Inf (docs/formats.md). Under torch.set_flush_denormal(True) the CPU takes subnormals for zeros.
@@ -60,7 +63,7 @@ def fake_quantize(
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ValueError(f"out is {_describe(out)}; valid: {_describe(x)}, as x")
     for qdq in _implementations(x.device.type):
-        result = qdq(x, spec, axis, out, seed)
+        result = qdq(x, spec, axis, out, seed, amax)
         if result is not None:
             return result
     raise AssertionError("the reference supports everything")

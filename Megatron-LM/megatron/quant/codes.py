@@ -2,7 +2,7 @@
 
 import math
 
-from .formats import FORMATS, MxElement, TaperedFormat, check_choice
+from .formats import FORMATS, Minifloat, TaperedFormat, check_choice
 
 # HiFloat8's codes without the sign: (first code, exponent bits, all bits that follow the prefix).
 _HIF8_RANGES = ((0x60, 4, 5), (0x40, 3, 5), (0x20, 2, 5), (0x10, 1, 4), (0x08, 0, 3))
@@ -11,7 +11,7 @@ _HIF8_RANGES = ((0x60, 4, 5), (0x40, 3, 5), (0x20, 2, 5), (0x10, 1, 4), (0x08, 0
 def code_values(quant_type: str) -> list[float]:
     """Return the value of every code of a format: 16 for one of 4 bits, 256 for one of 8.
 
-    An mx element's value is without its block's scale. Infinities and NaN included.
+    An element's value is without its scale. Infinities and NaN included.
     """
     check_choice("coded type", quant_type, tuple(FORMATS))
     element = FORMATS[quant_type].element
@@ -19,11 +19,17 @@ def code_values(quant_type: str) -> list[float]:
         check_choice("tapered element with codes", element.name, ("hif8",))
         positive = [_hif8_value(element, code) for code in range(128)]
         return [*positive, math.nan, *(-value for value in positive[1:])]
-    positive = [_mx_value(element, code) for code in range(2 ** (element.bits - 1))]
+    half = 2 ** (element.bits - 1)
+    if element.complement:
+        steps = [*range(half), *range(-half, 0)]
+        return [math.ldexp(step, -element.mantissa_bits) for step in steps]
+    positive = [_minifloat_value(element, code) for code in range(half)]
     return [*positive, *(-value for value in positive)]
 
 
-def _mx_value(element: MxElement, code: int) -> float:
+def _minifloat_value(element: Minifloat, code: int) -> float:
+    if element.emin == element.emax:  # one step everywhere
+        return math.ldexp(code, element.emin - element.mantissa_bits)
     exponent, mantissa = divmod(code, 2**element.mantissa_bits)
     significand = mantissa + (2**element.mantissa_bits if exponent else 0)
     value = math.ldexp(significand, element.emin - element.mantissa_bits + max(exponent, 1) - 1)

@@ -19,12 +19,15 @@ SCALE_EXPONENT_NAN = 128
 
 
 @dataclass(frozen=True)
-class MxElement:
+class Minifloat:
     """A minifloat, such as the element formats of OCP Microscaling (MX) v1.0, section 5.3.
 
     A normal value is ±2^e (1 + M / 2^mantissa_bits) with emin <= e <= emax. Subnormals continue
     below 2^emin in steps of 2^(emin - mantissa_bits). A code is sign, exponent, mantissa; those
     beyond `max_value` are NaN, and the first of them Infinity where `has_infinity`.
+
+    Integers are minifloats whose exponent is always 0: multiples of 2^-mantissa_bits below 2. With
+    `complement`, a code is the two's complement of the integer, and a zero has no sign.
     """
 
     name: str
@@ -33,10 +36,20 @@ class MxElement:
     emin: int
     mantissa_bits: int
     max_value: float
-    has_infinity: bool
+    has_infinity: bool = False
+    complement: bool = False
 
     @classmethod
-    def of(cls, name: str, bits: int, mantissa_bits: int, special: str = NONE) -> "MxElement":
+    def integer(cls, name: str, bits: int, signs: str) -> "Minifloat":
+        """Derive the constants of an integer's row; ValueError as `of`."""
+        check_choice(f"signs of {name}", signs, ("magnitude", "complement"))
+        check_choice(f"bits of {name}", bits, range(3, 9))
+        fraction = bits - 2
+        top = 2.0 - 2.0**-fraction
+        return cls(name, bits, 0, 0, fraction, top, complement=signs == "complement")
+
+    @classmethod
+    def of(cls, name: str, bits: int, mantissa_bits: int, special: str = NONE) -> "Minifloat":
         """Derive the constants of a row; ValueError for one that the kernels cannot compute."""
         check_choice(f"special codes of {name}", special, (NONE, "nan", "ieee"))
         exponent_bits = bits - 1 - mantissa_bits
@@ -73,25 +86,38 @@ class Format:
     """A row of formats.toml, which says what each field means."""
 
     name: str
-    element: MxElement | TaperedFormat
+    element: Minifloat | TaperedFormat
+    scale: str
     rounding: str
     source: str
     light: Sequence[str]
     dark: Sequence[str]
     block: int | None = None
+    square: bool = False
     modes: bool = True
+    scripts: bool = False
     least_sqnr: float | None = None
     sqnr_reason: str = ""
 
     @property
-    def codes_per_byte(self) -> int:
-        """How many codes a byte of a packed tensor holds."""
-        return 8 // self.element.bits
+    def is_mx(self) -> bool:
+        """Whether it is one of OCP's, whose block and scale rule can be chosen."""
+        return self.scale == "e8m0"
+
+    @property
+    def needs_tensor_amax(self) -> bool:
+        """Whether its scales follow from the largest magnitude of the tensor."""
+        return self.scale in ("tensor", "two-level")
+
+    @property
+    def code_bits(self) -> int:
+        """Bits that a code takes in a packed tensor: 4, 6 or 8."""
+        return next(bits for bits in (4, 6, 8) if bits >= self.element.bits)
 
     @property
     def packed_bytes(self) -> float:
-        """Bytes of a packed element, with its share of a scale."""
-        return 1 / self.codes_per_byte + (1 / self.block if self.block else 0)
+        """Bytes of a packed element, with its share of a block's scale."""
+        return self.code_bits / 8 + (SCALE_BYTES[self.scale] / self.block if self.block else 0)
 
 
 @dataclass(frozen=True)
@@ -134,16 +160,21 @@ def check_seed(seed: object) -> None:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _element(name: str, row: dict[str, Any]) -> MxElement | TaperedFormat:
+def _element(name: str, row: dict[str, Any]) -> Minifloat | TaperedFormat:
+    if "signs" in row:
+        return Minifloat.integer(name, **row)
     if "widths" not in row:
-        return MxElement.of(name, **row)
+        return Minifloat.of(name, **row)
     return TaperedFormat(name, **row | {"widths": tuple(map(tuple, row["widths"]))})
 
 
 def _format(name: str, row: dict[str, Any]) -> Format:
     check_choice(f"element of {name}", row["element"], tuple(ELEMENTS))
     found = Format(name, **row | {"element": ELEMENTS[row["element"]]})
-    blocks = BLOCK_SIZES if isinstance(found.element, MxElement) else (None,)
+    tapered = isinstance(found.element, TaperedFormat)
+    scales = (NONE,) if tapered else tuple(kind for kind in SCALE_BYTES if kind != NONE)
+    check_choice(f"scale of {name}", found.scale, scales)
+    blocks = (None,) if found.scale in (NONE, "tensor") else BLOCK_SIZES
     check_choice(f"block of {name}", found.block, blocks)
     check_choice(f"rounding of {name}", found.rounding, ROUNDINGS)
     return found
@@ -155,6 +186,8 @@ SCALE_RULES: tuple[str, ...] = tuple(_FILE["scale_rules"])
 ROUNDINGS: tuple[str, ...] = tuple(_FILE["roundings"])
 OVERFLOWS: tuple[str, ...] = tuple(_FILE["overflows"])
 SAVED_FORMS: tuple[str, ...] = tuple(_FILE["saved_forms"])
+TILES: tuple[str, ...] = tuple(_FILE["tiles"])
+SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
 ELEMENTS = {name: _element(name, row) for name, row in _FILE["elements"].items()}
 FORMATS = {name: _format(name, row) for name, row in _FILE["formats"].items()}
 SITES = {
@@ -165,5 +198,5 @@ SITES = {
 # The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec.
 QUANT_TYPES = (NONE, *(name for name, row in FORMATS.items() if row.modes))
 REFERENCE_TYPES = (NONE, *FORMATS)
-# The elements of the formats whose blocks share a scale.
-MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.block}
+# The elements of OCP's formats.
+MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.is_mx}

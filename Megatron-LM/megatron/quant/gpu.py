@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats import SCALE_EXPONENT_MIN, MxElement, TaperedFormat
+from .formats import SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
 from .spec import QuantSpec
 
 # -- on the device -----------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def _constants(spec: QuantSpec) -> dict[str, Any]:
     }
 
 
-def _mx_constants(element: MxElement, scale_rule: str) -> dict[str, Any]:
+def _mx_constants(element: Minifloat, scale_rule: str) -> dict[str, Any]:
     top = _float32_pattern(element.max_value) & 0x7FFFFF
     carry = {  # from which fraction field on the exponent of amax goes up: 2^23 minus that
         "floor": 0,
@@ -570,14 +570,20 @@ def _signed(seed: int | None) -> int:
 
 
 def qdq(
-    x: Tensor, spec: QuantSpec, axis: int = -1, out: Tensor | None = None, seed: int | None = None
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    out: Tensor | None = None,
+    seed: int | None = None,
+    amax: Tensor | None = None,
 ) -> Tensor | None:
     """What `backend.fake_quantize` returns, which checks the arguments.
 
-    None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for a
-    tapered element that is not HiFloat8's.
+    None for a tensor that is not on a CUDA device, unless in Triton's interpreter, and for formats
+    that have no kernel.
     """
-    if not (x.is_cuda or INTERPRETED) or not (spec.block or spec.format.element.name == "hif8"):
+    mx = spec.format.is_mx and not spec.format.element.complement
+    if not (x.is_cuda or INTERPRETED) or not (mx or spec.format.element.name == "hif8"):
         return None
     arguments = (axis, _signed(seed), *_fields(spec))
     if out is None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .formats import SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
-from .reference import _power_of_two, blocks_of, scale_exponents
+from .formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN, Minifloat
+from .scales import Scales, exponent, scales_of, spread
 from .spec import QuantSpec
 
 # One bin for each exponent of a scale, the last one for NaN.
@@ -40,17 +40,18 @@ class Sums(NamedTuple):
 @torch.no_grad()
 def measure(original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int) -> Sums:
     """Measure a tensor that was quantized as `spec` says along `axis`; waits for no device."""
-    exponents = scale_exponents(original, spec, axis)
+    moved = original.movedim(axis, -1) if original.dim() and spec.block else original
+    scales = scales_of(moved, spec)
     nonzero = original != 0
     counts = (
         nonzero.sum(),
         (nonzero & (quantized == 0)).sum(),
-        _saturated(original, spec, axis, exponents),
+        _saturated(moved, spec, scales),
     )
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
     amax = original.abs().amax().double() if original.numel() else torch.zeros_like(elements)
-    return Sums(torch.stack(numbers), amax, _histogram(exponents))
+    return Sums(torch.stack(numbers), amax, _histogram(scales, spec))
 
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:
@@ -61,24 +62,25 @@ def _energies(original: Tensor, quantized: Tensor) -> Tensor:
     return torch.stack(norms).square()
 
 
-def _saturated(original: Tensor, spec: QuantSpec, axis: int, exponents: Tensor) -> Tensor:
+def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
     element = spec.format.element
-    if spec.block is None:
-        scale = _power_of_two(exponents) if spec.tensor_scale else 1.0
-        return (original.abs() > 2.0**element.max_exponent * scale).sum()
-    limit = element.max_value * _power_of_two(exponents)
-    # A block without a scale is lost, not saturated.
-    limit = torch.where(exponents == SCALE_EXPONENT_NAN, torch.inf, limit).float()
-    blocks = blocks_of(original.movedim(axis, -1), spec.block)
-    return (blocks.abs() > limit.unsqueeze(-1)).sum()
+    minifloat = isinstance(element, Minifloat)
+    limit = element.max_value if minifloat else 2.0**element.max_exponent
+    encode = spread(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
+    # A block without a scale is lost, not saturated: NaN is not larger.
+    return ((x.float() * encode).abs() > limit).sum()
 
 
-def _histogram(exponents: Tensor) -> Tensor:
+def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
     # Not bincount, which waits for the device to learn how many bins there are.
-    bins = torch.zeros(BINS, dtype=torch.int64, device=exponents.device)
-    exponents = exponents.flatten() - SCALE_EXPONENT_MIN
-    return bins.scatter_add_(0, exponents, torch.ones_like(exponents))
+    decode = scales.decode.flatten()
+    bins = torch.zeros(BINS, dtype=torch.int64, device=decode.device)
+    if spec.format.scale == "none" and not spec.tensor_scale:
+        return bins
+    found = exponent(decode).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
+    found = torch.where(decode.isnan(), SCALE_EXPONENT_NAN, found) - SCALE_EXPONENT_MIN
+    return bins.scatter_add_(0, found, torch.ones_like(found))
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,30 @@ from torch import Tensor
 
 from .backend import check_arguments, fake_quantize
 from .codes import code_values
-from .formats import FORMATS, SCALE_BIAS, SCALE_EXPONENT_NAN, check_choice
-from .reference import scale_exponents
+from .formats import FORMATS, check_choice
+from .reference import encode
+from .scales import Stored, decode_factors, run_of, scales_of, spread
 from .spec import QuantSpec
 
 _PART = 1 << 17  # elements
-_LARGEST_EXPONENT = 16  # of all formats' values, rounded up
+_MODERATE = 100  # exponents of scales whose products with any value are normal numbers
+# Codes that begin at a byte's first bit together, and the bytes that they fill.
+_GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
 
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
     """A quantized tensor: the codes of its elements, and its scales.
 
-    codes: uint8, of the tensor with `axis` moved last, [..., size]. A format of 4 bits has two
-        codes a byte along that axis, [..., ceil(size / 2)], the first one in the low four bits; the
-        last high four bits of an odd size are 0.
-    scales: uint8 [..., ceil(size / block)], E8M0: byte b is 2^(b - 127), and 255 is NaN, a block
-        whose codes are 0. A format without blocks has one, [1], with a tensor scale and else [0].
+    codes: uint8, of the tensor with `axis` moved last, [..., ceil(size * bits / 8)]. Codes of 4 and
+        6 bits lie one behind the other along that axis, each from the lowest free bit on; what the
+        last byte has left is 0.
+    scales: see `scales.Stored`: the codes of a block whose scale is NaN are 0.
     shape, dtype: of the tensor that was packed, and of what `unpack` returns.
     """
 
     codes: Tensor
-    scales: Tensor
+    scales: Stored
     shape: torch.Size
     dtype: torch.dtype
     spec: QuantSpec
@@ -39,7 +41,7 @@ class PackedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the codes and scales."""
-        return self.codes.nbytes + self.scales.nbytes
+        return self.codes.nbytes + sum(part.nbytes for part in self.scales)
 
     @torch.no_grad()
     def unpack(self) -> Tensor:
@@ -49,90 +51,97 @@ class PackedTensor:
         result = torch.empty(shape, dtype=self.dtype, device=self.codes.device)
         if result.numel():
             rows, codes = _rows(result), _rows(self.codes)
-            scales = _by_row(_scale_of(self.scales).float(), len(rows), self.spec)
+            factors = decode_factors(self.scales, self.spec).float()
+            run = run_of(self.spec)
+            factors = factors.expand(len(rows), -1) if run is None else _rows(factors)
             for part in _parts(rows):
                 values = _decoded(codes[part], self.spec.quant_type)[:, :size]
-                rows[part] = _scaled(values, scales[part], self.spec)
+                rows[part] = values * spread(factors[part], run, size)
         return result.movedim(-1, self.axis).contiguous() if self.shape else result
 
 
 @torch.no_grad()
-def pack(x: Tensor, spec: QuantSpec, axis: int = -1, seed: int | None = None) -> PackedTensor:
+def pack(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    seed: int | None = None,
+    amax: Tensor | None = None,
+) -> PackedTensor:
     """Quantize `x` as fake_quantize does, and keep codes and scales; raises what it raises.
 
     'none' is refused, too.
     """
     check_choice("packed type", spec.quant_type, tuple(FORMATS))
     check_arguments(x, spec, axis, seed)
-    # float16 does not hold every result, float32 all but those that round up to 2^128.
-    wide = x.float() if x.dtype == torch.float16 else x
-    rounded = fake_quantize(wide, spec, axis=axis, seed=seed)
+    last = x.movedim(axis, -1) if x.dim() and spec.block else x
+    scales = scales_of(last, spec, amax)
+    inexact = spec.format.scale in ("fp32", "tensor", "two-level")
+    if _recoverable(scales.decode, inexact):
+        # What is no multiple of a few bits and a power of two only float32 holds.
+        wide = x.float() if inexact or x.dtype == torch.float16 else x
+        rounded = fake_quantize(wide, spec, axis=axis, seed=seed, amax=amax)
+        rounded = rounded.movedim(axis, -1) if x.dim() and spec.block else rounded
+        codes = _encoded(rounded, scales.decode, spec)
+    else:
+        values = encode(x, spec, axis, seed, amax).values
+        codes = _encoded(values.float(), torch.ones_like(scales.decode), spec)
     axis = axis if spec.block else -1
-    exponents = scale_exponents(x, spec, axis)
-    codes = _encoded(rounded.movedim(axis, -1) if x.dim() else rounded, exponents, spec)
-    scales = (exponents + SCALE_BIAS).to(torch.uint8)
-    return PackedTensor(codes, scales, x.shape, x.dtype, spec, axis)
+    return PackedTensor(codes, scales.stored, x.shape, x.dtype, spec, axis)
 
 
-def _encoded(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
+def _recoverable(decode: Tensor, inexact: bool) -> bool:
+    """Whether a value times its scale, in float32, tells the value: no product is too near an end.
+
+    Products with a power of two, and HiFloat4's, are exact down to the smallest ones.
+    """
+    low = 2.0**-_MODERATE if inexact else 0.0
+    return not ((decode > 2.0**_MODERATE) | ((decode > 0) & (decode < low))).any()
+
+
+def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
     """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
-    two = spec.format.codes_per_byte == 2
-    shape = (*rounded.shape[:-1], -(-rounded.shape[-1] // 2)) if two else rounded.shape
+    size = rounded.shape[-1] if rounded.dim() else 1
+    shape = (*rounded.shape[:-1], -(-size * spec.format.code_bits // 8))
+    shape = shape if rounded.dim() else rounded.shape
     codes = torch.empty(shape, dtype=torch.uint8, device=rounded.device)
     if not rounded.numel():
         return codes
-    rows, target = _rows(rounded), _rows(codes)
-    exponents = _by_row(exponents, len(rows), spec)
-    table = _code_table(spec.quant_type, rounded.device)
+    rows, target, run = _rows(rounded), _rows(codes), run_of(spec)
+    inverse = torch.where(decode == 0, 1.0, 1 / decode).float()  # 1: a zero keeps its sign
+    inverse = inverse.expand(len(rows), -1) if run is None else _rows(inverse)
     for part in _parts(rows):
-        values = _unscaled(rows[part].float(), exponents[part], spec)
-        patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
-        found = table.index_select(0, patterns.flatten()).view(values.shape)
-        if two:
-            found = torch.nn.functional.pad(found, (0, found.shape[1] % 2))
-            found = found[:, 0::2] | found[:, 1::2] << 4
-        target[part] = found
+        values = rows[part].float() * spread(inverse[part], run, size)
+        # An element that is not a number is one of a block that has no scale; without scales, there
+        # is a code for it.
+        values = values if spec.format.scale == "none" else values.nan_to_num_(nan=0.0)
+        target[part] = _joined(_codes(values, spec), spec.format.code_bits)[:, : target.shape[1]]
     return codes
+
+
+def _codes(values: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the codes, int32, of a format's own values, give or take a float32's last bit."""
+    patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
+    table = _code_table(spec.quant_type, values.device)
+    return table.index_select(0, patterns.flatten()).view(values.shape).int()
+
+
+def _joined(codes: Tensor, bits: int) -> Tensor:
+    """Return codes [rows, elements] as bytes [rows, ...]."""
+    return _regrouped(codes, *_GROUPS[bits], bits, 8).to(torch.uint8)
+
+
+def _regrouped(parts: Tensor, count: int, other: int, bits: int, other_bits: int) -> Tensor:
+    """Cut `count` parts of `bits` each, int32, [rows, parts], into `other` of `other_bits`."""
+    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % count)).unflatten(1, (-1, count))
+    words = (padded << bits * torch.arange(count, device=parts.device)).sum(-1, keepdim=True)
+    cut = words >> other_bits * torch.arange(other, device=parts.device)
+    return (cut & (1 << other_bits) - 1).flatten(1)
 
 
 def _rows(x: Tensor) -> Tensor:
     """Return `x` [..., size], not empty, as [rows, size]: its own memory, if it is contiguous."""
     return x.reshape(-1, x.shape[-1] if x.dim() else 1)
-
-
-def _unscaled(rounded: Tensor, exponents: Tensor, spec: QuantSpec) -> Tensor:
-    """Return the format's own values [rows, size] of float32 `rounded`; 0 where the scale is NaN.
-
-    An infinity that the scale alone brought about, by rounding up to 2^128, becomes its value.
-    """
-    if not exponents.numel():
-        return rounded
-    inverse = torch.exp2(-exponents.double()).float()
-    values = _scaled(rounded, inverse, spec)
-    if exponents.max() > 127 - _LARGEST_EXPONENT:
-        top = torch.exp2(128 - exponents.double()).float()
-        values = torch.where(rounded.isinf(), _scaled(rounded.sign(), top, spec), values)
-    # An element that is not a number is one of a block that has no scale; where there are no
-    # blocks, there is a code for it.
-    return values.nan_to_num_(nan=0.0) if spec.block else values
-
-
-def _scaled(values: Tensor, scales: Tensor, spec: QuantSpec) -> Tensor:
-    """Multiply each block of `values` [rows, size] by its scale [rows, blocks]."""
-    if not scales.numel():
-        return values
-    if spec.block is None:
-        return values * scales
-    rows, size = values.shape
-    spread = scales.unsqueeze(-1).expand(-1, -1, spec.block).reshape(rows, -1)
-    return values * spread[:, :size]
-
-
-def _by_row(scales: Tensor, rows: int, spec: QuantSpec) -> Tensor:
-    """Return scales as [rows, scales of a row]; a tensor's one scale is every row's."""
-    if spec.block is None:
-        return scales.expand(rows, -1) if scales.numel() else scales.view(1, 0).expand(rows, 0)
-    return scales.reshape(rows, -1)
 
 
 def _parts(rows: Tensor) -> Iterator[slice]:
@@ -141,25 +150,19 @@ def _parts(rows: Tensor) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, len(rows), step))
 
 
-def _scale_of(scales: Tensor) -> Tensor:
-    """Return the E8M0 scales' values, float64."""
-    exponents = scales.double() - SCALE_BIAS
-    return torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, torch.exp2(exponents))
-
-
 def _decoded(codes: Tensor, quant_type: str) -> Tensor:
     """Return the values [rows, elements] of codes [rows, bytes], float32."""
+    bits = FORMATS[quant_type].code_bits
+    count, size = _GROUPS[bits]
+    found = _regrouped(codes.int(), size, count, 8, bits)
     table = _value_table(quant_type, codes.device)
-    return table.index_select(0, codes.flatten().int()).view(len(codes), -1)
+    return table.index_select(0, found.flatten().int()).view(len(codes), -1)
 
 
 @functools.cache
 def _value_table(quant_type: str, device: torch.device) -> Tensor:
-    """Return the values of every byte [256, 1], or [256, 2] where it holds two codes."""
-    values = torch.tensor(code_values(quant_type), dtype=torch.float32)
-    if FORMATS[quant_type].codes_per_byte == 1:
-        return values.unsqueeze(1).to(device)
-    return torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1).to(device)
+    """Return the value of every code, float32."""
+    return torch.tensor(code_values(quant_type), dtype=torch.float32, device=device)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from .pack import PackedTensor, pack
+from .scales import Stored
 from .spec import QuantSpec
 
 # Where a context keeps what the saved tensors do not say.
@@ -29,7 +30,7 @@ def save_packed(
         PackedTensor, shape=packed.shape, dtype=packed.dtype, spec=packed.spec, axis=packed.axis
     )
     setattr(ctx, _FORM, form)
-    ctx.save_for_backward(packed.codes, packed.scales, weight)
+    ctx.save_for_backward(packed.codes, *packed.scales, weight)
 
 
 def saved_operands(ctx: object) -> tuple[Tensor, ...]:
@@ -37,8 +38,8 @@ def saved_operands(ctx: object) -> tuple[Tensor, ...]:
 
     The patched Megatron reads it in the place of `ctx.saved_tensors`.
     """
-    form: Callable[[Tensor, Tensor], PackedTensor] | None = getattr(ctx, _FORM, None)
+    form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)
     if form is None:
         return ctx.saved_tensors
-    codes, scales, weight = ctx.saved_tensors
-    return form(codes, scales).unpack(), weight
+    codes, *scales, weight = ctx.saved_tensors
+    return form(codes, Stored(*scales)).unpack(), weight

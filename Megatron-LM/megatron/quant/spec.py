@@ -9,6 +9,7 @@ from .formats import (
     REFERENCE_TYPES,
     ROUNDINGS,
     SCALE_RULES,
+    TILES,
     Format,
     check_choice,
 )
@@ -19,14 +20,17 @@ class QuantSpec:
     """A format and its choices; docs/formats.md defines what each means.
 
     quant_type: one of REFERENCE_TYPES.
-    block: elements that share one mx scale, one of BLOCK_SIZES; the last block may be short. None
-        becomes the format's own, and it stays None where the format has no such scales.
+    block: elements that share one scale, one of BLOCK_SIZES; the last block may be short. It is a
+        choice for mx formats; the others have one size. None becomes the format's own, and it
+        stays None where the format has no blocks.
     scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
     rounding: one of ROUNDINGS; None becomes the format's own.
     overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768, 'inf'
         gives ±Inf. Mx elements always saturate.
     tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
-        amax. Mx formats have their block scales instead.
+        amax. The other formats have scales of their own.
+    tile: 'row' for blocks along one axis; 'square' for squares of that side, where the format has
+        them: a matrix has the same ones along both axes.
 
     A choice that its format has no use for is checked and then ignored, since one run may
     quantize to several formats. Raises ValueError, naming the valid ones, for an unknown choice.
@@ -38,6 +42,7 @@ class QuantSpec:
     rounding: str | None = None
     overflow: str = "saturate"
     tensor_scale: bool = False
+    tile: str = "row"
 
     def __post_init__(self) -> None:
         check_choice("quant type", self.quant_type, REFERENCE_TYPES)
@@ -48,11 +53,13 @@ class QuantSpec:
             check_choice("rounding", self.rounding, ROUNDINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_choice("tensor scale", self.tensor_scale, (False, True))
+        check_choice("tile", self.tile, TILES)
         own = FORMATS.get(self.quant_type)
-        block = self.block or own.block if own and own.block else None
-        object.__setattr__(self, "block", block)
+        block = self.block if own and own.is_mx else None
+        object.__setattr__(self, "block", block or (own.block if own else None))
         rounding = self.rounding or (own.rounding if own else ROUNDINGS[0])
         object.__setattr__(self, "rounding", rounding)
+        object.__setattr__(self, "tile", self.tile if own and own.square else TILES[0])
 
     @property
     def format(self) -> Format:

@@ -13,25 +13,5 @@ from .record import recorded
 from .resume import note_checkpoint
 from .unpickle import protect
 
-__all__ = [
-    "CheckpointError",
-    "DivergenceError",
-    "GuardError",
-    "ImplementationError",
-    "after_step",
-    "before_load",
-    "before_model",
-    "before_save",
-    "before_step",
-    "check_available",
-    "check_finite_loss",
-    "end_if_diverged",
-    "label_timers",
-    "note_checkpoint",
-    "recorded",
-    "run_folder",
-    "to_verify",
-]
-
 # Every program that reads a checkpoint imports this package before.
 protect()

@@ -98,11 +98,11 @@ def newest(args: Namespace, load_arg: str = "load") -> Path | None:
     """
     before_load(args, load_arg)
     folder = load_folder(args, load_arg)
-    return _loaded(folder, getattr(args, "ckpt_step", None)) if folder else None
+    return loaded(folder, getattr(args, "ckpt_step", None)) if folder else None
 
 
-def _loaded(folder: Path, step: int | None) -> Path:
-    """The folder of the iteration `step`, or of the tracker's."""
+def loaded(folder: Path, step: int | None = None) -> Path:
+    """The folder of the iteration `step`, or of what the tracker names."""
     iteration = _tracked(folder) if step is None else step
     return folder / "release" if iteration is None else _path(folder, iteration)
 
@@ -119,7 +119,7 @@ def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
     if found is None and chosen is None and _verifies(args) and not pretrained:
         found = choose(folder, fault, own=_is_own(args, folder))
-    check_metadata(_loaded(folder, found[0] if found else chosen))
+    check_metadata(loaded(folder, found[0] if found else chosen))
     return found
 
 

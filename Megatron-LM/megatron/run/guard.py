@@ -5,30 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from megatron.quant import (
-    RECORDER,
-    SITES,
-    FoundLayer,
-    Layer,
-    QuantConfig,
-    QuantRecord,
-    Setup,
-    SiteCoverage,
-    coverage_faults,
-    cut_blocks,
-    find_layers,
-    find_traps,
-    idle_layers,
-    ineffective,
-    merge,
-    missing,
-    notes,
-    other_weights,
-    set_step,
-    setup_traps,
-    site_coverage,
-    unmatched,
-)
+from megatron import quant
 from megatron.quant.config import current, is_excluded, scheduled
 from megatron.quant.record import Key
 from torch.nn import Module
@@ -45,7 +22,7 @@ from .setup import Usage, read_chunk_tokens, read_setup
 from .unpickle import check_spec
 
 # What `before_step` found on the model, once.
-_found: list[FoundLayer] | None = None
+_found: list[quant.FoundLayer] | None = None
 # The step that is to be checked: its layers as they run, and the calls that were before it.
 _usage: Usage | None = None
 _calls: dict[Key, int] = {}
@@ -68,7 +45,8 @@ def before_model(args: Namespace) -> None:
     if getattr(args, "use_checkpoint_args", False):
         check_spec(args, args.load)
     if run_folder() is not None:
-        _end(setup_traps(ever_asked(current()), read_setup(args), is_excluded), "before the model")
+        faults = quant.setup_traps(ever_asked(current()), read_setup(args), is_excluded)
+        _end(faults, "before the model")
 
 
 def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
@@ -80,11 +58,11 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     """
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
-    set_step(done, getattr(args, "train_iters", None))
+    quant.set_step(done, getattr(args, "train_iters", None))
     divergence.begin_step(args)
     if run_folder() is None:
         return
-    RECORDER.begin_step(done + 1)
+    quant.RECORDER.begin_step(done + 1)
     keep_last(current().keep_checkpoints)
     if _found is None:
         model = list(model)
@@ -92,16 +70,16 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
             implementation.record(model, optimizer)
         if current().check_nan:
             watch(model)
-        _found = [one for chunk in model for one in find_layers(chunk)]
-        others = [one for chunk in model for one in other_weights(chunk)]
+        _found = [one for chunk in model for one in quant.find_layers(chunk)]
+        others = [one for chunk in model for one in quant.other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))
         check_alone(quantized_layers(model))
         check_cuts(_found, args)
         _say(keep_types(args, current()) + disk.begin_run(model, args))
     types = asked_now()
     if types != _checked:
-        _calls = {record.key: record.calls for record in RECORDER.entries()}
-        kinds = {SITES[site].layer for site, wanted in types.items() if wanted != "none"}
+        _calls = {record.key: record.calls for record in quant.RECORDER.entries()}
+        kinds = {quant.SITES[site].layer for site, wanted in types.items() if wanted != "none"}
         _usage = Usage(_found, kinds) if kinds else None
 
 
@@ -116,16 +94,16 @@ def after_step(iteration: int) -> None:
     types = asked_now()
     if run_folder() is not None and types != _checked:
         _checked, when = types, f"iteration {iteration}"
-        here = since(_calls, RECORDER.entries())
-        check(types, merge(all_ranks(here)), when)
+        here = since(_calls, quant.RECORDER.entries())
+        _end(quant.missing(types, quant.merge(all_ranks(here))), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [one.layer for one in _found or ()], used, here, when)
-    measured = run_folder() is not None and RECORDER.measuring
+    measured = run_folder() is not None and quant.RECORDER.measuring
     end_step(iteration)
     if measured:
-        check_effect(gather(), f"iteration {iteration}")
-    set_step(iteration)
+        _end(quant.ineffective(gather()), f"iteration {iteration}")
+    quant.set_step(iteration)
 
 
 def asked_now() -> dict[str, str]:
@@ -133,22 +111,24 @@ def asked_now() -> dict[str, str]:
     return {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
 
 
-def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[QuantRecord]:
+def since(
+    calls: Mapping[Key, int], records: Iterable[quant.QuantRecord]
+) -> list[quant.QuantRecord]:
     """The records of what was called more often than `calls` says, with these further calls."""
     more = ((record, record.calls - calls.get(record.key, 0)) for record in records)
     return [replace(record, calls=n) for record, n in more if n]
 
 
-def inspect(layers: list[Layer], setup: Setup) -> None:
+def inspect(layers: list[quant.Layer], setup: quant.Setup) -> None:
     """GuardError naming all that would keep a GEMM from being quantized, or excluded, as asked.
 
     A collective: `layers` are this rank's.
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
-    faults = unmatched(current().exclude, everywhere) + contradictions(current())
+    faults = quant.unmatched(current().exclude, everywhere) + contradictions(current())
     asked = ever_asked(current())
-    _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
-    _say(notes(asked, everywhere))
+    _end(faults + quant.find_traps(asked, setup, everywhere, is_excluded), "before the first step")
+    _say(quant.notes(asked, everywhere))
 
 
 def check_alone(others: list[str]) -> None:
@@ -167,13 +147,13 @@ def check_alone(others: list[str]) -> None:
         _end([fault], "before the first step")
 
 
-def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
+def check_cuts(found: list[quant.FoundLayer], args: Namespace) -> None:
     """GuardError naming every block of this layout that is cut in two; a collective."""
-    here = cut_blocks(current().blocks(), found, read_chunk_tokens(args), is_excluded)
+    here = quant.cut_blocks(current().blocks(), found, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
 
 
-def contradictions(options: QuantConfig) -> list[str]:
+def contradictions(options: quant.QuantConfig) -> list[str]:
     """Say, one text each, which schedules do not begin with the type that the source says."""
     return [
         f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says {wanted}"
@@ -182,38 +162,29 @@ def contradictions(options: QuantConfig) -> list[str]:
     ]
 
 
-def ever_asked(options: QuantConfig) -> dict[str, str]:
+def ever_asked(options: quant.QuantConfig) -> dict[str, str]:
     """The first type that each site is asked to run as, if it is at any time."""
-    types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
+    types = {site: [phase.quant_type for phase in options.phases(site)] for site in quant.SITES}
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
 
-def check(asked: Mapping[str, str], records: list[QuantRecord], when: str) -> None:
-    """GuardError naming every site that did not run as asked."""
-    _end(missing(asked, records), when)
-
-
-def check_effect(records: list[QuantRecord], when: str) -> None:
-    """Raise GuardError naming every site whose quantizer has changed nothing so far."""
-    _end(ineffective(records), when)
-
-
-def check_all(records: list[QuantRecord]) -> None:
-    """GuardError naming every site that did not run as asked in the whole of a run.
+def check_all(records: list[quant.QuantRecord]) -> None:
+    """GuardError naming every site that in all of a run did not run as asked, or to no effect.
 
     `records` are of all ranks. A site with a schedule was checked when each of its types began.
     """
-    check_effect(records, "at the end")
+    _end(quant.ineffective(records), "at the end")
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
-    check(asked, [r for r in records if r.site not in options.schedule], "at the end")
+    rest = [record for record in records if record.site not in options.schedule]
+    _end(quant.missing(asked, rest), "at the end")
 
 
 def check_layers(
     asked: Mapping[str, str],
-    layers: list[Layer],
+    layers: list[quant.Layer],
     used: set[str],
-    records: list[QuantRecord],
+    records: list[quant.QuantRecord],
     when: str,
 ) -> None:
     """GuardError naming every layer that ran beside its quantizer; a collective.
@@ -221,15 +192,16 @@ def check_layers(
     `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
     said.
     """
-    here: SiteCoverage = site_coverage(asked, layers, used, records, is_excluded)
+    here = quant.site_coverage(asked, layers, used, records, is_excluded)
     ranks = all_ranks(here)
-    _end(coverage_faults(ranks), when)
-    _say([f"not used in the first step, so not held to a type: {n}" for n in idle_layers(ranks)])
+    _end(quant.coverage_faults(ranks), when)
+    idle = quant.idle_layers(ranks)
+    _say([f"not used in the first step, so not held to a type: {name}" for name in idle])
 
 
-def gather() -> list[QuantRecord]:
+def gather() -> list[quant.QuantRecord]:
     """The records of all ranks together; a collective."""
-    return merge(all_ranks(RECORDER.entries()))
+    return quant.merge(all_ranks(quant.RECORDER.entries()))
 
 
 def _say(texts: list[str]) -> None:

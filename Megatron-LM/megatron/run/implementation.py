@@ -57,7 +57,8 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
     folder = run_folder()
     if folder is None:
         return
-    found = _merged(all_ranks(describe(model, optimizer)))
+    ranks = all_ranks(describe(model, optimizer))
+    found = {kind: sorted({name for one in ranks for name in one[kind]}) for kind in ranks[0]}
     if rank() == 0:
         folder.implementation.write_text(json.dumps(found, indent=1), encoding="utf-8")
         said = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in found.items())
@@ -80,11 +81,3 @@ def describe(model: Iterable[Module], optimizer: Any) -> dict[str, list[str]]:
 def _name(of: object) -> str:
     kind = type(of)
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-
-
-def _merged(ranks: Iterable[dict[str, list[str]]]) -> dict[str, list[str]]:
-    found: dict[str, set[str]] = {}
-    for table in ranks:
-        for kind, names in table.items():
-            found.setdefault(kind, set()).update(names)
-    return {kind: sorted(names) for kind, names in found.items()}

@@ -1,7 +1,6 @@
 """Upstream's timers as ranges in the trace of torch's profiler: what a step's time went to."""
 
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 from torch.profiler import record_function
@@ -26,22 +25,17 @@ def label_timers(args: Namespace) -> None:
 def label(timer: Any) -> None:
     """Wrap `start` and `stop` of a timer's class: from the one to the other is a range."""
     running: dict[int, record_function] = {}
+    start, stop = timer.start, timer.stop
 
-    def start(original: Callable[..., None]) -> Callable[..., None]:
-        def started(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if self.name in LABELED:
-                running[id(self)] = record_function(self.name)
-                running[id(self)].__enter__()
+    def started(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        if self.name in LABELED:
+            running[id(self)] = record_function(self.name)
+            running[id(self)].__enter__()
 
-        return started
+    def stopped(self: Any, *args: Any, **kwargs: Any) -> None:
+        stop(self, *args, **kwargs)  # it waits for the device
+        if self.name in LABELED:
+            running.pop(id(self)).__exit__(None, None, None)
 
-    def stop(original: Callable[..., None]) -> Callable[..., None]:
-        def stopped(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)  # it waits for the device
-            if self.name in LABELED:
-                running.pop(id(self)).__exit__(None, None, None)
-
-        return stopped
-
-    timer.start, timer.stop = start(timer.start), stop(timer.stop)
+    timer.start, timer.stop = started, stopped

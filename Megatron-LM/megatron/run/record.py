@@ -2,12 +2,14 @@
 
 import json
 import math
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import FiniteError, QuantRecord
 from megatron.quant.config import current
 
@@ -16,7 +18,6 @@ from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
 from .files import run_folder
 from .ranks import all_ranks, rank
-from .usage import peak_memory, write_usage
 
 
 @contextmanager
@@ -47,7 +48,9 @@ def recorded(writer: Any) -> Iterator[None]:
         peaks = all_ranks(peak_memory())
         if rank() == 0:
             write_stats(folder.quant_stats, records)
-            write_usage(folder.device, peaks)
+            # "cpu" or the name of this rank's GPU, and each rank's bytes.
+            table = {"device": accelerator.get_device_name(), "peak_memory": peaks}
+            folder.device.write_text(json.dumps(table, indent=1), encoding="utf-8")
         guard.check_all(records)
     except FiniteError as error:
         found = DivergenceError(describe(str(error), layer_is_known=True))
@@ -63,6 +66,13 @@ def recorded(writer: Any) -> Iterator[None]:
         raise
     if early:
         raise early
+
+
+def peak_memory() -> int:
+    """The most memory that this process held, in bytes: on its GPU, else resident on the CPU."""
+    if HAS_CUDA:
+        return accelerator.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def _leave(path: Path, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, filesystem
@@ -39,21 +39,11 @@ _KNOWN = {
     "pathlib._local": {"PosixPath"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorStorageMetadata", "StorageMeta"),
+        *("Metadata", "MetadataIndex", "TensorProperties", "_MEM_FORMAT_ENCODING"),
     },
     "torch.distributed.checkpoint.planner": {
-        "BytesIOWriteData",
-        "SavePlan",
-        "TensorWriteData",
-        "WriteItem",
-        "WriteItemType",
+        *("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     },
 }
 
@@ -139,7 +129,8 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
     try:
         _load_bytes(planner, item, value)
     except pickle.UnpicklingError as error:
-        _refuse(f"The entry {item.storage_index.fqn} of the checkpoint", _wanted(error), error)
+        entry = f"The entry {item.storage_index.fqn} of the checkpoint"
+        raise _refusal(entry, _wanted(error)) from error
 
 
 def _wanted(error: pickle.UnpicklingError) -> str:
@@ -174,7 +165,7 @@ def check_metadata(checkpoint: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        _refuse(path, f"cannot be read ({error.strerror})", error)
+        raise _refusal(path, f"cannot be read ({error.strerror})") from error
 
 
 def read_metadata(file: BinaryIO) -> Metadata:
@@ -187,16 +178,13 @@ def read_metadata(file: BinaryIO) -> Metadata:
     try:
         found = _Reader(io.BytesIO(file.read())).load()
     except _ForeignError as foreign:
-        _refuse(path, f"would have {foreign} run, which no checkpoint needs", foreign)
+        found = f"would have {foreign} run, which no checkpoint needs"
+        raise _refusal(path, found) from foreign
     except Exception as error:  # a damaged pickle raises anything
-        _refuse(path, f"is damaged ({type(error).__name__}: {error})", error)
+        raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
     if not isinstance(found, Metadata):
-        _refuse(path, f"holds a {type(found).__name__}")
+        raise _refusal(path, f"holds a {type(found).__name__}")
     return found
-
-
-def _refuse(path: Any, found: str, cause: Exception | None = None) -> NoReturn:
-    raise _refusal(path, found) from cause
 
 
 def _refusal(path: Any, found: str) -> CheckpointError:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from megatron.quant.formats import ELEMENTS, QUANT_TYPES, MxElement, check_choice, check_type
+from megatron.quant.formats import ELEMENTS, QUANT_TYPES, Minifloat, check_choice, check_type
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_elements_without_special_codes_span_what_mx_says(name, smallest, larges
 )
 def test_an_element_whose_arithmetic_is_not_there_is_refused(row, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        MxElement.of("e?m?", **row)
+        Minifloat.of("e?m?", **row)
 
 
 @pytest.mark.parametrize("name", QUANT_TYPES)

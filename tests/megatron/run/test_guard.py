@@ -376,8 +376,9 @@ def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
 
     def two_ranks(ranks, here):
         real(ranks, here)
-        if isinstance(here, guard.SiteCoverage):
-            ranks.append(guard.SiteCoverage(missed=frozenset({("fprop", "decoder.layers.9.proj")})))
+        if isinstance(here, guard.quant.SiteCoverage):
+            missed = frozenset({("fprop", "decoder.layers.9.proj")})
+            ranks.append(guard.quant.SiteCoverage(missed=missed))
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):

@@ -55,13 +55,16 @@ def test_padding_rows_are_never_taken_and_each_token_goes_in_once(program):
         return torch.tensor([0.0, 1.0, 0.5, 9.0])
 
     draw = torch.Generator()
-    found = list(program.generate_tokens(model, [5, 6], 3, 3, program.Choice(), draw))
+    found = list(program.generate_tokens(model, [5, 6], 3, 3, 0, program.Choice(), draw))
     assert found == [1, 1, 1]
     assert fed == [[5, 6], [1], [1]]
 
 
 def test_a_text_ends_before_the_end_of_its_document(program):
-    assert list(program.until(iter([4, 5, 0, 6]), 0)) == [4, 5]
+    chosen = iter([4, 5, 0, 6])
+    model = lambda ids: torch.eye(8)[next(chosen)]  # noqa: E731
+    found = program.generate_tokens(model, [1], 9, 8, 0, program.Choice(), torch.Generator())
+    assert list(found) == [4, 5]
 
 
 def test_a_prompt_must_be_one_and_leave_room(program):

@@ -58,7 +58,7 @@ def test_equal_states_are_equal_and_one_bit_is_told(program, save):
 
 def test_the_program_writes_them(program, save, tmp_path):
     target = tmp_path / "digests.json"
-    program.main([str(save("one", STATE)), str(target)])
+    program.main(save("one", STATE), target)
     assert '"weight"' in target.read_text()
 
 

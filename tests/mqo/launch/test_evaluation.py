@@ -9,7 +9,7 @@ import pytest
 from mqo import cli
 from mqo.errors import CheckpointError, DataError
 from mqo.launch import evaluation
-from mqo.launch.evaluation import AS_TRAINED, Loss, Place, Sampling, Text, lines
+from mqo.launch.evaluation import AS_TRAINED, Loss, Place, lines
 
 # Says what it was told: each word as it came, and the quant.toml.
 EVALUATE = """
@@ -73,7 +73,7 @@ def told(run):
 
 
 def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
-    found = evaluation.evaluate(tree, [Place.of(run)], ["bf16", "mxfp4"], Text(tokens=5))
+    found = evaluation.evaluate(tree, [Place.of(run)], ["bf16", "mxfp4"], evaluation.text(tokens=5))
     assert [one.mode for one in found] == ["bf16", "mxfp4"]
     assert taken == [dict.fromkeys(("fprop", "qk", "pv"), kind) for kind in ("none", "mxfp4")]
     words, options = told(run)
@@ -86,26 +86,26 @@ def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
 
 def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):
     place = Place.of(run / "checkpoints")
-    (own,) = evaluation.evaluate(tree, [place], [AS_TRAINED], Text())
+    (own,) = evaluation.evaluate(tree, [place], [AS_TRAINED], ())
     assert (own.mode, own.checkpoint) == ("FA_linear_mxfp8", "one")
     assert own.types == {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
     for types, mode in (({}, "bf16"), ({"pv": "mxfp4", "qk": "mxfp8"}, AS_TRAINED)):
         (run / "checkpoints/types.json").write_text(json.dumps(types))
-        assert evaluation.evaluate(tree, [place], [AS_TRAINED], Text())[0].mode == mode
+        assert evaluation.evaluate(tree, [place], [AS_TRAINED], ())[0].mode == mode
 
 
 def test_it_is_said_which_checkpoint_and_mode_of_how_many_is_measured(tree, run):
     said = []
-    evaluation.evaluate(tree, [Place.of(run)], ["bf16", "FA_mxfp8"], Text(), said.append)
+    evaluation.evaluate(tree, [Place.of(run)], ["bf16", "FA_mxfp8"], (), said.append)
     assert said == ["one: bf16 (1 of 2)", "one: FA_mxfp8 (2 of 2)"]
-    evaluation.evaluate(tree, [Place.of(run)], ["bf16"], Text(), said.append)
+    evaluation.evaluate(tree, [Place.of(run)], ["bf16"], (), said.append)
     assert said[2:] == ["one: bf16"]
 
 
 def test_what_the_program_says_of_a_checkpoint_is_told(tree, run):
     (run / "checkpoints/fail.json").write_text('{"found": "It is damaged", "expected": "none"}')
     with pytest.raises(CheckpointError, match=r"It is damaged\. Expected: none"):
-        evaluation.evaluate(tree, [Place.of(run)], ["bf16"], Text())
+        evaluation.evaluate(tree, [Place.of(run)], ["bf16"], ())
 
 
 def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path):
@@ -135,20 +135,20 @@ def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path)
 
 def test_a_text_is_of_one_kind(tmp_path):
     with pytest.raises(CheckpointError, match="Both --data and --text"):
-        Text((tmp_path / "a",), tmp_path / "b").words()
+        evaluation.text((tmp_path / "a",), tmp_path / "b")
     with pytest.raises(CheckpointError, match="no text"):
-        Text(tokenizer=tmp_path).words()
+        evaluation.text(tokenizer=tmp_path)
     with pytest.raises(DataError, match="missing"):
-        Text((tmp_path / "a",)).words()
-    words = Text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9).words()
+        evaluation.text((tmp_path / "a",))
+    words = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)
     assert words == ["--text", f"{tmp_path}/b", "--tokenizer", str(tmp_path), "--tokens", "9"]
 
 
 def test_a_choice_that_means_nothing_is_refused():
-    assert Sampling(tokens=3, cache=False).words()[-1] == "--no-cache"
+    assert evaluation.sampling(tokens=3, cache=False)[-1] == "--no-cache"
     with pytest.raises(CheckpointError, match="temperature 0 draws nothing"):
-        Sampling(top_k=3).words()
-    assert "--top-p=0.5" in Sampling(temperature=1.0, top_p=0.5).words()
+        evaluation.sampling(top_k=3)
+    assert "--top-p=0.5" in evaluation.sampling(temperature=1.0, top_p=0.5)
 
 
 def loss(value, mode="bf16", name="one"):

@@ -1,7 +1,6 @@
 """A model's flags: upstream's own, and with upstream's defaults the published model."""
 
 import ast
-import dataclasses
 import json
 import os
 import shlex
@@ -17,13 +16,13 @@ from mqo.data.pair import HEADER, MAGIC
 from mqo.data.pair_check import document_count
 from mqo.launch import cli
 from mqo.launch.config import Cluster, Placement, resolve
-from mqo.launch.flags import Length, RunPaths, architecture_flags, length, megatron_flags
-from mqo.launch.inputs import values
-from mqo.launch.machine import Machine, imagined
+from mqo.launch.flags import Length, RunData, _split, architecture_flags, length, megatron_flags
+from mqo.launch.machine import imagined
 from mqo.launch.plan import with_layout
 from mqo.matrix import generate, tables
+from mqo.runs import RunFolder
 
-NOWHERE = RunPaths(*[Path("none")] * 5, load=False)
+NOWHERE = RunData(Path("none"), Path("none"), None), RunFolder(Path("none")), Path("none")
 
 
 def flags(model, training="standard"):
@@ -117,9 +116,7 @@ def test_a_real_configuration_warms_up_for_some_steps_and_not_for_long(training)
 
 
 def split(training, documents=None):
-    cell = resolve("llama32-1b", "wikipedia", "bf16", training)
-    paths = dataclasses.replace(NOWHERE, documents=documents)
-    return values(megatron_flags(cell.experiment, Machine(1, 0), paths), "--split")[0]
+    return _split(tables.trainings()[training], documents)
 
 
 def held_out(split, documents):
@@ -225,8 +222,7 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
                 machine = imagined("h100-80gb", gpus)
                 cell = with_layout(on(cell, world), machine, cell.quantization.types).config
                 assert bool(cell.placement.layout) == (world == 8)
-                layout = cell.placement.layout
-                words = tuple(megatron_flags(cell.experiment, machine, NOWHERE, layout))
+                words = tuple(megatron_flags(cell, machine, *NOWHERE))
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.models()) * len(tables.trainings()) * 2
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """The tokenizer of a converted model: which one, which files, which ids."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from mqo.errors import ConvertError
@@ -85,7 +86,7 @@ def test_files_are_copied_to_the_byte(folder, tmp_path):
 
 def test_a_tokenizer_in_a_file_is_its_folder(folder):
     args = {"tokenizer_type": TYPE, "tokenizer_model": str(folder / "tokenizer.json")}
-    assert hf_tokenizer.choose(None, args, None).folder == folder
+    assert hf_tokenizer.choose(None, args, None) == (folder, "")
 
 
 @pytest.mark.parametrize(
@@ -98,22 +99,22 @@ def test_a_tokenizer_in_a_file_is_its_folder(folder):
 )
 def test_what_cannot_be_copied_is_said(kind, place, word):
     args = {"tokenizer_type": kind, "tokenizer_model": place}
-    found = hf_tokenizer.choose(None, args, None)
-    assert found.folder is None
-    assert word in found.note and "--tokenizer" in found.note
+    found, note = hf_tokenizer.choose(None, args, None)
+    assert found is None
+    assert word in note and "--tokenizer" in note
 
 
 def test_a_tokenizer_that_has_changed_since_the_run_is_not_taken(folder, tmp_path):
     run = RunFolder(tmp_path)
     recorded = Inputs.of(["--tokenizer-model", str(folder)])
-    run.environment.write_text(json.dumps({"inputs": recorded.as_table()}))
+    run.environment.write_text(json.dumps({"inputs": asdict(recorded)}))
     args = {"tokenizer_type": TYPE, "tokenizer_model": str(folder)}
-    assert hf_tokenizer.choose(None, args, run).folder == folder
+    assert hf_tokenizer.choose(None, args, run) == (folder, "")
     write(folder, "tokenizer_config.json", {"eos_token": "a"})
-    found = hf_tokenizer.choose(None, args, run)
-    assert found.folder is None
-    assert "tokenizer_config.json has changed" in found.note
-    assert hf_tokenizer.choose(folder, args, run).folder == folder
+    found, note = hf_tokenizer.choose(None, args, run)
+    assert found is None
+    assert "tokenizer_config.json has changed" in note
+    assert hf_tokenizer.choose(folder, args, run) == (folder, "")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

@@ -1,6 +1,7 @@
 import json
 import os
 import shlex
+from dataclasses import asdict
 
 import pytest
 from mqo.launch import inputs
@@ -65,7 +66,7 @@ def test_without_a_tracker_it_is_the_newest_that_was_saved_to_its_end(place):
 
 def test_it_survives_json(place):
     found = of(place, "p --data-path @a --load @saved")
-    assert Inputs(**json.loads(json.dumps(found.as_table()))) == found
+    assert Inputs(**json.loads(json.dumps(asdict(found)))) == found
     assert found.changed() == []
 
 

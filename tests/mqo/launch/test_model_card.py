@@ -60,7 +60,7 @@ def folder(tmp_path):
 
 
 def rows(folder, training):
-    return dict(model_card.describe(folder, "title", training).rows)
+    return dict(model_card.describe(folder, "title", training)["rows"])
 
 
 def test_the_card_says_how_the_model_was_trained(folder, run):
@@ -116,7 +116,7 @@ def test_imported_weights_have_no_training(folder):
     bare = {k: ARGS[k] for k in ("num_layers", "hidden_size", "num_attention_heads")}
     found = rows(folder, Training(bare | {"consumed_train_samples": 0}, "release"))
     assert found.keys() == {"size", "training dtype", "converted with"}
-    notes = model_card.describe(folder, "t", Training(bare, "release")).notes
+    notes = model_card.describe(folder, "t", Training(bare, "release"))["notes"]
     assert any("imported" in note for note in notes)
 
 
@@ -124,15 +124,15 @@ def test_an_unquantized_run_does_not_speak_of_emulation(folder, run):
     run.config.write_text(cell("bf16").model_dump_json())
     plain = ARGS | {"mqo_types": dict.fromkeys(("fprop", "qk"), "none")}
     card = model_card.describe(folder, "t", Training(plain, "3", run))
-    assert dict(card.rows)["mode"].startswith("bf16 (unquantized),")
-    assert dict(card.rows)["quantized GEMMs"] == "none"
-    assert card.notes == ()
+    assert dict(card["rows"])["mode"].startswith("bf16 (unquantized),")
+    assert dict(card["rows"])["quantized GEMMs"] == "none"
+    assert card["notes"] == []
 
 
 def test_a_training_that_began_with_other_weights_says_so(folder, run):
     facts = json.loads(run.environment.read_text()) | {"inputs": {"iteration": "release"}}
     run.environment.write_text(json.dumps(facts))
-    notes = model_card.describe(folder, "t", Training(ARGS, "3", run)).notes
+    notes = model_card.describe(folder, "t", Training(ARGS, "3", run))["notes"]
     assert any("weights of another checkpoint" in note for note in notes)
 
 

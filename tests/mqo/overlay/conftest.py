@@ -154,8 +154,8 @@ class Trial:
     def verify(self, version="1.2.3"):
         """The result for one release."""
         project = self.project
-        pin, series = Pin.load(project.upstream_pin), Series.load(project.patches)
-        return verify(version, pin, series, project.tree, project.cache, report=lambda text: None)
+        pin, series = Pin.load(project.upstream_pin), Series.of(project)
+        return verify(version, pin, series, project.cache, report=lambda text: None)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`mqo stats`: the tables of saved tensors, measured by the real program."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -107,7 +108,7 @@ def test_a_table_shows_percent_and_what_has_no_number():
     row = {"quant_type": "mxfp8", "block": 32, "scale_rule": "floor", "tensor_scale": False}
     row |= {"sqnr_db": 31.456, "underflow": 0.25, "saturation": 0.0001}
     other = row | {"quant_type": "hifp8", "block": None, "tensor_scale": True, "sqnr_db": None}
-    table = {"name": "w", "axis": 0, "amax": "nan", "rows": [row, other]}
+    table = {"name": "w", "axis": 0, "amax": math.nan, "rows": [row, other]}
     text = lines(TensorStats((), (table,)))
     assert text[0] == "w: blocks along axis 0, amax nan"
     assert text[2].split() == ["mxfp8", "32", "floor", "31.46", "25.0000", "0.0100"]

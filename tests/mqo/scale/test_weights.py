@@ -8,9 +8,11 @@ import pytest
 from mqo.launch.config import resolve
 from mqo.launch.plan import meta_job
 from mqo.matrix import tables
+from mqo.project import Project
 from mqo.scale.layout import Layout
 from mqo.scale.weights import padded_vocabulary, rank_weights
 
+PROGRAM = Project.here().root / "benchmarks/rank_weights.py"
 # Model, layout, a rank, and its stage: each size that a plan may have.
 RANKS = [
     ("llama32-1b", Layout(8), 0, 0),
@@ -32,7 +34,7 @@ def built(vendored):
         for name, layout, rank, _ in RANKS
     ]
     done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", vendored.root / "tools/rank_weights.py"],
+        [sys.executable, "-I", "-W", "ignore", PROGRAM, vendored.root],
         input=json.dumps(jobs),
         capture_output=True,
         text=True,

@@ -4,8 +4,6 @@ Hugging Face's tokenizers allocate and free several small strings a token, tens 
 at once: glibc's malloc is two fifths of the time (benchmarks/results/data-2026-11-22.md).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

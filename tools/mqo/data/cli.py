@@ -1,7 +1,5 @@
 """`mqo data`: corpora of one's own for training."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

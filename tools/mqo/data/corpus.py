@@ -1,7 +1,5 @@
 """A corpus on disk as chunks of documents: JSON lines, parquet or text, plain, .gz or .zst."""
 
-from __future__ import annotations
-
 import glob
 import io
 import json

@@ -264,10 +264,7 @@ def ranks(path: Path) -> Encoder:
 
 
 def tekken(
-    path: Path,
-    pattern: str = "v2",
-    special: int = TEKKEN_SPECIAL,
-    size: int = TEKKEN_SIZE,
+    path: Path, pattern: str = "v2", special: int = TEKKEN_SPECIAL, size: int = TEKKEN_SIZE
 ) -> Encoder:
     """Upstream's TikTokenizer: a JSON list of tokens, whose ids begin after `special` markers.
 

@@ -1,7 +1,5 @@
 """How far an indexing is: documents and tokens, tokens a second, and the time that is left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Wikipedia comes by pip, and is always there; speeches and a novel come by npm, a
 essays by apt. A client that is missing or fails leaves its sources out.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -8,14 +8,15 @@ The bytes are those of upstream's own builder fed one document at a time; a test
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from filelock import FileLock, Timeout
 
 from mqo.errors import DataError
 
@@ -63,7 +64,13 @@ class Pairs:
         self._folder = prefix.with_name(prefix.name + ".partial")
         self._prefix, self._keys, self._inputs, self._width = prefix, keys, inputs, width
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder / "lock", prefix)
+        self._lock = FileLock(self._folder / "lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise DataError(
+                f"Another process is writing {prefix}", help="Wait for it, or give another output"
+            ) from None
         self.state, sizes = self._load()
         names = [f"{key}.{end}" for key in keys for end in ("bin", "len")]
         self._files = {name: (self._folder / name).open("ab") for name in names}
@@ -115,30 +122,16 @@ class Pairs:
         """Removes everything that was written."""
         shutil.rmtree(self._folder)
 
-    def __enter__(self) -> Pairs:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close_files()
-        os.close(self._lock)
+        self._lock.release()
 
     def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
-
-
-def _locked(path: Path, prefix: Path) -> int:
-    # The system drops this lock with its process: one that was killed blocks nobody.
-    lock = os.open(path, os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise DataError(
-            f"Another process is writing {prefix}",
-            help="Wait for it, or give another output",
-        ) from error
-    return lock
 
 
 def _write_index(path: Path, lengths: Path, width: int) -> None:

@@ -4,8 +4,6 @@ Chunks are written in the order of the corpus, so that the same corpus gives the
 number of workers. What was written is saved now and then: a run that was killed goes on there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,14 +1,12 @@
 """Makes a named dataset ready for training: fetch, clean, train a tokenizer, index. Once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -47,18 +45,15 @@ class PreparedData:
     tokens: int
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What the outputs depend on; recorded in the stamp and compared at the next call.
+def _inputs(dataset: str) -> dict[str, str | int]:
+    """Return what the outputs depend on; the stamp records it.
 
     Which of dolma's further sources the machine could get is not among them: data that was once
     made stays, on a machine without a network, too.
     """
-
-    dataset: str
-    source_sha256: str
-    vocab_size: int
-    recipe: int
+    size = tokenizer.DEFAULT_VOCAB_SIZE
+    made_of = {"dataset": dataset, "source_sha256": sample.SHA256}
+    return made_of | {"vocab_size": size, "recipe": _RECIPE}
 
 
 def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) -> PreparedData:
@@ -71,19 +66,18 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
     """
     if dataset not in DATASETS:
         raise UnknownNameError("dataset", dataset, DATASETS)
-    inputs = _Inputs(dataset, sample.SHA256, tokenizer.DEFAULT_VOCAB_SIZE, _RECIPE)
     # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
-    ready = _load(project.data / dataset, inputs)
+    ready = _load(project.data / dataset, dataset)
     if ready:
         return ready
     target = project.own_data / dataset
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / f".{dataset}.lock", report):
-        ready = _load(target, inputs)
+        ready = _load(target, dataset)
         if ready:
             return ready
-        _build(project, target, inputs, report)
-        ready = _load(target, inputs)
+        _build(project, target, dataset, report)
+        ready = _load(target, dataset)
     if ready is None:
         raise DataError(
             f"{target} changed while it was made",
@@ -108,31 +102,33 @@ def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _build(project: Project, target: Path, inputs: _Inputs, report: Callable[[str], None]) -> None:
+def _build(project: Project, target: Path, dataset: str, report: Callable[[str], None]) -> None:
     """Builds beside the target and renames: the target is at all times whole, or not there."""
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
     for leftover in (partial, old):  # of a run that was killed; the lock keeps out living ones
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
-    _run_steps(project, partial, inputs, report)
+    _run_steps(project, partial, dataset, report)
     if target.exists():
         target.rename(old)
     partial.rename(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _run_steps(
-    project: Project, folder: Path, inputs: _Inputs, report: Callable[[str], None]
-) -> None:
-    text, words, stem = _layout(folder, inputs.dataset)
+def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[str], None]) -> None:
+    text, words, stem = _layout(folder, dataset)
     start = time.monotonic()
-    count = sample.write_jsonl(_documents(project, inputs.dataset, report), text)
+    if dataset == "dolma":
+        documents = mix.documents(project.cache, report)
+    else:
+        documents = sample.articles(sample.fetch(project.cache, report))
+    count = sample.write_jsonl(documents, text)
     size = text.stat().st_size
     report(f"Cleaned {count} documents, {size / 1e6:.2f} MB, {_seconds(start)}")
 
     start = time.monotonic()
-    entries = tokenizer.train(_texts(text), words, inputs.vocab_size)
+    entries = tokenizer.train(_texts(text), words, tokenizer.DEFAULT_VOCAB_SIZE)
     report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
 
     start = time.monotonic()
@@ -140,7 +136,7 @@ def _run_steps(
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
-        "inputs": asdict(inputs),
+        "inputs": _inputs(dataset),
         "documents": counts.documents,
         "tokens": counts.tokens,
         "files": _fingerprints(folder),
@@ -155,14 +151,6 @@ def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
     """
     job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
     return index(job, workers=1, meter=Meter(lambda line: None))
-
-
-def _documents(
-    project: Project, dataset: str, report: Callable[[str], None]
-) -> Iterable[sample.Article | mix.Document]:
-    if dataset == "dolma":
-        return mix.documents(project.cache, report)
-    return sample.articles(sample.fetch(project.cache, report))
 
 
 def _layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:
@@ -191,11 +179,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load(folder: Path, inputs: _Inputs) -> PreparedData | None:
+def _load(folder: Path, dataset: str) -> PreparedData | None:
     """The dataset in `folder` if its stamp is for these inputs and its files are as stamped."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        if stamp["inputs"] != asdict(inputs):
+        if stamp["inputs"] != _inputs(dataset):
             return None
         # Only what is stamped: Megatron adds a cache of shuffles beside the index.
         if any(_sha256(folder / name) != digest for name, digest in stamp["files"].items()):
@@ -203,6 +191,7 @@ def _load(folder: Path, inputs: _Inputs) -> PreparedData | None:
         counts = (stamp["documents"], stamp["tokens"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    text, words, stem = _layout(folder, inputs.dataset)
+    text, words, stem = _layout(folder, dataset)
     prefix = stem.with_name(f"{stem.name}_text_document")
-    return PreparedData(inputs.dataset, text, words, prefix, inputs.vocab_size, *counts)
+    size = tokenizer.DEFAULT_VOCAB_SIZE
+    return PreparedData(dataset, text, words, prefix, size, *counts)

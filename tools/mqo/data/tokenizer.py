@@ -1,7 +1,5 @@
 """A small byte-level BPE tokenizer trained on the sample: no download, any text round-trips."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

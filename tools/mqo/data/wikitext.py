@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mwparserfromhell.nodes import ExternalLink, Heading, Node, Tag, Template, Wikilink
+    from mwparserfromhell.nodes import Node, Tag, Template, Wikilink
     from mwparserfromhell.wikicode import Wikicode
 
 # Sections that are lists of sources and pointers, never prose.
@@ -51,17 +51,25 @@ _SILENT_LINK = re.compile(
     r"|(?:[a-z]{2,3}|simple|zh-[a-z-]+):(?=\S)"
 )
 
-_MAGIC_WORD = re.compile(r"__[A-Z]+__")
-_LEFT_OVER_QUOTES = re.compile(r"'{2,}")
-# Rows of a table whose opening mark stood in a template, so that the parser saw no table.
-_LEFT_OVER_TABLE = re.compile(r"^\s*(?:\{\||\|\}|\|-|\|\+|[|!]).*$", re.MULTILINE)
-_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:]\s*)*\)|\[\s*\]")
-_SEPARATOR_AFTER_OPENING = re.compile(r"\(\s*(?:[,;]\s*)+")
-_SEPARATOR_BEFORE_CLOSING = re.compile(r"(?:\s*[,;])*\s*\)")
-_SPACE_BEFORE_POINT = re.compile(r"[ \t]+([,;]|\.(?=\s|$))")
-_SPACES = re.compile(r"[ \t\u00a0\u2009]+")
-_SPACED_NEWLINE = re.compile(r" *\n *")
-_NEWLINES = re.compile(r"\n{3,}")
+_SPACES = (r"[ \t\u00a0\u2009]+", " ")
+# What removals leave, and what takes its place: applied in this order.
+_MENDS = [
+    (re.compile(pattern, re.MULTILINE), text)
+    for pattern, text in (
+        (r"__[A-Z]+__", ""),  # a magic word
+        (r"'{2,}", ""),
+        # Rows of a table whose opening mark stood in a template, so that the parser saw no table.
+        (r"^\s*(?:\{\||\|\}|\|-|\|\+|[|!]).*$", ""),
+        _SPACES,
+        (r"\(\s*(?:[,;]\s*)+", "("),
+        (r"(?:\s*[,;])*\s*\)", ")"),
+        (r"\(\s*(?:[,;:]\s*)*\)|\[\s*\]", ""),
+        _SPACES,
+        (r"[ \t]+([,;]|\.(?=\s|\Z))", r"\1"),
+        (r" *\n *", "\n"),
+        (r"\n{3,}", "\n\n"),
+    )
+]
 
 
 def clean(wikitext: str) -> str:
@@ -82,7 +90,7 @@ def clean(wikitext: str) -> str:
 def _section(code: Wikicode) -> tuple[int, str, str]:
     """Return (level, heading, body) of a flat section; the lead has level 0 and no heading."""
     headings = code.filter_headings(recursive=False)
-    level, title = (headings[0].level, _tidy(_heading(headings[0]))) if headings else (0, "")
+    level, title = (headings[0].level, _tidy(_text(headings[0].title))) if headings else (0, "")
     body = "".join(_node(n) for n in code.nodes if n not in headings)
     return level, title, _tidy(body)
 
@@ -124,16 +132,12 @@ def _node(node: Node) -> str:
     if isinstance(node, nodes.Template):
         return _template(node)
     if isinstance(node, nodes.ExternalLink):
-        return _external_link(node)
+        return _text(node.title)  # a bare address is no prose; a titled one shows its title only
     if isinstance(node, nodes.HTMLEntity):
         return str(node.normalize())
     if isinstance(node, nodes.Heading):
-        return f"\n\n{_heading(node)}\n\n"
+        return f"\n\n{_text(node.title)}\n\n"
     return ""  # a comment, or an argument of a template's own source
-
-
-def _heading(node: Heading) -> str:
-    return _text(node.title)
 
 
 def _wikilink(node: Wikilink) -> str:
@@ -143,11 +147,6 @@ def _wikilink(node: Wikilink) -> str:
     if node.text is not None and str(node.text).strip():
         return _text(node.text)
     return target.removeprefix(":").replace("#", " ", 1).strip()
-
-
-def _external_link(node: ExternalLink) -> str:
-    # A bare address is no prose; a titled one shows its title only.
-    return _text(node.title)
 
 
 def _tag(node: Tag) -> str:
@@ -171,14 +170,6 @@ def _template(node: Template) -> str:
 
 def _tidy(text: str) -> str:
     """Clean up what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
-    text = _MAGIC_WORD.sub("", text)
-    text = _LEFT_OVER_QUOTES.sub("", text)
-    text = _LEFT_OVER_TABLE.sub("", text)
-    text = _SPACES.sub(" ", text)
-    text = _SEPARATOR_AFTER_OPENING.sub("(", text)
-    text = _SEPARATOR_BEFORE_CLOSING.sub(")", text)
-    text = _EMPTY_BRACKETS.sub("", text)
-    text = _SPACES.sub(" ", text)
-    text = _SPACE_BEFORE_POINT.sub(r"\1", text)
-    text = _SPACED_NEWLINE.sub("\n", text)
-    return _NEWLINES.sub("\n\n", text).strip()
+    for pattern, replacement in _MENDS:
+        text = pattern.sub(replacement, text)
+    return text.strip()

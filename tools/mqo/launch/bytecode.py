@@ -19,7 +19,6 @@ from pathlib import Path
 from mqo.overlay.tree import Tree
 
 PACKAGE = "megatron"
-HEADER = 16  # magic number, flags, hash of the source
 CHECKED = (0b11).to_bytes(4, "little")
 
 
@@ -41,17 +40,9 @@ def share(tree: Tree, copy: Path) -> None:
 
 
 def _is_current(compiled: Path, source: Path) -> bool:
-    try:
-        with compiled.open("rb") as file:
-            header = file.read(HEADER)
-    except FileNotFoundError:
-        return False
-    return header == _header(source)
-
-
-def _header(source: Path) -> bytes:
-    magic, digest = importlib.util.MAGIC_NUMBER, importlib.util.source_hash(source.read_bytes())
-    return magic + CHECKED + digest
+    # Magic number, flags, hash of the source.
+    header = importlib.util.MAGIC_NUMBER + CHECKED + importlib.util.source_hash(source.read_bytes())
+    return compiled.exists() and compiled.read_bytes().startswith(header)
 
 
 def _compile(source: Path, compiled: Path) -> None:

@@ -90,9 +90,7 @@ def _dry_run(
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """What is ours, and what stands behind the first `--`, which is Megatron's."""
-    if "--" not in argv:
-        return argv, []
-    at = argv.index("--")
+    at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 
 
@@ -143,19 +141,15 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
-    for option, default, meaning in (
-        ("--nnodes", 1, "nodes, each with a launcher"),
-        ("--node-rank", 0, "the index of this node, from 0"),
-    ):
-        what = f"{meaning} {_DEFAULT}"
-        group.add_argument(option, type=int, default=default, metavar="N", help=what)
+    add, number = group.add_argument, {"type": int, "metavar": "N"}
+    add("--nnodes", default=1, help=f"nodes, each with a launcher {_DEFAULT}", **number)
+    add("--node-rank", default=0, help=f"the index of this node, from 0 {_DEFAULT}", **number)
     what = "processes per node, one per GPU (default: all GPUs for standard and fast, else 1)"
-    group.add_argument("--nproc-per-node", type=int, metavar="N", help=what)
+    add("--nproc-per-node", help=what, **number)
     where = f"address of node 0, for several nodes {_DEFAULT}"
-    group.add_argument("--master-addr", default="localhost", metavar="HOST", help=where)
-    group.add_argument(
-        "--master-port", type=int, metavar="PORT", help="port of node 0; default: torchrun's"
-    )
+    add("--master-addr", default="localhost", metavar="HOST", help=where)
+    what = "port of node 0; default: torchrun's"
+    add("--master-port", type=int, metavar="PORT", help=what)
 
 
 def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
@@ -168,25 +162,17 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         )
         return
     made.set_defaults(front_end=False)
-    made.add_argument(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
-    made.add_argument(
-        "--gemms",
-        default="fprop",
-        metavar="WHICH",
-        help=f"GEMMs of linear layers to quantize: fprop, or all: also dgrad and wgrad {_DEFAULT}",
-    )
     types = ", ".join(tables.quant_types())
-    made.add_argument(
-        "--linear-quantization",
-        metavar="T",
-        help=f"type of linear layers, in place of the mode's: {types} or none",
+    which = f"GEMMs of linear layers to quantize: fprop, or all: also dgrad and wgrad {_DEFAULT}"
+    linear = f"type of linear layers, in place of the mode's: {types} or none"
+    attention = (
+        "types of attention, in place of the mode's: T as in FA_T (QK), qk_T, pv_T, qk_pv_T or none"
     )
-    made.add_argument(
-        "--attention-quantization",
-        metavar="T",
-        help="types of attention, in place of the mode's: T as in FA_T (QK), "
-        f"qk_T, pv_T, qk_pv_T or none; T is {types}",
-    )
+    add = made.add_argument
+    add(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
+    add("--gemms", default="fprop", metavar="WHICH", help=which)
+    add("--linear-quantization", metavar="T", help=linear)
+    add("--attention-quantization", metavar="T", help=f"{attention}; T is {types}")
 
 
 def _machine(args: argparse.Namespace) -> Machine:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, SetupError, full_disk_of
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
-from mqo.launch.inputs import TRACKER, lacking
+from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Dtype, Shape
 from mqo.process import temporary_folder
@@ -27,7 +28,6 @@ from mqo.program import Advance, ask, run_program
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
-Report = Callable[[str], None]
 _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 
 
@@ -49,14 +49,14 @@ class Converted:
 
 
 def hf_to_megatron(
-    tree: Path, source: Path, target: Path, report: Report = lambda line: None
+    tree: Path, source: Path, target: Path, report: Say = lambda line: None
 ) -> Converted:
     """Write the weights in the folder `source` as a checkpoint, from which a training starts.
 
     Their dtype stays; where they have several, the checkpoint has fp32. `report` gets a line for
     each stage.
     """
-    config = _read_config(source)
+    config = hf_tokenizer.read_json(source / "config.json")
     shape, sequence = shape_of_config(config), config["max_position_embeddings"]
     with staged(target) as stage:
         _run(
@@ -72,7 +72,7 @@ def megatron_to_hf(
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     dtype: Dtype | None = None,
-    report: Report = lambda line: None,
+    report: Say = lambda line: None,
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads.
 
@@ -85,25 +85,21 @@ def megatron_to_hf(
             not fit; a value is too large for `dtype`; `target` exists.
     """
     run, source = run_of(source), checkpoints_of(source)
-    if not (source / TRACKER).is_file():
-        found, help = lacking(source)
-        raise ConvertError(
-            found, expected=f"a run that saved, or a folder with {TRACKER}", help=help
-        )
+    require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = describe(tree, source)
     found, sequence = shape_of_args(args), args["max_position_embeddings"]
-    chosen = hf_tokenizer.choose(tokenizer, args, run)
+    tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:
-        rows, note = hf_tokenizer.rows(args, found.vocab_size, chosen.folder)
+        rows, note = hf_tokenizer.rows(args, found.vocab_size, tokenizer)
     shape, own = found.model_copy(update={"vocab_size": rows}), dtype_of_args(args)
     flags = [*program_flags(shape, sequence), *DTYPES[own]]
     step = (source / TRACKER).read_text(encoding="utf-8").strip()
     with staged(target) as stage:
-        write_configs(stage, config_of(shape, dtype or own, sequence), chosen.folder)
+        write_configs(stage, config_of(shape, dtype or own, sequence), tokenizer)
         _run(tree, ["to-hf", str(source), str(stage), *flags], report)
         model_card.write(stage, target.name, model_card.Training(args, step, run))
-    notes = tuple(filter(None, (chosen.note, note)))
+    notes = tuple(filter(None, (lacks, note)))
     return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes)
 
 
@@ -121,15 +117,6 @@ def program_flags(shape: Shape, sequence: int) -> list[str]:
     """The model without padding of its vocabulary, on the CPU."""
     vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
     return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
-
-
-def _read_config(source: Path) -> dict[str, Any]:
-    try:
-        return hf_tokenizer.read_json(source / "config.json")
-    except FileNotFoundError:
-        raise ConvertError(
-            f"There is no config.json in {source}", expected="a folder as transformers saves one"
-        ) from None
 
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
@@ -160,7 +147,7 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def _run(tree: Path, words: list[str], report: Report = lambda line: None) -> None:
+def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
     """Run the program; ConvertError in its words where the files caused it, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
         raise SetupError(

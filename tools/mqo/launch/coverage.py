@@ -10,18 +10,18 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
+from mqo.display import Say
 from mqo.errors import MqoError
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
-from mqo.launch.flags import model_flags
+from mqo.launch.flags import RunData, model_flags
 from mqo.launch.machine import Machine
 from mqo.launch.options import ENVIRONMENT_VARIABLE, quant_toml
-from mqo.launch.prepare import RunData
 from mqo.launch.products import Coverage, lines
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
@@ -63,7 +63,7 @@ def record(
     folder: RunFolder,
     config: RunConfig,
     data: RunData,
-    report: Callable[[str], None],
+    report: Say,
 ) -> None:
     """Write a run's coverage.json and coverage.txt; say where they cannot be had."""
     reads: list[Path] = []
@@ -81,7 +81,8 @@ def record(
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
-    folder.coverage.write_text(as_json(config, found), encoding="utf-8")
+    facts = json.dumps(names(config) | found.as_table(), indent=1)
+    folder.coverage.write_text(facts, encoding="utf-8")
     folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
 
@@ -91,11 +92,6 @@ def as_text(config: RunConfig, coverage: Coverage) -> str:
     of, asked = config.experiment, config.quantization
     names = (of.model.name, config.mode_label, f"{asked.gemms} GEMMs", of.training.name)
     return "\n".join([", ".join(names), *lines(coverage), ""])
-
-
-def as_json(config: RunConfig, coverage: Coverage) -> str:
-    """Return the run's names, and every product."""
-    return json.dumps(names(config) | coverage.as_table(), indent=1)
 
 
 def names(config: RunConfig) -> dict[str, Any]:
@@ -127,7 +123,15 @@ def measure(
         target = folder / kept.name
         options = target.with_name("quant.toml")
         options.write_text(quant_toml({}, {"exclude": list(exclude)}), encoding="utf-8")
-        _run(source, target, flags, options)
+        run_program(
+            source / PROGRAM,
+            [str(target), *flags],
+            # On the CPU, alone.
+            variables={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+            | {ENVIRONMENT_VARIABLE: str(options)},
+            help="What it cannot do without data and memory, it cannot count",
+            limit_s=TIME_LIMIT_S,
+        )
         found = Coverage.from_table(json.loads(target.read_text(encoding="utf-8")))
         target.replace(kept)
     return found
@@ -140,16 +144,3 @@ def _key(source: Path, flags: list[str], reads: Sequence[Path]) -> str:
         name = path.relative_to(source) if path.is_relative_to(source) else path
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:32]
-
-
-def _run(source: Path, target: Path, flags: list[str], options: Path) -> None:
-    """Run the program on the CPU, alone, with nothing of this environment's Megatron."""
-    chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    chosen[ENVIRONMENT_VARIABLE] = str(options)
-    run_program(
-        source / PROGRAM,
-        [str(target), *flags],
-        variables=chosen,
-        help="What it cannot do without data and memory, it cannot count",
-        limit_s=TIME_LIMIT_S,
-    )

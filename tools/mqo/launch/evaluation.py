@@ -9,33 +9,33 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.data.pair_check import check_prefix
-from mqo.display import Count, Display
+from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
-from mqo.launch.inputs import TRACKER, lacking
+from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import detect
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml, split
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import Advance, ask
+from mqo.program import Watch, ask
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
 AS_TRAINED = "as trained"
-Report = Callable[[str], None]
+_LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -55,50 +55,41 @@ class Place:
         """
         path = path.resolve()
         folder = checkpoints_of(path)
-        if not ((folder / TRACKER).is_file() or (folder / "metadata.json").is_file()):
-            found, help = lacking(folder)
-            raise CheckpointError(
-                found,
-                expected=f"a run that saved, a folder with {TRACKER}, or that of an iteration",
-                help=help,
-            )
+        if not (folder / "metadata.json").is_file():
+            expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
+            require_tracker(folder, CheckpointError, expected)
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]
         config = next((file for file in options if file.is_file()), None)
         return cls(config.parent.name if config else path.name, folder, config)
 
 
-@dataclass(frozen=True)
-class Text:
-    """What is evaluated: indexed datasets whole, or a file; without either what was held out.
+def text(
+    data: Sequence[Path] = (),
+    file: Path | None = None,
+    tokenizer: Path | None = None,
+    tokens: int | None = None,
+) -> list[str]:
+    """Name what is evaluated: indexed datasets whole, or a file; without either what was held out.
 
     `tokens` is how many are predicted at most.
+
+    Raises:
+        CheckpointError: two texts are named, or a tokenizer without a file.
+        DataError: there is no such dataset.
     """
-
-    data: tuple[Path, ...] = ()
-    file: Path | None = None
-    tokenizer: Path | None = None
-    tokens: int | None = None
-
-    def words(self) -> list[str]:
-        """Return the program's options.
-
-        Raises:
-            CheckpointError: two texts are named, or a tokenizer without a file.
-            DataError: there is no such dataset.
-        """
-        if self.data and self.file:
-            raise CheckpointError("Both --data and --text were given", expected="one of them")
-        if self.tokenizer and not self.file:
-            raise CheckpointError(
-                "A tokenizer was given and no text", expected="--text FILE beside --tokenizer"
-            )
-        for prefix in self.data:
-            check_prefix(prefix)
-        words = [word for prefix in self.data for word in ("--data", str(prefix.resolve()))]
-        words += ["--text", str(self.file.resolve())] if self.file else []
-        words += ["--tokenizer", str(self.tokenizer.resolve())] if self.tokenizer else []
-        return words + (["--tokens", str(self.tokens)] if self.tokens else [])
+    if data and file:
+        raise CheckpointError("Both --data and --text were given", expected="one of them")
+    if tokenizer and not file:
+        raise CheckpointError(
+            "A tokenizer was given and no text", expected="--text FILE beside --tokenizer"
+        )
+    for prefix in data:
+        check_prefix(prefix)
+    words = [word for prefix in data for word in ("--data", str(prefix.resolve()))]
+    words += ["--text", str(file.resolve())] if file else []
+    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    return words + (["--tokens", str(tokens)] if tokens else [])
 
 
 @dataclass(frozen=True)
@@ -125,53 +116,46 @@ class Loss:
     @property
     def perplexity(self) -> float:
         """exp(loss)."""
-        try:
-            return math.exp(self.loss)
-        except OverflowError:
-            return math.inf
+        return math.inf if self.loss > _LARGEST else math.exp(self.loss)
 
     def as_table(self) -> dict[str, Any]:
         """Return the row for JSON."""
         return {**vars(self), "perplexity": self.perplexity}
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn: temperature 0 takes the likeliest. `tokens` is a prompt's at most."""
+def sampling(
+    *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, cache: bool = True, **rest: int
+) -> list[str]:
+    """Say how tokens are drawn: temperature 0 takes the likeliest.
 
-    tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    cache: bool = True
-
-    def words(self) -> list[str]:
-        """Return the program's options; CheckpointError where a choice would mean nothing."""
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise CheckpointError(
-                "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",
-                expected="a --temperature above 0, such as 1",
-            )
-        numbers = {"tokens": self.tokens, "temperature": self.temperature, "seed": self.seed}
-        numbers |= {"top-k": self.top_k, "top-p": self.top_p}
-        words = [f"--{name}={value}" for name, value in numbers.items()]
-        return words + ([] if self.cache else ["--no-cache"])
+    The `rest` are `tokens`, of a prompt at most, and `seed`. CheckpointError where a choice would
+    mean nothing.
+    """
+    if temperature == 0 and (top_k or top_p < 1):
+        raise CheckpointError(
+            "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",
+            expected="a --temperature above 0, such as 1",
+        )
+    numbers = {"temperature": temperature, "top-k": top_k, "top-p": top_p, **rest}
+    words = [f"--{name}={value}" for name, value in numbers.items()]
+    return words + ([] if cache else ["--no-cache"])
 
 
 def evaluate(
     tree: Tree,
     places: Sequence[Place],
     modes: Sequence[str],
-    text: Text,
-    report: Report = lambda line: None,
+    words: Sequence[str] = (),
+    report: Say = lambda line: None,
 ) -> list[Loss]:
     """The loss of each checkpoint under each mode, in this order; AS_TRAINED is the run's own.
+
+    `words` are what `text` returned.
 
     Raises:
         CheckpointError: a checkpoint or a text that does not do.
     """
-    words, found = text.words(), []
+    found = []
     pairs = [(place, mode) for place in places for mode in modes]
     with Display.of(report).live() as display:
         for n, (place, mode) in enumerate(pairs, 1):
@@ -179,7 +163,7 @@ def evaluate(
             display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
             before = ["run", str(place.folder)]
-            facts = _run(tree, place, types, EVALUATE, before, words, count)
+            facts = _run(tree, place, types, EVALUATE, before, words, watch=count.show)
             loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
             found.append(Loss(place.name, name, types, loss=loss, text=texts, **facts))
     return found
@@ -190,17 +174,18 @@ def generate(
     place: Place,
     mode: str,
     prompts: Sequence[str],
-    sampling: Sampling,
+    words: Sequence[str] = (),
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
     """What follows each prompt: {"mode", "types", "iteration", "texts"}.
 
-    Each text is {"prompt", "text", "tokens" (ids), "ended" ("length", or "end of document")}.
+    `words` are what `sampling` returned. Each text is {"prompt", "text", "tokens" (ids), "ended"
+    ("length", or "end of document")}.
 
     Raises:
         CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
     """
-    words = sampling.words()
+    words = [*words]
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
     name, types = _types(tree, place, mode)
     with temporary_folder("mqo-generate-") as folder:
@@ -260,37 +245,24 @@ def _run(
     types: Mapping[str, str],
     program: str,
     before: Sequence[str],
-    options: Sequence[str],
-    count: Count | None = None,
+    words: Sequence[str],
+    **watching: Watch,
 ) -> dict[str, Any]:
-    """Run a program on a snapshot with these types; its facts."""
-
-    def watch(advance: Advance) -> None:
-        if count:
-            count.show(advance.what, advance.done, advance.total)
-
-    machine = detect()
-    with _source(tree, place, types) as folder:
-        after = [*options, "--", *platform_flags(machine)]
-        threads = os.environ.get("OMP_NUM_THREADS", "")
-        variables = {ENVIRONMENT_VARIABLE: str(folder / "quant.toml")}
-        variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
-        path = folder / "source" / program
-        chosen = {"variables": variables, "error": CheckpointError, "watch": watch}
-        return ask(path, before, after=after, **chosen)
-
-
-@contextmanager
-def _source(tree: Tree, place: Place, types: Mapping[str, str]) -> Iterator[Path]:
-    """A folder with the snapshot `source`, and quant.toml with the run's options and no record."""
+    """Run a program on a snapshot with these types and the run's options, without records."""
+    machine, threads = detect(), os.environ.get("OMP_NUM_THREADS", "")
     with temporary_folder("mqo-evaluation-") as folder:
-        snapshot(tree, folder / "source", types=types)
-        bytecode.share(tree, folder / "source")
+        source, config = folder / "source", folder / "quant.toml"
+        snapshot(tree, source, types=types)
+        bytecode.share(tree, source)
         # No weight changes: to quantize each one once gives the same bits.
         options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        (folder / "quant.toml").write_text(quant_toml(types, options), encoding="utf-8")
-        yield folder
+        config.write_text(quant_toml(types, options), encoding="utf-8")
+        after = [*words, "--", *platform_flags(machine)]
+        variables = {ENVIRONMENT_VARIABLE: str(config)}
+        variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
+        chosen = {"variables": variables, "error": CheckpointError, **watching}
+        return ask(source / program, before, after=after, **chosen)
 
 
 def _options(config: Path | None) -> dict[str, Any]:

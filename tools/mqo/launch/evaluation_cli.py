@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mqo.display import stderr
+from mqo.errors import CheckpointError
 from mqo.overlay.cli import TreeOption, settled
 from mqo.terminal import JsonOption, emit
 
@@ -39,16 +40,16 @@ def evaluate(
     tree: TreeOption = None,
 ) -> None:
     """Measure the loss of checkpoints on held-out text, under any training mode."""
-    from mqo.launch.evaluation import AS_TRAINED, Place, Text, lines
-    from mqo.launch.evaluation import evaluate as measure
+    from mqo.launch import evaluation
+    from mqo.launch.evaluation import AS_TRAINED, Place
     from mqo.matrix import tables
 
     names = tables.expand("quantization mode", tables.modes(), modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
-    chosen = Text(tuple(data or ()), text, tokenizer, tokens)
-    found = measure(settled(tree), places, names, chosen, stderr())
+    words = evaluation.text(data or (), text, tokenizer, tokens)
+    found = evaluation.evaluate(settled(tree), places, names, words, stderr())
     rows = [loss.as_table() for loss in found]
-    emit("eval", None, "\n".join(lines(found)), as_json, losses=rows)
+    emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)
 
 
 def generate(
@@ -74,23 +75,21 @@ def generate(
     tree: TreeOption = None,
 ) -> None:
     """Generate text from prompts with a checkpoint."""
-    from mqo.errors import CheckpointError
-    from mqo.launch.evaluation import AS_TRAINED, Place, Sampling
-    from mqo.launch.evaluation import generate as go_on
+    from mqo.launch import evaluation
+    from mqo.launch.evaluation import AS_TRAINED, Place
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
         raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
-    sampling = Sampling(tokens, temperature, top_k, top_p, seed, cache=not no_cache)
-    place = Place.of(checkpoint)
-    found = go_on(settled(tree), place, mode or AS_TRAINED, given, sampling, tokenizer)
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    words = evaluation.sampling(tokens=tokens, cache=not no_cache, **drawn)
+    place, mode = Place.of(checkpoint), mode or AS_TRAINED
+    found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
     written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
     emit("generate", None, written, as_json, **found)
 
 
 def _lines(file: Path) -> list[str]:
-    from mqo.errors import CheckpointError
-
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

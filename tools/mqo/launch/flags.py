@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch.config import Experiment
+from mqo.data.pair_check import document_count
+from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
+from mqo.runs import RunFolder, checkpoints_of
 
 # Without Transformer Engine and apex, which the local implementation does not need, these fusions
 # have nothing to fuse with.
@@ -26,26 +28,21 @@ DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
 
 
 @dataclass(frozen=True)
-class RunPaths:
-    """The places that flags name, and how many documents the data has where that is known."""
+class RunData:
+    """What `--tokenizer-model` and `--data-path` take; the vocabulary's size where it is known."""
 
     tokenizer: Path
-    data_prefix: Path
-    data_cache: Path
-    checkpoint: Path
-    tensorboard: Path
-    load: bool
-    teacher: Path | None = None
-    distillation_config: Path | None = None
-    documents: int | None = None
+    prefix: Path
+    vocab_size: int | None
 
 
 def megatron_flags(
-    of: Experiment, machine: Machine, paths: RunPaths, layout: Sequence[str] = ()
+    config: RunConfig, machine: Machine, data: RunData, folder: RunFolder, indices: Path
 ) -> list[str]:
-    """Return all flags for pretrain_gpt.py."""
-    given = [*_data(of.training, paths), *_output(of.training, paths), *_distillation(paths)]
-    return [*model_flags(of, machine), *given, *layout, *of.extra_flags]
+    """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
+    of = config.experiment
+    given = [*_data(of, data, indices), *_output(config, folder), *_distillation(of)]
+    return [*model_flags(of, machine), *given, *config.placement.layout, *of.extra_flags]
 
 
 def model_flags(of: Experiment, machine: Machine) -> list[str]:
@@ -85,11 +82,12 @@ def length(of: Experiment) -> Length:
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:
     """The model, for sequences of as many tokens."""
+    groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
-        _mla(model.mla) if model.mla else _groups(model),
+        _mla(model.mla) if model.mla else groups,
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
@@ -101,10 +99,6 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
     return _words(
         flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
     )
-
-
-def _groups(model: Shape) -> str:
-    return f"--group-query-attention --num-query-groups {model.num_query_groups}"
 
 
 def _mla(mla: Mla) -> str:
@@ -159,12 +153,13 @@ def _training(training: Training) -> list[str]:
     )
 
 
-def _data(training: Training, paths: RunPaths) -> list[str]:
+def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
     tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer"]
-    tokenizer += ["--tokenizer-model", str(paths.tokenizer)]
-    data = ["--data-path", str(paths.data_prefix), "--data-cache-path", str(paths.data_cache)]
-    split = ["--split", _split(training, paths.documents)]
-    return [*tokenizer, *data, *split, "--no-create-attention-mask-in-dataloader"]
+    tokenizer += ["--tokenizer-model", str(data.tokenizer)]
+    paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
+    documents = of.data_prefix and document_count(of.data_prefix)
+    split = ["--split", _split(of.training, documents)]
+    return [*tokenizer, *paths, *split, "--no-create-attention-mask-in-dataloader"]
 
 
 def _split(training: Training, documents: int | None) -> str:
@@ -178,22 +173,25 @@ def _split(training: Training, documents: int | None) -> str:
     return f"{100 - 100 * held_out:g},{100 * held_out:g},0"
 
 
-def _output(training: Training, paths: RunPaths) -> list[str]:
+def _output(config: RunConfig, folder: RunFolder) -> list[str]:
+    of, training = config.experiment, config.experiment.training
+    place = str((of.checkpoint or folder.checkpoints).resolve())
+    events = (config.recording.tensorboard or folder.tensorboard).resolve()
     every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
     log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
-    save = ["--save", str(paths.checkpoint)] if training.save_interval or paths.load else []
+    save = ["--save", place] if training.save_interval or of.checkpoint else []
     save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
     # A job that is told to end saves first; what is saved is hashed, so that damage is seen.
     save += ["--exit-signal-handler", "--verify-integrity"]
-    load = ["--load", str(paths.checkpoint)] if paths.load else []
-    board = ["--tensorboard-dir", str(paths.tensorboard), "--log-timers-to-tensorboard"]
+    load = ["--load", place] if of.checkpoint else []
+    board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]
 
 
-def _distillation(paths: RunPaths) -> list[str]:
-    teacher = ["--export-kd-teacher-load", str(paths.teacher)]
-    config = ["--export-kd-cfg", str(paths.distillation_config)]
-    return (teacher if paths.teacher else []) + (config if paths.distillation_config else [])
+def _distillation(of: Experiment) -> list[str]:
+    config = of.distillation_config
+    teacher = ["--export-kd-teacher-load", str(checkpoints_of(of.teacher))] if of.teacher else []
+    return teacher + (["--export-kd-cfg", str(config.resolve())] if config else [])
 
 
 def _words(lines: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from mqo.launch.config import RunConfig
@@ -42,8 +43,17 @@ def write_facts(
     """Write the command, to be pasted, the configuration, and the environment with its inputs."""
     folder.command.write_text(f"#!/usr/bin/env bash\n{as_shell(command, env)}\n", encoding="utf-8")
     config.write(folder)
-    facts = json.dumps(_environment(env) | {"inputs": Inputs.of(command).as_table()}, indent=1)
-    folder.environment.write_text(facts, encoding="utf-8")
+    facts = {
+        "python": sys.version,
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "commit": Project.here().commit(),
+        "variables": dict(env),
+        "packages": packages(),
+        "inputs": asdict(Inputs.of(command)),
+    }
+    folder.environment.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def as_shell(command: list[str], env: Mapping[str, str]) -> str:
@@ -68,15 +78,3 @@ def packages() -> dict[str, str]:
     """{name: version} of what is installed."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return dict(sorted(found.items()))
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, object]:
-    return {
-        "python": sys.version,
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "commit": Project.here().commit(),
-        "variables": dict(env),
-        "packages": packages(),
-    }

@@ -190,22 +190,17 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     """The scaling; ConvertError where upstream's flags have no form for it."""
+    kind = table.get("rope_type") or table.get("type") or "default"
+    _refuse_others("config.json", {"rope_type": kind}, {"rope_type": ("default", "llama3", "yarn")})
+    if kind == "default":
+        return None
     made: Llama3Rope | Yarn
-    match table.get("rope_type") or table.get("type") or "default":
-        case "default":
-            return None
-        case "llama3":
-            made = Llama3Rope(**_read(table, _LLAMA3))
-            known = _llama3_rope(made.factor)
-        case "yarn":
-            made = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
-            known = _yarn(made.factor, made.mscale, made.mscale_all_dim)
-        case other:
-            raise ConvertError(
-                f"config.json says rope_type = {other!r}",
-                expected="'default', 'llama3' or 'yarn'",
-                help="No other is converted",
-            )
+    if kind == "llama3":
+        made = Llama3Rope(**_read(table, _LLAMA3))
+        known = _llama3_rope(made.factor)
+    else:
+        made = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
+        known = _yarn(made.factor, made.mscale, made.mscale_all_dim)
     if made != known:
         raise ConvertError(
             f"config.json scales positions by {made}",

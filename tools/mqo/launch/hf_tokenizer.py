@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,13 @@ SPECIAL = ("bos", "eos", "pad")
 TYPE = "HuggingFaceTokenizer"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The folder of a tokenizer, or None; `note` says why there is none."""
+def choose(
+    given: Path | None, args: Mapping[str, Any], run: RunFolder | None
+) -> tuple[Path | None, str]:
+    """Return the folder of the tokenizer, or None and a note that says why there is none.
 
-    folder: Path | None
-    note: str = ""
-
-
-def choose(given: Path | None, args: Mapping[str, Any], run: RunFolder | None) -> Choice:
-    """Return the tokenizer in `given`, by default the one that a checkpoint was trained with.
-
-    `args` are the arguments of the checkpoint, `run` is the run that wrote it, where that is known.
+    That is `given`, by default the one that the checkpoint was trained with. `args` are the
+    arguments of the checkpoint, `run` is the run that wrote it, where that is known.
 
     Raises:
         ConvertError: `given` holds no tokenizer.
@@ -52,27 +46,22 @@ def choose(given: Path | None, args: Mapping[str, Any], run: RunFolder | None) -
                 else f"{given} holds no tokenizer",
                 expected=f"a tokenizer's folder, with {' or '.join(VOCABULARIES)}",
             )
-        return Choice(given)
-    found = _recorded(args, run)
-    if found.folder is not None:
-        return found
-    without = "The folder has no tokenizer, which AutoTokenizer and pipeline need"
-    return replace(found, note=f"{found.note}. {without}: --tokenizer FOLDER adds one.")
-
-
-def _recorded(args: Mapping[str, Any], run: RunFolder | None) -> Choice:
+        return given, ""
     place, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
-    if not place:
-        return Choice(None, "The checkpoint names no tokenizer")
-    if kind != TYPE:
-        return Choice(None, f"The model was trained with a {kind}, which transformers cannot load")
-    folder = Path(place)
+    folder = Path(place or "")
     folder = folder.parent if folder.is_file() else folder
-    if not _is_tokenizer(folder):
-        return Choice(None, f"The tokenizer of the training, {place}, is not there")
-    if changed := _changed(folder, run):
-        return Choice(None, f"The tokenizer of the training is not as it was: {'; '.join(changed)}")
-    return Choice(folder)
+    if not place:
+        note = "The checkpoint names no tokenizer"
+    elif kind != TYPE:
+        note = f"The model was trained with a {kind}, which transformers cannot load"
+    elif not _is_tokenizer(folder):
+        note = f"The tokenizer of the training, {place}, is not there"
+    elif changed := _changed(folder, run):
+        note = f"The tokenizer of the training is not as it was: {'; '.join(changed)}"
+    else:
+        return folder, ""
+    without = "The folder has no tokenizer, which AutoTokenizer and pipeline need"
+    return None, f"{note}. {without}: --tokenizer FOLDER adds one."
 
 
 def _is_tokenizer(folder: Path) -> bool:
@@ -183,9 +172,12 @@ def _optional(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; ConvertError where it holds none."""
+    """Return the object in a file; ConvertError where it holds none, or is not there."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = f"There is no {path.name} in {path.parent}"
+        raise ConvertError(what, expected="a folder as transformers saves one") from None
     except ValueError as error:
         raise ConvertError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):

@@ -6,12 +6,12 @@ Its data, its tokenizer, and the checkpoint that it goes on from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic.dataclasses import dataclass
+
+from mqo.errors import MqoError
 
 # Larger files are told by size and time: to read a whole corpus would hold up every run.
 HASHED = 64 << 20
@@ -41,7 +41,9 @@ class Inputs:
     @classmethod
     def of(cls, command: Sequence[str]) -> Inputs:
         """Return the inputs of a training command that is about to run."""
-        files = [*_data_files(command)]
+        # Between the prefixes of a blend may be weights, of which there are no files.
+        prefixes = values(command, "--data-path")
+        files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
             files += [path for word in values(command, flag) for path in _below(Path(word))]
         for word in values(command, "--export-kd-teacher-load"):
@@ -54,10 +56,6 @@ class Inputs:
                 step = asked[0] if asked else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
-
-    def as_table(self) -> dict[str, Any]:
-        """Return the inputs for JSON."""
-        return asdict(self)
 
     def changed(self) -> list[str]:
         """What is not as it was, a clause a file."""
@@ -114,29 +112,25 @@ def saved(folder: Path) -> list[str]:
     return [str(number) for number in sorted(int(name) for name in names if name.isdecimal())]
 
 
-def lacking(folder: Path, whose: str = "") -> tuple[str, str]:
-    """What to say of a folder without a tracker: what was found, and what helps."""
+def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose: str = "") -> None:
+    """Raise `error` for a folder without a tracker, with what helps there."""
+    if (folder / TRACKER).is_file():
+        return
     found = (["release"] if (folder / "release").is_dir() else []) + saved(folder)
-    if not found:
-        return f"There is no checkpoint{whose} in {folder}", (
-            "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+    what = f"There is no checkpoint{whose} in {folder}"
+    help = "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+    if found:
+        listed = f"its checkpoints ({', '.join(found)})"
+        what = f"There is no {TRACKER} in {folder}, to name the newest of {listed}"
+        help = (
+            f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}"
         )
-    return (
-        f"There is no {TRACKER} in {folder}, to name the newest of its checkpoints "
-        f"({', '.join(found)})",
-        f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}",
-    )
+    raise error(what, expected=expected, help=help)
 
 
 def checkpoint(folder: Path, iteration: str) -> Path:
     """The folder of a checkpoint's iteration, as upstream names it."""
     return folder / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration)
-
-
-def _data_files(command: Sequence[str]) -> Iterable[Path]:
-    """The pairs of all prefixes of `--data-path`, between which the weights of a blend may be."""
-    for word in values(command, "--data-path"):
-        yield from (Path(f"{word}.{ending}") for ending in ("bin", "idx"))
 
 
 def _below(path: Path) -> list[Path]:

@@ -10,25 +10,12 @@ from mqo.launch.config import RunConfig
 from mqo.launch.flags import shape_flags
 
 # The flags that a layout is checked by. The last mention counts, as it does for upstream.
-_SIZES = {
-    "--tensor-model-parallel-size": 1,
-    "--pipeline-model-parallel-size": 1,
-    "--context-parallel-size": 1,
-    "--expert-model-parallel-size": 1,
-    "--expert-tensor-parallel-size": None,
-    "--num-layers": None,
-    "--hidden-size": None,
-    "--num-attention-heads": None,
-    "--kv-channels": None,
-    "--num-query-groups": None,
-    "--ffn-hidden-size": None,
-    "--num-experts": None,
-    "--moe-ffn-hidden-size": None,
-    "--seq-length": None,
-    "--max-position-embeddings": None,
-    "--micro-batch-size": None,
-    "--global-batch-size": None,
-}
+_PARALLEL = ("tensor-model", "pipeline-model", "context", "expert-model")  # 1 by default
+_SIZES = (
+    *("expert-tensor-parallel-size", "num-layers", "hidden-size", "num-attention-heads"),
+    *("kv-channels", "num-query-groups", "ffn-hidden-size", "num-experts", "moe-ffn-hidden-size"),
+    *("seq-length", "max-position-embeddings", "micro-batch-size", "global-batch-size"),
+)
 
 
 def check_layout(config: RunConfig) -> None:
@@ -44,8 +31,10 @@ def check_layout(config: RunConfig) -> None:
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
     """Return the sizes that the flags say; LayoutError where one is no number."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, default in _SIZES.items():
-        parser.add_argument(name, type=int, default=default)
+    for name in _PARALLEL:
+        parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
+    for name in _SIZES:
+        parser.add_argument(f"--{name}", type=int)
     for name in ("--sequence-parallel", "--multi-latent-attention"):
         parser.add_argument(name, action="store_true")
     try:

@@ -17,7 +17,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import release_in
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, training_losses
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 TEMPLATE = "model_card.md.j2"
 UNQUANTIZED = ("none", "bf16")
@@ -36,20 +36,6 @@ class Training:
     run: RunFolder | None = None
 
 
-@dataclass(frozen=True)
-class Card:
-    """What the page says. `rows` are the lines of its table, `options` is the run's quant.toml."""
-
-    title: str
-    architecture: str
-    weights: int
-    dtype: str
-    has_tokenizer: bool
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-    options: str
-
-
 def write(folder: Path, title: str, training: Training) -> None:
     """Write README.md into `folder`, which holds a converted model."""
     import jinja2
@@ -62,22 +48,22 @@ def write(folder: Path, title: str, training: Training) -> None:
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def describe(folder: Path, title: str, training: Training) -> Card:
-    """Return what the page of the converted model in `folder` says."""
+def describe(folder: Path, title: str, training: Training) -> dict[str, Any]:
+    """Return what the page of the converted model in `folder` says, by the template's names."""
     config = read_json(folder / "config.json")
     config_of_run = _config(training.run)
     types = _types(training, config_of_run)
     rows = [*_rows(training, config_of_run, types), *_losses(training), *_versions(training.run)]
-    return Card(
-        title=title,
-        architecture=config["architectures"][0],
-        weights=count_weights(folder),
-        dtype=config["torch_dtype"],
-        has_tokenizer=(folder / "tokenizer_config.json").exists(),
-        rows=tuple(rows),
-        notes=tuple(_notes(training, config_of_run, types)),
-        options=_options(training.run),
-    )
+    return {
+        "title": title,
+        "architecture": config["architectures"][0],
+        "weights": count_weights(folder),
+        "dtype": config["torch_dtype"],
+        "has_tokenizer": (folder / "tokenizer_config.json").exists(),
+        "rows": rows,
+        "notes": list(_notes(training, config_of_run, types)),
+        "options": _options(training.run),
+    }
 
 
 def count_weights(folder: Path) -> int:
@@ -151,14 +137,9 @@ def _losses(training: Training) -> Iterator[Row]:
         ("training loss", training_losses(metrics)),
         ("validation loss", metrics.get(VALID_LOSS, [])),
     ):
-        if found := _last(series, step):
+        for last, loss in [row for row in series if row[0] <= step][-1:]:
             kind = "" if name != "training loss" or TRAIN_LOSS in metrics else " (distillation)"
-            yield name + kind, f"{found[1]:.4f} nats per token at step {found[0]:,}"
-
-
-def _last(series: Series, step: int) -> tuple[int, float] | None:
-    before = [row for row in series if row[0] <= step]
-    return before[-1] if before else None
+            yield name + kind, f"{loss:.4f} nats per token at step {last:,}"
 
 
 def _versions(run: RunFolder | None) -> Iterator[Row]:

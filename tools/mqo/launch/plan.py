@@ -83,7 +83,14 @@ def with_layout(
     fit = choose(job, lambda layout: _divides(bare, layout), saved)
     if fit is None:
         check_layout(bare.with_layout(saved.flags() if saved else ()))
-        raise _nothing_fits(bare, machine, job, saved)
+        where = f" in the checkpoint's layout ({saved})" if saved else ""
+        raise LayoutError(
+            f"No layout of {of.model.name} in mode {config.quantization.mode}{where} fits "
+            f"{job.gpus} GPUs of {_gib(job.limit)} usable GiB",
+            expected="one whose memory, computed, does",
+            help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
+            "is",
+        )
     chosen = bare.with_layout(fit.layout.flags(of.dtype))
     whence = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
@@ -95,10 +102,9 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout that flags of upstream's say, over so many processes."""
     sizes = read_sizes(flags)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("use-distributed-optimizer", "overlap-grad-reduce"):
+    switches = ("use-distributed-optimizer", "overlap-grad-reduce", "recompute-activations")
+    for name in (*switches, "dist-ckpt-optim-fully-reshardable"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--dist-ckpt-optim-fully-reshardable", action="store_true")
-    parser.add_argument("--recompute-activations", action="store_true")
     for name, default in (("granularity", None), ("modules", "core_attn"), ("method", None)):
         parser.add_argument(f"--recompute-{name}", default=default)
     parser.add_argument("--ddp-bucket-size", type=int, default=BUCKET)
@@ -176,7 +182,7 @@ def _layout_of_args(args: Mapping[str, Any]) -> Layout:
 
 
 def meta_job(of: Experiment, layout: Layout, rank: int) -> dict[str, object]:
-    """Return what Megatron-LM/tools/rank_weights.py takes to build that rank's part of a model."""
+    """Return what benchmarks/rank_weights.py takes to build that rank's part of a model."""
     shape = shape_flags(of, layout.flags(of.dtype))
     flags = ["--vocab-size", str(of.model.vocab_size), *shape]
     flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]
@@ -261,19 +267,6 @@ def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
             keep = not _OWN.fullmatch(word.partition("=")[0])
         kept += [word] if keep else []
     return tuple(kept)
-
-
-def _nothing_fits(
-    config: RunConfig, machine: Machine, job: Job, saved: Layout | None
-) -> LayoutError:
-    where = f" in the checkpoint's layout ({saved})" if saved else ""
-    name, mode = config.experiment.model.name, config.quantization.mode
-    return LayoutError(
-        f"No layout of {name} in mode {mode}{where} fits {job.gpus} GPUs of "
-        f"{_gib(job.limit)} usable GiB",
-        expected="one whose memory, computed, does",
-        help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it is",
-    )
 
 
 def _gib(size: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.data.pair_check import check_fit, check_prefix
 from mqo.data.prepare import prepare
+from mqo.display import Say
 from mqo.errors import DataError, OverlayError
 from mqo.launch.config import Experiment, RunConfig
-from mqo.launch.inputs import TRACKER, lacking, saved
+from mqo.launch.flags import RunData
+from mqo.launch.inputs import TRACKER, require_tracker, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import decides
@@ -22,17 +22,6 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
 from mqo.runs import checkpoints_of
-
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What `--tokenizer-model` and `--data-path` take; the vocabulary's size where it is known."""
-
-    tokenizer: Path
-    prefix: Path
-    vocab_size: int | None
 
 
 def check_config(config: RunConfig, machine: Machine | None = None) -> None:
@@ -86,12 +75,8 @@ def _check_teacher(of: Experiment, megatron: Path | None) -> None:
         raise DataError(
             f"{megatron} has no program that distills", expected="--teacher without --megatron"
         )
-    folder = checkpoints_of(of.teacher)
-    if not (folder / TRACKER).is_file():
-        found, help = lacking(folder, " of a teacher")
-        raise DataError(
-            found, expected=f"a folder with {TRACKER}, or a run with checkpoints", help=help
-        )
+    expected = f"a folder with {TRACKER}, or a run with checkpoints"
+    require_tracker(checkpoints_of(of.teacher), DataError, expected, whose=" of a teacher")
     config = of.distillation_config
     if config is not None and not config.is_file():
         raise DataError(f"There is no distillation configuration {config}", expected="a YAML file")
@@ -102,7 +87,7 @@ def has_sample(of: Experiment) -> bool:
     return of.training.is_smoke and of.dataset.sample
 
 
-def ready_tree(project: Project, series: Series, report: Report, *, allow_edits: bool) -> Tree:
+def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bool) -> Tree:
     """The shared tree, vendored and patched; EditedError on hand edits, unless `allow_edits`."""
     tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
     if not (tree.store / "upstream.json").exists():
@@ -146,7 +131,7 @@ def _check_version(tree: Tree, pin: Pin) -> None:
         )
 
 
-def note_tracker(folder: Path | None, report: Report) -> None:
+def note_tracker(folder: Path | None, report: Say) -> None:
     """Say that CHECKPOINT, `folder`, has checkpoints and no tracker: the newest is taken."""
     if folder is not None and not (folder / TRACKER).is_file() and (found := saved(folder)):
         report(
@@ -155,7 +140,7 @@ def note_tracker(folder: Path | None, report: Report) -> None:
         )
 
 
-def ready_data(project: Project, of: Experiment, report: Report) -> RunData:
+def ready_data(project: Project, of: Experiment, report: Say) -> RunData:
     """Return the user's data, or the dataset's sample."""
     if of.tokenizer and of.data_prefix:
         report(f"data     : {of.data_prefix}")

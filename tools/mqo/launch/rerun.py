@@ -6,16 +6,17 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo.display import Say
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
+from mqo.launch.flags import RunData
 from mqo.launch.folder import create, from_shell, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
-from mqo.launch.prepare import RunData
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -57,7 +58,7 @@ def rerun(
     original: RunFolder,
     *,
     allow_versions: bool = False,
-    report: Callable[[str], None] = print,
+    report: Say = print,
 ) -> BitEqual | Differs:
     """Train again in a new run folder, from the original's source, quant.toml and command.
 
@@ -98,11 +99,11 @@ def _first(
 ) -> tuple[int, float | None, float | None] | None:
     """(step, was, now) of the first row of `old` that `new` has not just so."""
     for n, (step, was) in enumerate(old):
-        if n >= len(new):
+        other, now = new[n] if n < len(new) else (math.inf, None)
+        if step < other:
             return step, was, None
-        other, now = new[n]
-        if other != step:
-            return min(step, other), *((was, None) if step < other else (None, now))
+        if other < step:
+            return other, None, now
         if was != now and not (math.isnan(was) and math.isnan(now)):
             return step, was, now
     return None
@@ -164,9 +165,7 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: Mapping[str, Any]) -
         )
 
 
-def _check_versions(
-    run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Callable[[str], None]
-) -> None:
+def _check_versions(run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Say) -> None:
     was = {"Python": facts["python"], **facts["packages"]}
     now = {"Python": sys.version, **packages()}
     names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))

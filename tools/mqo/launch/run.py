@@ -11,38 +11,28 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mqo.data.pair_check import document_count
-from mqo.display import Display
+from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.config import Cluster, Experiment, RunConfig
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
-from mqo.launch.flags import RunPaths, length, megatron_flags
+from mqo.launch.flags import RunData, length, megatron_flags
 from mqo.launch.folder import create, write_facts
 from mqo.launch.machine import Machine, detect
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.plan import place
-from mqo.launch.prepare import (
-    RunData,
-    check_config,
-    has_sample,
-    note_tracker,
-    ready_data,
-    ready_tree,
-)
+from mqo.launch.prepare import check_config, has_sample, note_tracker, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
 from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
-from mqo.runs import VALID_LOSS, RunFolder, checkpoints_of
-
-Report = Callable[[str], None]
+from mqo.runs import VALID_LOSS, RunFolder
 
 _WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
@@ -98,7 +88,7 @@ def run(
     config: RunConfig,
     *,
     allow_edits: bool = False,
-    report: Report = print,
+    report: Say = print,
     folder: RunFolder | None = None,
 ) -> Result:
     """Train in a folder of its own, a new one or `folder`; RunError when training fails.
@@ -140,7 +130,7 @@ def train(
     env: dict[str, str],
     data: RunData,
     types: dict[str, str],
-    report: Report,
+    report: Say,
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
@@ -166,20 +156,17 @@ def build_command(
 ) -> tuple[list[str], dict[str, str]]:
     """The training command, which runs the program in `source`, and the variables it needs."""
     of, where = config.experiment, config.placement.cluster
-    paths = _paths(project, config, folder, data)
-    flags = megatron_flags(of, machine, paths, config.placement.layout)
+    flags = megatron_flags(config, machine, data, folder, project.cache / "indices")
     program = str(source / (DISTILLER if of.teacher else PROGRAM))
     alone = where.nnodes == where.nproc_per_node == 1
     start = [sys.executable, "-u"] if alone else _torchrun(where)
-    workers = max(1, where.nproc_per_node)
+    share = max(1, machine.cores // max(1, where.nproc_per_node))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
         **(_ALONE if alone else {}),
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "OMP_NUM_THREADS": threads
-        if threads.isdecimal()
-        else str(max(1, machine.cores // workers)),
+        "OMP_NUM_THREADS": threads if threads.isdecimal() else str(share),
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -211,24 +198,8 @@ def dry_run(
     return build_command(project, config, machine, folder, data, source or folder.source)
 
 
-def _paths(project: Project, config: RunConfig, folder: RunFolder, data: RunData) -> RunPaths:
-    of = config.experiment
-    return RunPaths(
-        tokenizer=data.tokenizer,
-        data_prefix=data.prefix,
-        data_cache=project.cache / "indices",
-        checkpoint=(of.checkpoint or folder.checkpoints).resolve(),
-        tensorboard=(config.recording.tensorboard or folder.tensorboard).resolve(),
-        load=of.checkpoint is not None,
-        teacher=of.teacher and checkpoints_of(of.teacher),
-        distillation_config=of.distillation_config and of.distillation_config.resolve(),
-        documents=of.data_prefix and document_count(of.data_prefix),
-    )
-
-
 def _torchrun(where: Cluster) -> list[str]:
-    words = [sys.executable, "-m", TORCHRUN, "--nproc-per-node"]
-    words.append(str(where.nproc_per_node))
+    words = [sys.executable, "-m", TORCHRUN, "--nproc-per-node", str(where.nproc_per_node)]
     if where.nnodes == 1:
         return [*words, "--standalone"]
     words += ["--nnodes", str(where.nnodes), "--node-rank", str(where.node_rank)]
@@ -237,7 +208,7 @@ def _torchrun(where: Cluster) -> list[str]:
 
 
 def _train(
-    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Report
+    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Say
 ) -> None:
     """Run the command, its output in log.txt, its progress reported.
 

@@ -15,6 +15,7 @@ from mqo.overlay.apply import refuse_edits
 from mqo.overlay.diff import tree_diff
 from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.quant_types import modifier
+from mqo.overlay.quant_types.cli import OPTIONS
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
@@ -95,7 +96,7 @@ def _check_by_hand(tree: Tree, config: RunConfig) -> None:
     said, asked = said_by_hand(tree), config.quantization
     wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
     if wrong:
-        options = " ".join(f"--{_OPTIONS.get(s, s)}-quant {t}" for s, t in wrong.items())
+        options = " ".join(f"--{OPTIONS[s]}-quant {t}" for s, t in wrong.items())
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
             f"the types of {asked.mode}; it says {_listed(said, wrong)}",
@@ -108,9 +109,6 @@ def _check_by_hand(tree: Tree, config: RunConfig) -> None:
             expected="no option beside the types and the processes",
             help=f"Undo its patches, and `mqo apply --tree {_quoted(tree)}`",
         )
-
-
-_OPTIONS = {"fprop": "linear"}  # of quant_type_modifier.py, where it is not called as the site
 
 
 def _quoted(tree: Tree) -> str:

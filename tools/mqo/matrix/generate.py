@@ -1,7 +1,5 @@
 """The pretrain scripts, and the generated tables of modes and formats in the documentation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The typed tables behind models.toml, datasets.toml, modes.toml and training.toml."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import tomllib
@@ -33,17 +31,16 @@ ALL = "all"
 BLOCK = 32
 
 
-class Row(BaseModel):
-    """A row of a table: frozen, and no key that is not a field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str
-
-
 class Part(BaseModel):
     """A part of a row: frozen, and no key that is not a field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(Part):
+    """A row of a table."""
+
+    name: str
 
 
 class Llama3Rope(Part):
@@ -80,9 +77,9 @@ class Mla(Part):
     qk_pos_emb_head_dim: int
     v_head_dim: int
 
-    def narrowed(self, width: int, heads: int) -> Mla:
+    def narrowed(self, width: int, heads: int) -> Self:
         """Return it with its rank `width` times smaller and its heads `heads` times."""
-        return Mla(
+        return type(self)(
             kv_lora_rank=self.kv_lora_rank // width,
             qk_head_dim=self.qk_head_dim // heads,
             qk_pos_emb_head_dim=self.qk_pos_emb_head_dim // heads,
@@ -109,7 +106,7 @@ class Moe(Part):
         """Return the size of all shared experts together, which are one wide MLP."""
         return self.shared_experts * self.expert_ffn_size
 
-    def narrowed(self, width: int) -> Moe:
+    def narrowed(self, width: int) -> Self:
         """Return `width` times fewer and narrower experts, at least two to choose from."""
         smaller = {
             "num_experts": self.num_experts // width,
@@ -157,7 +154,7 @@ class Model(Shape, Row):
     parameters: int
     train_sequence: int
 
-    def shrunk(self, width: int, depth: int) -> Model:
+    def shrunk(self, width: int, depth: int) -> Self:
         """Return the same kind of model, `width` times narrower and `depth` times shallower.
 
         Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
@@ -269,19 +266,19 @@ RowT = TypeVar("RowT", bound=Row)
 @functools.cache
 def models() -> dict[str, Model]:
     """Return all models, by name."""
-    return _rows(Model, _load("models.toml"))
+    return _rows(Model, "models.toml")
 
 
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """Return all datasets, by name."""
-    return _rows(Dataset, _load("datasets.toml"))
+    return _rows(Dataset, "datasets.toml")
 
 
 @functools.cache
 def trainings() -> dict[str, Training]:
     """Return all training configurations, by name."""
-    return _rows(Training, _load("training.toml"))
+    return _rows(Training, "training.toml")
 
 
 @functools.cache
@@ -359,5 +356,5 @@ def _load(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
 
 
-def _rows(kind: type[RowT], table: Mapping[str, Any]) -> dict[str, RowT]:
-    return {name: kind(name=name, **row) for name, row in table.items()}
+def _rows(kind: type[RowT], file: str) -> dict[str, RowT]:
+    return {name: kind(name=name, **row) for name, row in _load(file).items()}

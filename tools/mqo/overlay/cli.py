@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mqo.display import stderr
 from mqo.errors import OverlayError
 from mqo.overlay.verify.cli import verify
 from mqo.project import Project
@@ -54,9 +55,8 @@ def vendor(
     if version and source:
         raise OverlayError("--version and --from were both given", expected="one of them")
     pin = overlay.Pin.load(project.upstream_pin)
-    outcome = overlay.vendor(
-        settled(tree), pin, project.cache, version=version, source=source, force=force, report=_say
-    )
+    chosen = {"version": version, "source": source, "force": force}
+    outcome = overlay.vendor(settled(tree), pin, project.cache, **chosen, report=stderr())
     match outcome:
         case overlay.Vendored():
             text = f"vendored megatron-core {outcome.version}: {outcome.files} files\n"
@@ -146,14 +146,9 @@ def diff(
         emit("diff", None, "\n".join(listed), as_json, exported=listed)
         return
     changes = overlay.changes(place, series, names or ())
-    form = "stat" if stat else "full" if all or names else "short"
-    emit(
-        "diff",
-        None,
-        "\n".join(overlay.lines(series, changes, form)),
-        as_json,
-        changes=[asdict(change) | {"text": change.text} for change in changes],
-    )
+    text = overlay.lines(series, changes, "stat" if stat else "full" if all or names else "short")
+    rows = [asdict(change) | {"text": change.text} for change in changes]
+    emit("diff", None, "\n".join(text), as_json, changes=rows)
     raise typer.Exit(1 if changes else 0)
 
 
@@ -179,10 +174,6 @@ def snapshot(
     shot = take(settled(tree), target, types=types, without=tuple(without or ()), series=_series())
     said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
     emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def settled(path: Path | None) -> Tree:

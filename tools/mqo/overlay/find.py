@@ -65,34 +65,25 @@ def _look_alikes(
 
 def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
     """The one function at dotted path `scope`, e.g. "Class.method", and what it is defined in."""
-    paths: list[list[cst.CSTNode]] = [[module]]
-    for name in scope.split("."):
-        paths = [[*p, d] for p in paths for d in _definitions(p[-1]) if d.name.value == name]
-    paths = [path for path in paths if isinstance(path[-1], Function)]
-    if len(paths) != 1:
-        raise CountOffError(
-            f"function `{scope}` is defined {len(paths)} times instead of once",
-            _places(module, [path[-1] for path in paths]),
-            None if paths else _nearest_functions(module, scope),
-        )
-    return paths[0]
+    functions = [path for path in _paths([module]) if isinstance(path[-1], Function)]
+    named = {".".join(d.name.value for d in path[1:]): path[-1] for path in functions}
+    found = [path for path in functions if ".".join(d.name.value for d in path[1:]) == scope]
+    if len(found) == 1:
+        return found[0]
+    near = nearest_names(scope, named, ".")  # of the same name elsewhere, then similar ones
+    places = zip(_places(module, [named[name] for name in near]), near, strict=True)
+    raise CountOffError(
+        f"function `{scope}` is defined {len(found)} times instead of once",
+        _places(module, [path[-1] for path in found]),
+        None if found else [replace(place, code=name) for place, name in places],
+    )
 
 
-def _nearest_functions(module: cst.Module, scope: str) -> list[Place]:
-    """Functions of the same name elsewhere, then those with a similar dotted path."""
-    named = dict(_functions(module, ""))
-    chosen = nearest_names(scope, named, ".")
-    places = _places(module, [named[name] for name in chosen])
-    return [replace(place, code=name) for place, name in zip(places, chosen, strict=True)]
-
-
-def _functions(node: cst.CSTNode, prefix: str) -> Iterator[tuple[str, Function]]:
-    """(dotted path, function) of every function below `node`."""
-    for definition in _definitions(node):
-        path = prefix + definition.name.value
-        if isinstance(definition, Function):
-            yield path, definition
-        yield from _functions(definition, f"{path}.")
+def _paths(path: list[cst.CSTNode]) -> Iterator[list[cst.CSTNode]]:
+    """The definitions below the last node of `path`, each behind those that it is in."""
+    for definition in _definitions(path[-1]):
+        yield [*path, definition]
+        yield from _paths([*path, definition])
 
 
 def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:

@@ -46,8 +46,19 @@ def goal(tree: Tree, series: Series) -> Goal:
             wanted.setdefault(path, tree.pristine(path))
         elif not tree.collides(path):  # else it was ours, and has been committed since
             wanted.setdefault(path, None)
-    modes = {path: _mode(tree, old, path) for path in wanted}
-    manifest = _manifest(tree, series, upstream.version, files, modes)
+    known = {path: file.mode for path, file in old.files.items()} if old else {}  # before patches
+    modes = {p: known[p] if p in known else mode_of(tree.root / p) for p in wanted}
+    rows = {
+        path: PatchedFile(
+            None if file.pristine is None else sha256(file.pristine),
+            tuple((entry, sha256(content)) for entry, content in file.stages),
+            modes[path],
+        )
+        for path, file in files.items()
+    }
+    manifest = Manifest(upstream.version, applied_entries(series, tree), rows)
+    objects = [file.pristine for file in files.values() if file.pristine is not None]
+    objects += [content for file in files.values() for _, content in file.stages]
     return Goal(
         changes=tuple(
             Change(path, content, modes[path])
@@ -55,7 +66,7 @@ def goal(tree: Tree, series: Series) -> Goal:
             if tree.read(path) != content
         ),
         manifest=manifest if series.entries else None,
-        objects=_objects(files),
+        objects=tuple(objects),
         not_placed=not_placed,
     )
 
@@ -111,30 +122,3 @@ def _digest(series: Series, entry: Entry, tree: Tree) -> str:
     for path, content in series.placed_files(entry, tree.root).items():
         digest.update(f"{path} {sha256(content)}\n".encode())
     return digest.hexdigest()
-
-
-def _mode(tree: Tree, old: Manifest | None, path: str) -> int:
-    """The permission bits that the file had before it was ever patched."""
-    if old and path in old.files:
-        return old.files[path].mode
-    return mode_of(tree.root / path)
-
-
-def _manifest(
-    tree: Tree, series: Series, version: str, files: Mapping[str, FilePlan], modes: Mapping
-) -> Manifest:
-    rows = {
-        path: PatchedFile(
-            None if file.pristine is None else sha256(file.pristine),
-            tuple((entry, sha256(content)) for entry, content in file.stages),
-            modes[path],
-        )
-        for path, file in files.items()
-    }
-    return Manifest(version, applied_entries(series, tree), rows)
-
-
-def _objects(files: Mapping[str, FilePlan]) -> tuple[bytes, ...]:
-    contents = [f.pristine for f in files.values() if f.pristine is not None]
-    contents += [content for file in files.values() for _, content in file.stages]
-    return tuple(contents)

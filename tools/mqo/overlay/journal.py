@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from mqo.errors import OverlayError
+from mqo.overlay import records
 
 STORE, JOURNAL, INCOMING, BUILDING = ".mqo", "journal.json", "incoming", "building.json"
 SCHEMA = 1
@@ -81,7 +81,7 @@ def read_journal(path: Path, root: Path) -> Journal:
             for move in moves:
                 _require(is_contained(base, move.path), f"it names {move.path}")
                 _require(
-                    not _is_link(path.parent / INCOMING / (move.staged or "")),
+                    not (path.parent / INCOMING / (move.staged or "")).is_symlink(),
                     "a staged file is a link",
                 )
         return Journal(_text(table["command"]), files, records)
@@ -126,26 +126,19 @@ def is_contained(base: Path, path: str) -> bool:
     if inside.is_absolute() or not inside.parts or ".." in inside.parts or not _is_name(path):
         return False
     top = base.resolve()
-    return not any(_is_link(top / part) for part in (inside, *inside.parents))
+    return not any((top / part).is_symlink() for part in (inside, *inside.parents))
 
 
 def _read(path: Path, build: Callable[[dict[str, Any]], NoteT]) -> NoteT:
-    try:
-        _require(path.is_file() and not _is_link(path), "it is no plain file")
-        table = json.loads(path.read_bytes())
-        if table["schema"] == SCHEMA:
-            return build(table)
-        found = f"{path} has schema {table['schema']}, written by another version of mqo"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        found = f"{path} is damaged ({error})"
     store = path.parent.parent if path.parent.name == INCOMING else path.parent
-    raise OverlayError(
-        found,
-        expected=f"the note of a command that was cut off, in schema {SCHEMA}",
-        help=f"Delete {JOURNAL} and {INCOMING}/ in {store}, and nothing else there, since it "
-        "holds the originals; what that command had written then counts as changed by hand: "
-        "`mqo diff` shows it, and `mqo restore --force` undoes it",
+    help = (
+        f"Delete {JOURNAL} and {INCOMING}/ in {store}, and nothing else there, since it holds the "
+        "originals; what that command had written then counts as changed by hand: `mqo diff` "
+        "shows it, and `mqo restore --force` undoes it"
     )
+    found = records.read(path, build, schema=SCHEMA, help=help, follow_link=False)
+    assert found is not None, "the caller saw it"
+    return found
 
 
 def _moves(rows: Sequence[dict[str, Any]]) -> tuple[Move, ...]:
@@ -171,14 +164,6 @@ def _is_name(path: str) -> bool:
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
-        return False
-
-
-def _is_link(path: Path) -> bool:
-    """As Path.is_symlink, which some Pythons let fail below a file."""
-    try:
-        return path.is_symlink()
-    except NotADirectoryError:
         return False
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError, MqoError
-from mqo.overlay.codemod import Codemod, apply_codemod
+from mqo.overlay.codemod import apply_codemod
 from mqo.overlay.drift import nearest_names
-from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Entry, Series
 
 Read = Callable[[str], bytes]
@@ -95,7 +94,13 @@ def _plan_entry(
         if entry.kind == "site":
             _plan_sites(entry, version, files, sources)
         elif entry.kind == "codemod":
-            _plan_codemod(entry, entry.load_codemod(), files)
+            codemod = entry.load_codemod()
+            for path, file in files.items():
+                if codemod.concerns(path, file.content):
+                    new = apply_codemod(
+                        path, file.content, codemod, entry.name, pristine=file.pristine
+                    )
+                    files[path] = file.then(entry.name, new)
     except DriftError as error:
         known = (
             f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
@@ -113,7 +118,9 @@ def _plan_sites(
     from mqo.overlay.rewrite import rewrite  # LibCST takes long to import, and readers plan nothing
 
     for edits in entry.load_edits():
-        if not edits.holds_in(version) or not _has_package(edits, sources):
+        # Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed.
+        brought = any(path.startswith(f"{edits.package}/") for path in sources)
+        if not brought or not edits.holds_in(version):
             continue
         if edits.path in sources and edits.path not in files:
             continue  # not among the files asked for
@@ -127,15 +134,3 @@ def _plan_sites(
         file = files[edits.path]
         new = rewrite(file.content, edits, version, entry.name, pristine=file.pristine)
         files[edits.path] = file.then(entry.name, new)
-
-
-def _plan_codemod(entry: Entry, codemod: Codemod, files: dict[str, FilePlan]) -> None:
-    for path, file in files.items():
-        if codemod.concerns(path, file.content):
-            new = apply_codemod(path, file.content, codemod, entry.name, pristine=file.pristine)
-            files[path] = file.then(entry.name, new)
-
-
-def _has_package(edits: FileEdits, sources: Iterable[str]) -> bool:
-    """Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed."""
-    return any(path.startswith(f"{edits.package}/") for path in sources)

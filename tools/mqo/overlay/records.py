@@ -144,13 +144,20 @@ def as_json(record: Upstream | Manifest) -> bytes:
 
 
 def read(
-    path: Path, build: Callable[[dict[str, Any]], RecordT], *, help: str = AFRESH
+    path: Path,
+    build: Callable[[dict[str, Any]], RecordT],
+    *,
+    schema: int = SCHEMA,
+    help: str = AFRESH,
+    follow_link: bool = True,
 ) -> RecordT | None:
     """The record in a file; None without the file, OverlayError when it is not what was written."""
     try:
+        if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
+            raise ValueError("it is no plain file")
         table = json.loads(path.read_bytes())
-        schema = table.pop("schema")
-        if schema == SCHEMA:
+        found = table.pop("schema")
+        if found == schema:
             return build(table)
     except FileNotFoundError:
         return None
@@ -159,7 +166,7 @@ def read(
             f"{path} is damaged ({error})", expected="the record that mqo wrote there", help=help
         ) from error
     raise OverlayError(
-        f"{path} has schema {schema}, written by another version of mqo",
-        expected=f"schema {SCHEMA}",
+        f"{path} has schema {found}, written by another version of mqo",
+        expected=f"schema {schema}",
         help=f"Use that version. Or: {help}",
     )

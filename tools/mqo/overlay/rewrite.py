@@ -94,8 +94,11 @@ class _Changes:
             case AddImport():
                 self._insert(self.module, _behind_imports(self.module), edit.code)
             case PrependBody():
-                block = self._block(edit.scope)
-                self._insert(block, 1 if _is_docstring(block.body[0]) else 0, edit.code)
+                function = self._scope(edit.scope).root
+                if not isinstance(function.body, Block):
+                    raise CountOffError(f"`{edit.scope}` has its body on the line of its `def`")
+                has_docstring = function.get_docstring() is not None
+                self._insert(function.body, int(has_docstring), edit.code)
             case AddParameters():
                 self._add_parameters(edit)
             case InsertBefore():
@@ -159,13 +162,6 @@ class _Changes:
             self.definitions |= {id(node) for node in nodes if isinstance(node, DEFINITIONS)}
         return self._scopes[scope]
 
-    def _block(self, scope: str) -> Block:
-        """The body of a function."""
-        function = self._scope(scope).root
-        if not isinstance(function, Function) or not isinstance(function.body, Block):
-            raise CountOffError(f"function `{scope}` has its body on the line of its `def`")
-        return function.body
-
 
 class _Maker(cst.CSTTransformer):
     """Puts new expressions in the place of old ones and new statements into blocks, by identity.
@@ -227,22 +223,13 @@ def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
 
 def _behind_imports(module: cst.Module) -> int:
     """The place behind the module's first run of imports; without any, behind its docstring."""
-    docstring = bool(module.body) and _is_docstring(module.body[0])
-    at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(docstring))
+    has_docstring = module.get_docstring() is not None
+    at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(has_docstring))
     while at < len(module.body) and _is_import(module.body[at]):
         at += 1
     return at
 
 
-def _is_import(statement: Statement | cst.SimpleStatementLine) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
-        statement.body[0], cst.Import | cst.ImportFrom
-    )
-
-
-def _is_docstring(statement: cst.CSTNode) -> bool:
-    return (
-        isinstance(statement, cst.SimpleStatementLine)
-        and isinstance(statement.body[0], cst.Expr)
-        and isinstance(statement.body[0].value, cst.SimpleString | cst.ConcatenatedString)
-    )
+def _is_import(statement: cst.CSTNode) -> bool:
+    first = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else statement
+    return isinstance(first, cst.Import | cst.ImportFrom)

@@ -172,15 +172,9 @@ class Series:
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
     """{path: content} of the files of an "add" entry that lie in the tree at `root`."""
-    paths = [path for name in entry.files for path in _files_below(root / name)]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
-
-
-def _files_below(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = (p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return sorted(files)
+    paths = [p for name in entry.files for p in (root / name, *sorted((root / name).rglob("*")))]
+    files = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:

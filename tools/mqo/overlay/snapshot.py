@@ -111,8 +111,7 @@ def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
 
 def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
     for path, file in sorted(manifest.files.items()):
-        state = tree.state_of(path, file)
-        if state == "pristine":
+        if tree.state_of(path, file) == "pristine":
             raise OverlayError(
                 f"{path} holds upstream's bytes again: something undid its patches",
                 expected="a tree with every recorded patch in place",

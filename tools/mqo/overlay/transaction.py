@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -202,12 +202,11 @@ def _stage(
     incoming = root / STORE / INCOMING
     _open_incoming(root, command)
     files, kept = [], []
-    for change in changes:
+    for n, change in enumerate(changes):
         mode = mode_of(root / change.path) if change.mode is None else change.mode
-        staged = _stage_one(incoming, f"f{len(files)}", change.content, mode)
-        files.append(Move(change.path, staged))
-    for name, content in records.items():
-        kept.append(Move(name, _stage_one(incoming, f"r{len(kept)}", content, DEFAULT_MODE)))
+        files.append(Move(change.path, _stage_one(incoming, f"f{n}", change.content, mode)))
+    for n, (name, content) in enumerate(records.items()):
+        kept.append(Move(name, _stage_one(incoming, f"r{n}", content, DEFAULT_MODE)))
     journal = Journal(command, tuple(files), tuple(kept))
     _write(incoming / JOURNAL, notes.as_json(journal))
     _sync_tree(incoming)
@@ -245,23 +244,15 @@ def _finish(root: Path, journal: Journal) -> None:
 def _settle_all(kind: str, base: Path, incoming: Path, moves: Sequence[Move]) -> None:
     for move in moves:
         step(kind)
-        _settle(incoming, move.staged, base / move.path)
-    for folder in _folders(base, (move.path for move in moves)):
+        target = base / move.path
+        if move.staged is None:
+            target.unlink(missing_ok=True)
+        elif (incoming / move.staged).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (incoming / move.staged).replace(target)
+    folders = {base / parent for move in moves for parent in PurePosixPath(move.path).parents}
+    for folder in sorted(folders, reverse=True):  # inner ones first
         _sync_or_prune(folder, base)
-
-
-def _settle(incoming: Path, staged: str | None, target: Path) -> None:
-    if staged is None:
-        target.unlink(missing_ok=True)
-    elif (incoming / staged).exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (incoming / staged).replace(target)
-
-
-def _folders(base: Path, paths: Iterable[str]) -> list[Path]:
-    """The folders that these paths lie in, up to `base`, inner ones first."""
-    found = {base / parent for path in paths for parent in PurePosixPath(path).parents}
-    return sorted(found, reverse=True)
 
 
 def _sync_or_prune(folder: Path, base: Path) -> None:

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -141,7 +141,7 @@ class Tree:
         content = self._stored(digest)
         if content is None:
             raise OverlayError(
-                f"{self.store / _object(digest)} is missing or damaged",
+                f"{self.store}/objects/{digest} is missing or damaged",
                 expected="the content that its name is the SHA-256 of",
                 help="Run `mqo vendor --force`, which fetches the tree afresh",
             )
@@ -150,16 +150,16 @@ class Tree:
     def new_objects(self, contents: Iterable[bytes]) -> dict[str, bytes | None]:
         """The records to commit for `contents` to be stored, but for those that are."""
         wanted = {sha256(content): content for content in contents}
-        return {_object(d): content for d, content in wanted.items() if self._stored(d) is None}
+        return {f"objects/{d}": c for d, c in wanted.items() if self._stored(d) is None}
 
     def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
         """The records to commit for every object to go that is not among `used` (SHA-256)."""
         folder = self.store / "objects"
         there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        return {_object(digest): None for digest in there.difference(used)}
+        return {f"objects/{digest}": None for digest in there.difference(used)}
 
     def _stored(self, digest: str) -> bytes | None:
-        path = self.store / _object(digest)
+        path = self.store / "objects" / digest
         content = path.read_bytes() if path.exists() else None
         return content if content is not None and sha256(content) == digest else None
 
@@ -211,7 +211,11 @@ class Tree:
             with self.locked(command):
                 yield
             return
-        with self._shared_lock():
+        with ExitStack() as stack:
+            # To hold the owner's lock file, if there is one, takes no right to write.
+            if os.access(self.store / LOCK, os.R_OK):
+                file = stack.enter_context((self.store / LOCK).open("rb"))
+                self._wait(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
             if transaction.is_interrupted(self.root):
                 raise OverlayError(
                     f"{self.root} was left half-changed by a command that was killed, and may not "
@@ -219,17 +223,6 @@ class Tree:
                     expected="a whole tree",
                     help="Its owner's next `mqo status` brings it in order",
                 )
-            yield
-
-    @contextmanager
-    def _shared_lock(self) -> Iterator[None]:
-        """Hold the owner's lock file, if there is one; that takes no right to write."""
-        lock = self.store / LOCK
-        if not os.access(lock, os.R_OK):
-            yield
-            return
-        with lock.open("rb") as file:
-            self._wait(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
             yield
 
     def _wait(self, take: Callable[[], object]) -> None:
@@ -242,7 +235,11 @@ class Tree:
             except (BlockingIOError, TimeoutError):
                 waited = time.monotonic() - start
             if waited >= LOCK_WAIT_S:
-                raise self._in_use()
+                raise OverlayError(
+                    f"{self.root} is in use by {self._holder()}",
+                    expected=f"the lock to be free within {LOCK_WAIT_S} s",
+                    help="Wait for that command to end, then repeat this one",
+                )
             if waited >= LOCK_NOTE_S and not told:
                 _log.warning("waiting for %s, which uses %s", self._holder(), self.root)
                 told = True
@@ -281,13 +278,6 @@ class Tree:
         holder = self.store / HOLDER
         return (holder.read_text() if holder.exists() else "") or "another process"
 
-    def _in_use(self) -> OverlayError:
-        return OverlayError(
-            f"{self.root} is in use by {self._holder()}",
-            expected=f"the lock to be free within {LOCK_WAIT_S} s",
-            help="Wait for that command to end, then repeat this one",
-        )
-
 
 def release_in(root: Path) -> str | None:
     """Return the release of the source at `root`; None where there is none, or it does not say."""
@@ -317,10 +307,6 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
             f"{origin}: {PACKAGE_INFO} {what}",
             expected="MAJOR, MINOR and PATCH, as every release has",
         ) from error
-
-
-def _object(digest: str) -> str:
-    return f"objects/{digest}"
 
 
 def running_python() -> str:

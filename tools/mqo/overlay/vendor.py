@@ -13,19 +13,18 @@ import io
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mqo import pip
-from mqo.errors import EditedError, OverlayError, UnknownNameError, VendorError
+from mqo.display import Say
+from mqo.errors import OverlayError, UnknownNameError, VendorError
 from mqo.overlay import records, transaction
-from mqo.overlay.apply import copies_of
+from mqo.overlay.apply import copies_of, refuse_edits
 from mqo.overlay.pin import Pin
 from mqo.overlay.records import Upstream
 from mqo.overlay.tree import Tree, running_python, sha256, version_of
 
-Report = Callable[[str], None]
 Files = dict[str, bytes]
 # What zipfile raises for members that are cut off, encrypted, or packed in a way it does not know.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, csv.Error)
@@ -56,7 +55,7 @@ def vendor(
     version: str | None = None,
     source: Path | None = None,
     force: bool = False,
-    report: Report = print,
+    report: Say = print,
 ) -> Vendored | AlreadyVendored:
     """Put upstream into the tree: the pin, or a release of UPSTREAM.toml, or a wheel or checkout.
 
@@ -74,11 +73,16 @@ def vendor(
         release = version or pin.version
         if tree.is_vendored and not force:
             known = tree.upstream()
-            edited = tree.edited_files()
             wanted = source is None and known.version == release
-            if wanted and known.python == running_python() and not edited:
+            if wanted and known.python == running_python() and not tree.edited_files():
                 return AlreadyVendored(known.version, known.origin)
-            _refuse_overwrite(tree, edited)
+            refuse_edits(tree)
+            if tree.manifest():
+                raise VendorError(
+                    f"{tree.root} is patched",
+                    expected="a pristine tree to replace",
+                    help="Run `mqo restore` first",
+                )
         if source is None and release != pin.version:
             source = wheel_of(pin, release, cache, report)
         files, found, origin = _collect(pin, cache, source, report)
@@ -87,11 +91,12 @@ def vendor(
         return Vendored(found, origin, len(files))
 
 
-def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tuple[Files, str, str]:
+def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[Files, str, str]:
     """The files to place, their version, and where they come from."""
     if source is None:
-        files, origin = _from_pin(pin, cache, report)
-    elif source.is_dir():
+        python = running_python() if running_python() in pin.pythons else pin.pythons[0]
+        source = _fetch(pin, pin.version, python, cache, report)
+    if source.is_dir():
         files, origin = _from_checkout(pin, source), f"checkout {source.resolve()}"
     else:
         files, origin = _from_wheel(pin, source), f"wheel {source.name}"
@@ -101,13 +106,7 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Report) -> tupl
     return files, version, origin
 
 
-def _from_pin(pin: Pin, cache: Path, report: Report) -> tuple[Files, str]:
-    python = running_python() if running_python() in pin.pythons else pin.pythons[0]
-    wheel = _fetch(pin, pin.version, python, cache, report)
-    return _from_wheel(pin, wheel), f"wheel {wheel.name}"
-
-
-def wheel_of(pin: Pin, version: str, cache: Path, report: Report) -> Path:
+def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
     """A trusted wheel of a release: the one for the running Python, else for another.
 
     The sources are the same in all of them. UnknownNameError for a release without one.
@@ -120,7 +119,7 @@ def wheel_of(pin: Pin, version: str, cache: Path, report: Report) -> Path:
     return _fetch(pin, version, f"{tag[2]}.{tag[3:]}", cache, report)
 
 
-def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Report) -> Path:
+def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say) -> Path:
     """The wheel of a release for a Python, from the cache or through pip."""
     folder = cache / "wheels"
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
@@ -220,7 +219,7 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
     return files
 
 
-def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Report) -> Files:
+def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Say) -> Files:
     """The compiled dataset helper of an older release, when its C++ source is the same."""
     if sha256(files.get(pin.helper.source, b"")) != pin.helper.source_sha256:
         report(f"{pin.helper.source} differs: the helper will be compiled at the first run")
@@ -231,21 +230,6 @@ def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Report) -> Fil
 
 def _is_helper(path: str) -> bool:
     return path.endswith(f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}")
-
-
-def _refuse_overwrite(tree: Tree, edited: list[str]) -> None:
-    if edited:
-        raise EditedError(
-            f"{', '.join(edited[:3])} in {tree.root}: changed by hand",
-            expected="a tree as mqo wrote it",
-            help="`mqo diff` shows the change; `mqo vendor --force` overwrites it",
-        )
-    if tree.manifest():
-        raise VendorError(
-            f"{tree.root} is patched",
-            expected="a pristine tree to replace",
-            help="Run `mqo restore` first",
-        )
 
 
 def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:

@@ -1,7 +1,5 @@
 """`mqo perf`: a mode's performance test, or two results of it side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Timed runs that may be compared: what must be the same in both, and a refusal that names it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path

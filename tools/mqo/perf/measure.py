@@ -1,7 +1,5 @@
 """A performance test from its runs to its folder, and two of them side by side."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

@@ -1,7 +1,5 @@
 """The page of a performance test: one file that needs no other, no script and no network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

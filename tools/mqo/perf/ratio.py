@@ -1,7 +1,5 @@
 """How much longer a step of one takes than of another, with the noise of that number."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +40,8 @@ def ratio(one: Timed, other: Timed) -> Ratio:
         ]
         kind = "repeats"
     else:
-        pairs = _paired(one.repeats[0], other.repeats[0])
+        first, second = one.repeats[0], other.repeats[0]
+        pairs = [(first[step], second[step]) for step in warm(sorted({*first} & {*second}))]
         kind = "steps"
     if not pairs:
         raise MqoError(f"{one.name} and {other.name} have no step time at the same step")
@@ -66,11 +65,6 @@ def noisy(found: Sequence[float]) -> Noisy:
     return Noisy(middle, low, high)
 
 
-def _paired(one: Steps, other: Steps) -> list[tuple[float, float]]:
-    both = warm(sorted({*one} & {*other}))
-    return [(one[step], other[step]) for step in both]
-
-
 def lines(one: Timed, other: Timed, found: Ratio) -> list[str]:
     """The comparison, 80 columns wide or less."""
     medians = [statistics.median(map(median_step, side.repeats)) for side in (one, other)]
@@ -78,9 +72,6 @@ def lines(one: Timed, other: Timed, found: Ratio) -> list[str]:
         f"{label}  {side.name[:44]:44} {1000 * median:10.1f} ms a step"
         for label, side, median in zip("AB", (one, other), medians, strict=True)
     ]
-    rows += [f"   {side.machine[: WIDTH - 3]}" for side in _machines(one, other)]
+    machines = dict.fromkeys((one.machine, other.machine))
+    rows += [f"   {machine[: WIDTH - 3]}" for machine in machines]
     return [*rows, f"B/A {found.line}"]
-
-
-def _machines(one: Timed, other: Timed) -> tuple[Timed, ...]:
-    return (one,) if one.machine == other.machine else (one, other)

@@ -1,7 +1,5 @@
 """What the runs of a performance test say, a section a question: numbers, verdicts, commands."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where a step's time goes, from the Chrome trace that torch's profiler wrote."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Mapping
@@ -9,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mqo.errors import RunError
 
-Spans = list[tuple[float, float]]  # of microseconds, in order, apart from each other
+Spans = list[tuple[float, float]]  # of microseconds
 STEP = "ProfilerStep#"
 # The parts, each without those before it: a quantizer that runs in a forward pass is no forward.
 COMMUNICATION, QUANTIZATION = "communication", "quantization"
@@ -66,67 +66,36 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
         raise RunError("The trace holds no step", expected=f"ranges called {STEP}N")
     found: dict[str, Spans] = {part: [] for part in PARTS}
     for event in host:
-        part = _of_host(event["name"])
+        name = event["name"]
+        part = COMMUNICATION if name.startswith(_COLLECTIVES) else _HOST.get(name)
         if part and not (kernels and part in _KERNELS.values()):
             found[part].append(_span(event))
     for event in kernels:
         for start, part in _KERNELS.items():
             if event["name"].startswith(start):
                 found[part].append(_span(event))
-    return _parts(found, union(windows), len(windows))
+    return _parts(found, windows, len(windows))
 
 
 def _parts(found: Mapping[str, Spans], windows: Spans, steps: int) -> Breakdown:
     """Each part's time within the steps that no part before it has taken."""
-    left, seconds = windows, {}
+    edges = np.unique(np.concatenate([windows, *filter(None, found.values())]))
+    left, seconds = _covered(edges, windows), {}
     for part in PARTS:
-        rest = without(left, union(found[part]))
-        seconds[part] = (total(left) - total(rest)) / steps / 1e6
-        left = rest
-    return Breakdown(steps, seconds | {REST: total(left) / steps / 1e6})
+        taken = left & _covered(edges, found[part])
+        left &= ~taken
+        seconds[part] = np.diff(edges)[taken].sum() / steps / 1e6
+    return Breakdown(steps, seconds | {REST: np.diff(edges)[left].sum() / steps / 1e6})
 
 
-def _of_host(name: str) -> str | None:
-    if name.startswith(_COLLECTIVES):
-        return COMMUNICATION
-    return _HOST.get(name)
+def _covered(edges: np.ndarray, spans: Spans) -> np.ndarray:
+    """Return which of the intervals between neighboring `edges` lie in any of the spans."""
+    depth = np.zeros(len(edges), int)
+    for bounds, change in zip(np.reshape(spans, (-1, 2)).T, (1, -1), strict=True):
+        np.add.at(depth, np.searchsorted(edges, bounds), change)
+    return depth.cumsum()[:-1] > 0
 
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:
     start = float(event["ts"])
     return start, start + float(event["dur"])
-
-
-def union(spans: Iterable[tuple[float, float]]) -> Spans:
-    """The time that any of the spans covers."""
-    made: Spans = []
-    for start, end in sorted(spans):
-        if made and start <= made[-1][1]:
-            made[-1] = made[-1][0], max(end, made[-1][1])
-        else:
-            made.append((start, end))
-    return made
-
-
-def without(spans: Spans, taken: Spans) -> Spans:
-    """The time of `spans` that `taken` does not cover; both as `union` makes them."""
-    made: Spans = []
-    at = 0
-    for first, end in spans:
-        start = first
-        while at < len(taken) and taken[at][1] <= start:
-            at += 1
-        n = at
-        while n < len(taken) and taken[n][0] < end:
-            if taken[n][0] > start:
-                made.append((start, taken[n][0]))
-            start = max(start, taken[n][1])
-            n += 1
-        if start < end:
-            made.append((start, end))
-    return made
-
-
-def total(spans: Spans) -> float:
-    """Return the sum in microseconds."""
-    return sum(end - start for start, end in spans)

@@ -1,7 +1,5 @@
 """The runs of a performance test: which there are, and their training, one after the other."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence

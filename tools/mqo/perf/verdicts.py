@@ -1,7 +1,5 @@
 """The thresholds of thresholds.toml and of formats, and what becomes of a measured value at one."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping

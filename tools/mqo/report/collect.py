@@ -1,7 +1,5 @@
 """Reads run folders into records: what ran, how it ended, what it measured and what it took."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

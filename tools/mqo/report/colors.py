@@ -38,7 +38,6 @@ DASHES = {
     "dashdot": "-.",
     "longdashdot": (0, (8, 2, 1, 2)),
 }
-MARKERS = ("o", "s", "D", "^", "X")
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,11 @@ class Symbol:
 
 
 SYMBOLS = (
-    Symbol("circle", MARKERS[0], "●"),
-    Symbol("square", MARKERS[1], "■"),
-    Symbol("diamond", MARKERS[2], "◆"),
-    Symbol("triangle-up", MARKERS[3], "▲"),
-    Symbol("x", MARKERS[4], "✖"),
+    Symbol("circle", "o", "●"),
+    Symbol("square", "s", "■"),
+    Symbol("diamond", "D", "◆"),
+    Symbol("triangle-up", "^", "▲"),
+    Symbol("x", "X", "✖"),
 )
 
 

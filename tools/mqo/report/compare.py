@@ -1,11 +1,10 @@
 """Groups runs that may be compared, and measures how far each mode is from the baseline."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Self
 
 from mqo.matrix.tables import NONE, SITES
 from mqo.matrix.tables import UNQUANTIZED as BASELINE
@@ -30,7 +29,7 @@ class Spread:
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def of(cls, values: Iterable[float | None]) -> Self | None:
         """Return the spread of the values that are not None; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
@@ -100,7 +99,7 @@ class Group:
     validated: bool
     verdict: Verdict
     differs: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = field(default=())
+    cautions: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

@@ -1,7 +1,5 @@
 """Loss curves as pictures: of some runs in one, and of a comparison in three panels."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib
@@ -13,7 +11,7 @@ from typing import Any
 from mqo.errors import RunError
 from mqo.matrix.tables import mode_label
 from mqo.report.collect import changed_quantization
-from mqo.report.colors import DASHES, MARKERS, SYMBOLS, Look, look, symbol
+from mqo.report.colors import DASHES, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
 from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, last_of_each_step
@@ -50,7 +48,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
             raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
         one = look(_types(run))
         style = {"color": one.light, "linestyle": DASHES[one.dash]}
-        marker = MARKERS[seen[one] % len(MARKERS)]
+        marker = SYMBOLS[seen[one] % len(SYMBOLS)].matplotlib
         seen[one] += 1
         axes.plot(*xy(train), alpha=0.45, linewidth=1, **style)
         axes.plot(*xy(valid), marker=marker, label=_label(run), **style)

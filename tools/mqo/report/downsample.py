@@ -1,7 +1,5 @@
 """Curves of few enough points to be drawn, and to be seen."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -75,17 +75,15 @@ class Diffs:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.parts: dict[str, str] = {}
         self.listed: list[list[dict[str, Any]]] = []
-        self._of: dict[str, int] = {}
         for run in runs:
             rows = [_listed(change) for change in run.changes]
             self.parts |= {change.digest: change.text for change in run.changes}
             if rows not in self.listed:
                 self.listed.append(rows)
-            self._of[str(run.folder.root)] = self.listed.index(rows)
 
     def number(self, run: Run) -> int:
         """The place of the run's diff in `listed`."""
-        return self._of[str(run.folder.root)]
+        return self.listed.index([_listed(change) for change in run.changes])
 
     def summary(self, run: Run) -> str:
         """How many files and lines."""

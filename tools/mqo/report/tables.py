@@ -1,7 +1,5 @@
 """The report's tables as plain rows, for CSV and JSON; None where nothing was measured."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence

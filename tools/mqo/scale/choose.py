@@ -1,7 +1,5 @@
 """Chooses a layout: the least that memory and sizes allow."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

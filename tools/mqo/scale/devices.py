@@ -1,7 +1,5 @@
 """The memory of some GPUs, for plans of machines that are not there."""
 
-from __future__ import annotations
-
 from mqo.matrix.tables import check_choice
 
 GIB = 1 << 30

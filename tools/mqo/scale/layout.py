@@ -1,7 +1,5 @@
 """How a job's GPUs share the work, and the flags that say so."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ runs it: SwiGLU in one kernel, attention fused unless PV has a type, no dropout.
 same on the CPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -66,12 +64,7 @@ class Memory:
 
 
 def stage_memory(
-    model: Model,
-    training: Training,
-    mode: Mode,
-    layout: Layout,
-    stage: int,
-    dtype: Dtype = "bf16",
+    model: Model, training: Training, mode: Mode, layout: Layout, stage: int, dtype: Dtype = "bf16"
 ) -> Memory:
     """Return the memory of a GPU of a pipeline stage.
 

@@ -1,7 +1,5 @@
 """How many weights a rank holds. A test holds it against upstream's model, built on meta."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mqo.matrix.tables import Model

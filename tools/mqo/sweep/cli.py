@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from mqo.project import Project
     from mqo.sweep.configs import Job
-    from mqo.sweep.local import Executor
+    from mqo.sweep.local import Local
+    from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
 
 _LIST = "with commas between, globs allowed, or 'all'"
@@ -113,7 +114,7 @@ def _seeds(text: str) -> list[int]:
 
 def _executor(
     place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, runs: int
-) -> Executor:
+) -> Local | Slurm:
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
@@ -125,7 +126,7 @@ def _executor(
 
 
 def _run(
-    project: Project, place: SweepFolder, asked: Sequence[Job], executor: Executor
+    project: Project, place: SweepFolder, asked: Sequence[Job], executor: Local | Slurm
 ) -> list[Entry]:
     """Prepare what all runs share, run them, print the summary, and return their entries."""
     from rich.console import Console

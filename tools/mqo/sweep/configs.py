@@ -1,10 +1,8 @@
 """Makes the configurations of a sweep from lists of names and globs, and checks them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
@@ -72,7 +70,12 @@ def jobs(
 
 def check(jobs: Sequence[Job]) -> None:
     """Raise MqoError with all jobs that cannot run, each with its reason."""
-    bad = list(_faults(jobs))
+    bad = []
+    for job in jobs:
+        try:
+            check_config(job.config)
+        except MqoError as error:
+            bad.append((job, error))
     if not bad:
         return
     if len(bad) == len(jobs) and len({str(error) for _, error in bad}) == 1:
@@ -82,11 +85,3 @@ def check(jobs: Sequence[Job]) -> None:
         help="Leave them out, or change what is said below",
         detail="\n".join(f"{job.name}: {error}" for job, error in bad),
     )
-
-
-def _faults(jobs: Sequence[Job]) -> Iterator[tuple[Job, MqoError]]:
-    for job in jobs:
-        try:
-            check_config(job.config)
-        except MqoError as error:
-            yield job, error

@@ -3,8 +3,6 @@
 Each run has a process of its own: the sweep goes on, whatever becomes of it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

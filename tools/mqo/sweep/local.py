@@ -1,13 +1,10 @@
 """Jobs on this machine: child processes, each with its share of the cores or GPUs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from mqo import process
 from mqo.errors import MqoError
@@ -17,28 +14,6 @@ from mqo.sweep.job import PARENT
 
 # A job gives its training this long, twice, before it ends itself.
 GRACE_S = 3 * process.GRACE_S
-
-
-class Handle(Protocol):
-    """A job that was started."""
-
-    def poll(self) -> int | None:
-        """Return its exit code, None while it runs; a negative one is the signal that ended it."""
-
-    def ask_to_end(self) -> None:
-        """Ask, without waiting."""
-
-    def end(self) -> None:
-        """End it, with all that it started, and wait for that."""
-
-
-class Executor(Protocol):
-    """Where jobs run; `slots` are as many as run at once."""
-
-    slots: int
-
-    def start(self, run: RunFolder, slot: int) -> Handle:
-        """Start the job of a folder; its output goes to `log_of(run)`."""
 
 
 def log_of(run: RunFolder) -> Path:
@@ -82,14 +57,34 @@ def shares(
     return [threads | {"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
+class Child:
+    """A job that was started."""
+
+    def __init__(self, child: subprocess.Popen) -> None:
+        self.child = child
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs; a negative one is the signal that ended it."""
+        return self.child.poll()
+
+    def ask_to_end(self) -> None:
+        """Ask, without waiting."""
+        if self.child.poll() is None:
+            self.child.terminate()
+
+    def end(self) -> None:
+        """End it, with all that it started, and wait for that."""
+        process.end(self.child, GRACE_S)
+
+
 class Local:
-    """Child processes of this one, which end when it does."""
+    """Child processes of this one, which end when it does; `slots` are as many as run at once."""
 
     def __init__(self, shares: list[dict[str, str]]) -> None:
         self.shares, self.slots = shares, len(shares)
 
-    def start(self, run: RunFolder, slot: int) -> Handle:
-        """Start the job with the slot's share."""
+    def start(self, run: RunFolder, slot: int) -> Child:
+        """Start the job of a folder with the slot's share; its output goes to `log_of(run)`."""
         env = {**os.environ, **self.shares[slot], PARENT: str(os.getpid())}
         with log_of(run).open("wb") as log:
             child = subprocess.Popen(
@@ -100,19 +95,4 @@ class Local:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return _Child(child)
-
-
-class _Child:
-    def __init__(self, child: subprocess.Popen) -> None:
-        self.child = child
-
-    def poll(self) -> int | None:
-        return self.child.poll()
-
-    def ask_to_end(self) -> None:
-        if self.child.poll() is None:
-            self.child.terminate()
-
-    def end(self) -> None:
-        process.end(self.child, GRACE_S)
+        return Child(child)

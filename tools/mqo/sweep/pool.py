@@ -1,39 +1,28 @@
 """Runs the jobs of a sweep side by side: starts, watches, tries once more, and ends them."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from mqo.launch.progress import Progress
 from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
 from mqo.sweep.configs import Job
-from mqo.sweep.local import Executor, Handle, log_of
+from mqo.sweep.local import Child, Local, log_of
+from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
+from mqo.sweep.table import View
 
 POLL_S = 0.2
 TRIES = 2
 
 
-class View(Protocol):
-    """What shows a sweep."""
-
-    def say(self, text: str) -> None:
-        """Something happened."""
-
-    def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
-        """How far all are; called often."""
-
-
 @dataclass
 class _Running:
     job: Job
-    handle: Handle
+    handle: Child | Submitted
     run: RunFolder
     slot: int
     progress: Progress
@@ -46,7 +35,7 @@ class Pool:
         self,
         folder: SweepFolder,
         jobs: Sequence[Job],
-        executor: Executor,
+        executor: Local | Slurm,
         view: View,
         pause: Callable[[], None] = lambda: time.sleep(POLL_S),
     ) -> None:

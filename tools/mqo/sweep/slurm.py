@@ -1,7 +1,5 @@
 """Jobs on Slurm, through submitit, which the extra `slurm` installs."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,41 @@ def options(text: str) -> dict[str, str | int]:
     return found
 
 
+def call(words: list[str], log: Path) -> int:
+    """Run a command on the node, its output in a file; return the exit code."""
+    with log.open("wb") as output:
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
+
+
+class Submitted:
+    """As `local.Child`."""
+
+    def __init__(self, job: Any, run: RunFolder) -> None:
+        self.job, self.run = job, run
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        if not self.job.done():
+            return None
+        error = self.job.exception()
+        if error is None:
+            return self.job.result()
+        with log_of(self.run).open("a", encoding="utf-8") as log:  # Slurm's word is the reason
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            log.write(f"\nmqo: {self.job.job_id} on Slurm ({self.job.state}): {words[0]}\n")
+        return 1
+
+    def ask_to_end(self) -> None:
+        """Cancel it, without waiting."""
+        self.job.cancel(check=False)
+
+    def end(self) -> None:
+        """Cancel it; Slurm ends all that it started."""
+        self.ask_to_end()
+
+
 class Slurm:
     """At most `slots` submitted jobs; `cluster=local` among the options runs them without Slurm."""
 
@@ -53,36 +86,6 @@ class Slurm:
             ) from error
         self.slots = slots
 
-    def start(self, run: RunFolder, slot: int) -> _Submitted:
+    def start(self, run: RunFolder, slot: int) -> Submitted:
         """Submit the job."""
-        return _Submitted(self.executor.submit(call, command(run), log_of(run)), run)
-
-
-def call(words: list[str], log: Path) -> int:
-    """Run a command on the node, its output in a file; return the exit code."""
-    with log.open("wb") as output:
-        return subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        ).returncode
-
-
-class _Submitted:
-    def __init__(self, job: Any, run: RunFolder) -> None:
-        self.job, self.run = job, run
-
-    def poll(self) -> int | None:
-        if not self.job.done():
-            return None
-        error = self.job.exception()
-        if error is None:
-            return self.job.result()
-        with log_of(self.run).open("a", encoding="utf-8") as log:  # Slurm's word is the reason
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            log.write(f"\nmqo: {self.job.job_id} on Slurm ({self.job.state}): {words[0]}\n")
-        return 1
-
-    def ask_to_end(self) -> None:
-        self.job.cancel(check=False)
-
-    def end(self) -> None:
-        self.ask_to_end()
+        return Submitted(self.executor.submit(call, command(run), log_of(run)), run)

@@ -1,14 +1,12 @@
 """A sweep's folder: sweep.json, which says how far each run is, beside the runs' folders."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from filelock import FileLock, Timeout
 
@@ -39,7 +37,7 @@ class Entry:
     valid_loss: float | None = None
     seconds: float | None = None
 
-    def ended_well(self, run: RunFolder) -> Entry | None:
+    def ended_well(self, run: RunFolder) -> Self | None:
         """Return the entry with the run's result; None where the run left none."""
         try:
             result = json.loads(run.result.read_text(encoding="utf-8"))

@@ -1,7 +1,5 @@
 """Shows a sweep: a live table on a terminal, plain lines elsewhere, and the summary at its end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,23 +10,12 @@ from rich.table import Table
 
 from mqo.display import EVERY_S, duration
 from mqo.launch.progress import Progress
-from mqo.sweep.pool import View
 from mqo.sweep.state import Entry
 
 COLUMNS = ("run", "state", "step", "loss", "tok/s", "ETA")
 _STYLES = {"done": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 # What else a live table has: the title, the head, and the line of the cursor.
 _OTHER_LINES = 4
-
-
-@contextmanager
-def shown(console: Console, labels: Mapping[str, str]) -> Iterator[View]:
-    """Yield the view that suits the console; `labels` are what its table calls the runs."""
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveTable(live, labels)
 
 
 class Lines:
@@ -73,6 +60,19 @@ class LiveTable:
             for entry in chosen
         ]
         self.live.update(table(counts(entries), COLUMNS, rows), refresh=True)
+
+
+View = Lines | LiveTable
+
+
+@contextmanager
+def shown(console: Console, labels: Mapping[str, str]) -> Iterator[View]:
+    """Yield the view that suits the console; `labels` are what its table calls the runs."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveTable(live, labels)
 
 
 def summary(entries: Sequence[Entry], labels: Mapping[str, str]) -> Table:

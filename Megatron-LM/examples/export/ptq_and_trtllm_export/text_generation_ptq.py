@@ -9,8 +9,6 @@ written is new, and appears when all of it is complete. One process on the CPU. 
 not quantized.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import io
@@ -96,7 +94,7 @@ def positive(text: str) -> int:
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """PtqError where the command asks for nothing, or for what does not go together."""
+    """PtqError where the command asks for nothing, for what is there, or does not go together."""
     if (args.export_format != "none") != (args.export_dir is not None):
         raise PtqError(
             f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
@@ -116,11 +114,7 @@ def check_targets(args: argparse.Namespace) -> None:
             "--save without --export-quant-cfg would write the model as it is",
             expected="--export-quant-cfg FORMAT, or --export-dir alone",
         )
-
-
-def check_new(*targets: Path | None) -> None:
-    """PtqError where a target is there already; found before anything is computed."""
-    for target in filter(None, targets):
+    for target in filter(None, (args.save, args.export_dir)):
         if target.exists():
             raise PtqError(f"{target} is there already", expected="a new folder")
 
@@ -196,7 +190,9 @@ def write(args: argparse.Namespace, source: Source, model: Any) -> None:
     with ExitStack() as stack:
         if args.save:
             folder = stack.enter_context(staged(args.save))
-            ptq.save(model, folder, args.export_quant_cfg, own_text(source))
+            # The training's arguments, with the tokenizer that the model was calibrated with.
+            mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": source.tokenizer}
+            ptq.save(model, folder, args.export_quant_cfg, {**source.arguments, **mine})
         if args.export_format == "none":
             return
         folder = stack.enter_context(staged(args.export_dir))
@@ -230,12 +226,6 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def own_text(source: Source) -> Mapping[str, Any]:
-    """Return the training's arguments, with the tokenizer that the model was calibrated with."""
-    mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": source.tokenizer}
-    return {**source.arguments, **mine}
-
-
 def quiet() -> AbstractContextManager[object]:
     """Keep upstream from listing its arguments."""
     return redirect_stdout(io.StringIO())
@@ -244,9 +234,7 @@ def quiet() -> AbstractContextManager[object]:
 def quantize(args: argparse.Namespace, scratch: Path) -> None:
     """Quantize and export, in order; the checks that cost nothing come first."""
     check_targets(args)
-    check_new(args.save, args.export_dir)
     source = describe(args, scratch)
-    weights.enter_tree()
     if importlib.util.find_spec("modelopt") is None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
@@ -291,10 +279,13 @@ def main(argv: list[str]) -> None:
     logging.disable(logging.WARNING)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    weights.enter_tree()
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
+        from megatron.run.unpickle import CheckpointError
+
         try:
             quantize(args, Path(scratch))
-        except (InferenceError, weights.ConvertError) as error:
+        except (InferenceError, CheckpointError) as error:
             print(f"text_generation_ptq.py: {error}", file=sys.stderr)
             sys.exit(2)
 

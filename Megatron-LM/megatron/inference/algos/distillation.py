@@ -4,14 +4,12 @@ Built on ModelOpt's `modelopt.torch.distill`, which runs both models and keeps t
 compared layers. Shapes: s sequence, b micro-batch, h width, v vocabulary.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import modelopt.torch.distill as mtd
 import torch
@@ -23,6 +21,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.losses import chunked_kl
 from megatron.quant import exempt
 from modelopt.torch.distill.loss_balancers import STUDENT_LOSS_KEY
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.modules.loss import _Loss
@@ -30,13 +29,6 @@ from torch.nn.modules.loss import _Loss
 from ..errors import DistillationError
 
 LOGITS_LOSS, INTERMEDIATE_LOSS = "logits loss", "intermediate loss"
-DEFAULTS: dict[str, Any] = {
-    "logit_layers": ["output_layer", "output_layer"],
-    "intermediate_layer_pairs": [],
-    "skip_lm_loss": True,
-    "kd_loss_scale": 1.0,
-    "temperature": 1.0,
-}
 _PROJECTION_STD = 0.01
 _LAYER_INDEX = re.compile(r"(?<=\blayers\.)\d+")
 
@@ -201,6 +193,26 @@ def _output(of_layer: Tensor | tuple) -> Tensor:
 # -- the configuration -------------------------------------------------------------------------
 
 
+_Names = tuple[str, str]
+_Scale = Annotated[float, Field(gt=0, strict=True, description="a number above 0")]
+
+
+class Settings(BaseModel):
+    """The keys of a distillation's file; each description is what an error expects."""
+
+    model_config = ConfigDict(extra="forbid")
+    logit_layers: Annotated[
+        _Names, Field(description="a list of two names, [student's, teacher's]")
+    ] = ("output_layer", "output_layer")
+    intermediate_layer_pairs: Annotated[
+        list[_Names | tuple[str, str, Literal["cosine", "mse"]]],
+        Field(description="[student's, teacher's] each, or [student's, teacher's, cosine or mse]"),
+    ] = []
+    skip_lm_loss: Annotated[bool, Field(strict=True, description="true or false")] = True
+    kd_loss_scale: _Scale = 1.0
+    temperature: _Scale = 1.0
+
+
 def load_distillation_config(
     path: str | None, student_cfg: TransformerConfig, teacher_cfg: TransformerConfig
 ) -> dict[str, Any]:
@@ -216,8 +228,7 @@ def load_distillation_config(
         DistillationError: the file is missing or no such YAML; a key or a value is not valid; a
             pair has a layer that the last pipeline stage does not hold.
     """
-    settings = DEFAULTS | _read(path)
-    _check(settings)
+    settings = _read(path)
     criterion = _criterion(settings, student_cfg, teacher_cfg)
     balancer = LogitsAndIntermediatesLossBalancer(
         settings["kd_loss_scale"], settings["skip_lm_loss"]
@@ -226,14 +237,21 @@ def load_distillation_config(
 
 
 def _read(path: str | None) -> dict[str, Any]:
-    keys = ", ".join(DEFAULTS)
+    fields = Settings.model_fields
+    keys = ", ".join(fields)
     found = {} if path is None else read_mapping(Path(path), f"the keys {keys}")
-    unknown = [str(key) for key in found if key not in DEFAULTS]
-    if unknown:
+    try:
+        return Settings.model_validate(found).model_dump()
+    except ValidationError as error:
+        unknown = [str(key) for key in found if key not in fields]
+        if unknown:
+            raise DistillationError(
+                f"{path} has the unknown keys {', '.join(unknown)}", expected=f"some of {keys}"
+            ) from error
+        key = str(error.errors()[0]["loc"][0])
         raise DistillationError(
-            f"{path} has the unknown keys {', '.join(unknown)}", expected=f"some of {keys}"
-        )
-    return found
+            f"{key} is {found[key]!r}", expected=fields[key].description or ""
+        ) from error
 
 
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
@@ -247,37 +265,6 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     return found
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _is_names(value: object, counts: tuple[int, ...] = (2,)) -> bool:
-    is_list = isinstance(value, list | tuple) and len(value) in counts
-    return is_list and all(isinstance(name, str) for name in value)
-
-
-def _is_pair(value: object) -> bool:
-    return _is_names(value, (2, 3)) and (value[2:3] or ["cosine"])[0] in _CRITERIA
-
-
-_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "logit_layers": (_is_names, "a list of two names, [student's, teacher's]"),
-    "intermediate_layer_pairs": (
-        lambda value: isinstance(value, list) and all(_is_pair(pair) for pair in value),
-        f"a list of [student's, teacher's] or [student's, teacher's, {' or '.join(_CRITERIA)}]",
-    ),
-    "skip_lm_loss": (lambda value: isinstance(value, bool), "true or false"),
-    "kd_loss_scale": (_is_positive, "a number above 0"),
-    "temperature": (_is_positive, "a number above 0"),
-}
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-    for key, (is_valid, expected) in _VALID.items():
-        if not is_valid(settings[key]):
-            raise DistillationError(f"{key} is {settings[key]!r}", expected=expected)
-
-
 def _criterion(
     settings: Mapping[str, Any], student: TransformerConfig, teacher: TransformerConfig
 ) -> dict[tuple[str, str], _Loss]:
@@ -289,7 +276,7 @@ def _criterion(
     stages = student.pipeline_model_parallel_size
     if stages > 1 and not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return {}
-    logits = tuple(settings["logit_layers"])
+    logits = settings["logit_layers"]
     # Another pair may read the same output of the teacher.
     alone = logits[1] not in [theirs for _, theirs, *_ in pairs]
     made: dict[tuple[str, str], _Loss] = {

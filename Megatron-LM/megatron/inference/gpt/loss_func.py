@@ -1,7 +1,5 @@
 """The loss of a GPT that may learn from a teacher."""
 
-from __future__ import annotations
-
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel

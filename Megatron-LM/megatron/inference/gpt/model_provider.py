@@ -1,7 +1,5 @@
 """The model of a distillation: a student, and the teacher it learns from."""
 
-from __future__ import annotations
-
 import difflib
 from argparse import Namespace
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The quantizers for the CPU, compiled by numba: nearest rounding of every format, without scales.
+"""The quantizers for the CPU, compiled by numba: every format, rounding and kind of scale.
 
 They give the reference's bits for every input, and need no C compiler. Unlike the reference they
 give them under torch.set_flush_denormal(True), too, as if it were not set.
@@ -10,12 +10,13 @@ import functools
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..formats import MxElement
+from ..formats import ELEMENTS, SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
 from .compile import kernel
-from .steps import EXPONENT, TILE, UNIT
+from .steps import EXPONENT, NAN, ONE, RUN, TILE, UNIT, How
 from .threads import launch
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _ROW = 1 << 12  # elements of a row where the memory has no rows of its own; a multiple of any block
 _GRAIN = 1 << 16  # elements that a thread takes at a time
 _NARROW = 16  # fewer columns than this side by side are turned into rows first
-_MAX_HIF8 = 0x47000000  # the pattern of 2^15
+_LARGEST = np.finfo(np.float32).max
 
 
 def qdq(
@@ -33,37 +34,40 @@ def qdq(
     axis: int = -1,
     out: Tensor | None = None,
     seed: int | None = None,
+    amax: Tensor | None = None,
 ) -> Tensor | None:
     """What `backend.fake_quantize` returns, which checks the arguments; None: not supported.
 
-    Not supported are stochastic and other unusual roundings, a tensor scale, and tensors that are
-    not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
+    Not supported are tapered formats to nearest-even, tapered elements but HiFloat8's, and tensors
+    that are not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
     """
-    if not _supported(x, spec) or not (out is None or _plain(out)):
+    if not _supported(x, spec, axis) or not (out is None or _plain(out)):
         return None
     target = torch.empty_like(x) if out is None else out
     if x.numel() == 0:
         return target
     x, result = x.detach(), target.detach()
+    scales = _tensor_scales(x, spec, amax)
     if x.dtype == torch.float16:
-        result.copy_(_in_place(x.float(), spec, axis))
+        result.copy_(_in_place(x.float(), spec, axis, scales, seed))
     elif not _is_dense(result):
-        result.copy_(_in_place(x.clone(), spec, axis))
+        result.copy_(_in_place(x.clone(), spec, axis, scales, seed))
     elif x.stride() != result.stride():
-        _in_place(result.copy_(x), spec, axis)
+        _in_place(result.copy_(x), spec, axis, scales, seed)
     else:
-        _dense(x, result, spec, axis)
+        _dense(x, result, spec, axis, scales, seed)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)  # autograd did not see what was written
     return target
 
 
-def _supported(x: Tensor, spec: QuantSpec) -> bool:
-    # Of tapered elements, the kernel knows HiFloat8's alone.
-    known = "nearest-away" if spec.format.element.name == "hif8" else spec.block and "nearest-even"
+def _supported(x: Tensor, spec: QuantSpec, axis: int) -> bool:
+    element = spec.format.element
+    tapered = isinstance(element, TaperedFormat)
+    drawn_squares = spec.tile == "square" and spec.rounding == "stochastic"
     return (
-        spec.rounding == known
-        and not spec.tensor_scale
+        not (tapered and (element.name != "hif8" or spec.rounding == "nearest-even"))
+        and not (drawn_squares and 0 < axis % x.dim() < x.dim() - 1)
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and _plain(x)
     )
@@ -79,88 +83,187 @@ def _plain(x: Tensor) -> bool:
     )
 
 
-def _in_place(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+def _in_place(x: Tensor, *how: object) -> Tensor:
     """Quantize a tensor without gaps, and return it."""
-    _dense(x, x, spec, axis)
+    _dense(x, x, *how)
     return x
 
 
-def _dense(x: Tensor, out: Tensor, spec: QuantSpec, axis: int) -> None:
+def _dense(
+    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, scales: _Scales, seed: int | None
+) -> None:
     """Quantize `x` into `out`, both of the same strides and without gaps."""
+    if spec.rounding == "stochastic" and not x.is_contiguous():
+        # An element draws by its index, which is its place in memory then.
+        out.copy_(_in_place(x.contiguous(), spec, axis, scales, seed))
+        return
+    how = _how(spec)
+    constants = (*_constants(spec), *scales, _signed(seed))
+    if how == ("none", "nearest-away", "tapered"):
+        _hif8(x, out, constants[_TOP])
+        return
     if spec.block is None:
-        _hif8(x, out, spec.overflow)
+        _rows(x, out, how, constants, RUN, x.numel())
+        return
+    if spec.tile == "square":
+        _square_tiles(x, out, spec, axis, scales, seed)
         return
     order = _memory_order(x)
     sizes = [x.shape[i] for i in order]
     place = order.index(axis % x.dim())
     size, inner = sizes[place], prod(sizes[place + 1 :])
-    if 1 < inner < _NARROW:
-        rows = x.movedim(axis, -1).contiguous()
-        _mx_rows(rows, rows, spec, size)
-        out.copy_(rows.movedim(-1, axis))
-    elif inner == 1:
-        _mx_rows(x, out, spec, size)
+    if inner == 1:
+        _rows(x, out, how, constants, spec.block, size)
+    elif inner < _NARROW and spec.rounding != "stochastic":
+        moved = x.movedim(axis, -1).contiguous()
+        out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
     else:
-        _mx_columns(x, out, spec, size, inner)
+        _columns(x, out, how, constants, spec.block, size, inner)
 
 
-def _hif8(x: Tensor, out: Tensor, overflow: str) -> None:
+def _square_tiles(
+    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, scales: _Scales, seed: int | None
+) -> None:
+    """Quantize the matrix of the other axes, in their order, by `axis`; either may be the rows."""
+    size = x.shape[axis]
+    if x.movedim(axis, -1).is_contiguous():
+        _squares(x, out, spec, scales, seed, width=size)
+    elif x.movedim(axis, 0).is_contiguous():
+        _squares(x, out, spec, scales, seed, width=x.numel() // size)
+    else:
+        moved = x.movedim(axis, -1).contiguous()
+        out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
+
+
+def _hif8(x: Tensor, out: Tensor, top: int) -> None:
     bits = 8 * x.itemsize
-    limit = (_MAX_HIF8 if overflow == "saturate" else EXPONENT) >> (32 - bits)
     pointers = (x.data_ptr(), out.data_ptr())
     units = -(-x.numel() // _ROW)
-    entries = (*pointers, _ROW, x.numel(), limit)
+    entries = (*pointers, _ROW, x.numel(), top >> (32 - bits))
     launch(kernel("hif8", bits), units, _GRAIN // _ROW, *entries)
 
 
-def _mx_rows(x: Tensor, out: Tensor, spec: QuantSpec, size: int) -> None:
+_Ints = tuple[int, ...]
+
+
+def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int) -> None:
     total = x.numel()
-    if size == total or size % spec.block == 0:
+    if size == total or size % block == 0:
         size = _ROW  # no block crosses from one such row to the next, wherever the real ones end
     units, grain = -(-total // size), -(-_GRAIN // size)
-    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *_constants(spec))
-    launch(kernel("mx_rows", 8 * x.itemsize, spec.block), units, grain, *entries)
+    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *constants)
+    launch(kernel("rows", 8 * x.itemsize, block, how), units, grain, *entries)
 
 
-def _mx_columns(x: Tensor, out: Tensor, spec: QuantSpec, size: int, inner: int) -> None:
+def _squares(
+    x: Tensor, out: Tensor, spec: QuantSpec, scales: _Scales, seed: int | None, width: int
+) -> None:
+    block, height = spec.block, x.numel() // width
+    constants = (*_constants(spec), *scales, _signed(seed))
+    units, grain = -(-height // block), -(-_GRAIN // (block * width))
+    entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
+    launch(kernel("squares", 8 * x.itemsize, block, _how(spec)), units, grain, *entries)
+
+
+def _columns(
+    x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int, inner: int
+) -> None:
     total = x.numel()
-    blocks, tiles = -(-size // spec.block), -(-inner // TILE)
+    blocks, tiles = -(-size // block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
-    grain = -(-_GRAIN // (spec.block * min(TILE, inner)))
-    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *_constants(spec))
-    launch(kernel("mx_columns", 8 * x.itemsize, spec.block), units, grain, *entries)
+    grain = -(-_GRAIN // (block * min(TILE, inner)))
+    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *constants)
+    launch(kernel("columns", 8 * x.itemsize, block, how), units, grain, *entries)
+
+
+# -- constants ---------------------------------------------------------------------------------
+
+_Scales = tuple[int, int]  # the constants `first` and `second` of steps.py
+_TOP = 2
 
 
 @functools.cache
-def _constants(spec: QuantSpec) -> tuple[int, ...]:
-    """Return carry, emax, emin, top, lowest, steps: see steps.py."""
+def _how(spec: QuantSpec) -> How:
+    element, scale = spec.format.element, spec.format.scale
+    if isinstance(element, TaperedFormat):
+        return How("tensor" if spec.tensor_scale else scale, spec.rounding, "tapered")
+    return How(scale, spec.rounding, "complement" if element.complement else "minifloat")
+
+
+@functools.cache
+def _constants(spec: QuantSpec) -> _Ints:
+    """Return carry, emax, top, floor, steps: see steps.py."""
     element = spec.format.element
-    bits, emin = element.mantissa_bits, element.emin
-    top = element.emax * UNIT + _fraction(element)
-    lowest = (4 + bits - emin) * UNIT  # from there on no quantum is less than 2^-124
+    if isinstance(element, TaperedFormat):
+        top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
+        return (0, 0, top, 0, 0)
     return (
         _carry(element, spec.scale_rule),
         element.emax * UNIT,
-        emin * UNIT,
-        top,
-        lowest,
-        (23 - bits) * UNIT,
+        _pattern(element.max_value),
+        _pattern(2.0**element.emin),
+        (23 - element.mantissa_bits) * UNIT,
     )
 
 
-def _carry(element: MxElement, scale_rule: str) -> int:
+def _carry(element: Minifloat, scale_rule: str) -> int:
     """Return what carries into the exponent of amax where the rule takes the next scale."""
+    fraction = _pattern(element.max_value) % UNIT
     return {
         "floor": 0,
-        "rceil": UNIT - 1 - _fraction(element),
+        "rceil": UNIT - 1 - fraction,
         "ceil": UNIT - 1,
         "even": UNIT >> (element.mantissa_bits + 1),
     }[scale_rule]
 
 
-def _fraction(element: MxElement) -> int:
-    """Return the fraction field of the element's largest value, as a float32."""
-    return int((element.max_value / 2.0**element.emax - 1.0) * UNIT)
+def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
+    """Return `first` and `second`, which follow from the tensor's amax: scales.py defines them."""
+    kind, element = spec.format.scale, spec.format.element
+    if not (spec.format.needs_tensor_amax or (kind == "none" and spec.tensor_scale)):
+        return (0, 0)
+    largest = np.float32(_tensor_amax(x) if amax is None else amax.item())
+    if kind == "none":
+        exponent = 0
+        if np.isfinite(largest) and largest > 0:
+            exponent = int(np.frexp(largest)[1]) - 1 - element.widths[0][0]
+        exponent = max(exponent, SCALE_EXPONENT_MIN)
+        return (_pattern(2.0**-exponent), _pattern(2.0**exponent))
+    if not np.isfinite(largest):
+        return (ONE, NAN)
+    with np.errstate(divide="ignore", over="ignore"):
+        if kind == "tensor":
+            up = _to_top(element.max_value, largest)
+            return (_pattern(up), _pattern(np.float32(1) / up))
+        total = _to_top(element.max_value * ELEMENTS["e4m3"].max_value, largest)
+        share = total * np.float32(1 / element.max_value)
+        return (_pattern(share), _pattern(np.float32(1) / total))
+
+
+def _to_top(top: float, amax: np.float32) -> np.float32:
+    return np.minimum(np.float32(top) / amax, _LARGEST) if amax else np.float32(1)
+
+
+def _tensor_amax(x: Tensor) -> np.float32:
+    if not _is_dense(x):
+        x = x.contiguous()
+    if x.dtype == torch.float16:
+        x = x.float()
+    units = -(-x.numel() // _ROW)
+    entries = (x.data_ptr(), 0, _ROW, x.numel(), 0)
+    table = launch(kernel("amax", 8 * x.itemsize), units, _GRAIN // _ROW, *entries)
+    return np.int64(table[7]).astype(np.int32).view(np.float32)
+
+
+def _pattern(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def _signed(seed: int | None) -> int:
+    return 0 if seed is None else seed - 2**64 if seed >= 2**63 else seed
+
+
+# -- memory ------------------------------------------------------------------------------------
 
 
 def _memory_order(x: Tensor) -> list[int]:

@@ -31,6 +31,12 @@ class Lanes:
     def __sub__(self, other: Lanes | int) -> Lanes:
         return self._operate("sub", other)
 
+    def __mul__(self, other: Lanes | int) -> Lanes:
+        return self._operate("mul", other)
+
+    def __xor__(self, other: Lanes | int) -> Lanes:
+        return self._operate("xor", other)
+
     def __lshift__(self, other: Lanes | int) -> Lanes:
         return self._operate("shl", other)
 
@@ -66,30 +72,73 @@ class Lanes:
         """Return the magnitudes of signed integers."""
         return self._call("abs", ir.Constant(ir.IntType(1), 0))
 
-    def leading_zeros(self) -> Lanes:
-        """Count them; all bits for 0."""
-        return self._call("ctlz", ir.Constant(ir.IntType(1), 0))
-
     def largest(self) -> Lanes:
         """Return the largest signed integer of a vector, as a scalar."""
         kind = self.value.type
         name = f"llvm.vector.reduce.smax.{_suffix(kind)}"
         return self._new(_call(self.builder, name, kind.element, [self.value]))
 
-    def spread_like(self, other: Lanes) -> Lanes:
-        """Repeat a scalar in a vector of other's type."""
+    def like(self, other: Lanes) -> Lanes:
+        """Repeat a scalar in a vector of other's type, and leave it one where other is."""
         kind = other.value.type
+        if not isinstance(kind, ir.VectorType):
+            return self
         empty = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(empty, self.value, ir.Constant(_INDEX, 0))
         zeros = ir.Constant(ir.VectorType(_INDEX, kind.count), [0] * kind.count)
         return self._new(self.builder.shuffle_vector(first, empty, zeros))
 
+    def swapped(self, distance: int) -> Lanes:
+        """Exchange each two lanes that are `distance`, a power of two, apart."""
+        kind = self.value.type
+        order = [lane ^ distance for lane in range(kind.count)]
+        mask = ir.Constant(ir.VectorType(_INDEX, kind.count), order)
+        return self._new(self.builder.shuffle_vector(self.value, self.value, mask))
+
+    @property
+    def count(self) -> int:
+        """How many lanes there are."""
+        return self.value.type.count
+
+    @classmethod
+    def counting(cls, builder: ir.IRBuilder, start: ir.Value, offsets: list[int]) -> Lanes:
+        """Return a vector of `start` and an offset in each lane."""
+        kind = ir.VectorType(start.type, len(offsets))
+        return Lanes(builder, start).like(Lanes(builder, ir.Constant(kind, offsets))) + Lanes(
+            builder, ir.Constant(kind, offsets)
+        )
+
+    def narrowed(self, kind: ir.Type) -> Lanes:
+        """Return the low bits of each lane."""
+        return self._new(self.builder.trunc(self.value, self._shaped(kind)))
+
+    # -- the patterns read as float32, without contraction: what the machine gives is IEEE's -----
+
+    def times(self, other: Lanes) -> Lanes:
+        """Multiply."""
+        return self._float("fmul", other)
+
+    def over(self, other: Lanes) -> Lanes:
+        """Divide."""
+        return self._float("fdiv", other)
+
+    def minus(self, other: Lanes) -> Lanes:
+        """Subtract."""
+        return self._float("fsub", other)
+
     def round_off(self, addend: Lanes) -> Lanes:
-        """Read both as float32, and return (self + addend) - addend."""
-        floats = ir.VectorType(ir.FloatType(), self.value.type.count)
-        value, other = (self.builder.bitcast(v, floats) for v in (self.value, addend.value))
-        rounded = self.builder.fsub(self.builder.fadd(value, other), other)
-        return self._new(self.builder.bitcast(rounded, self.value.type))
+        """Return (self + addend) - addend."""
+        return self._float("fadd", addend).minus(addend)
+
+    def whole(self) -> Lanes:
+        """Return the integers below numbers that are not negative."""
+        floats = self.builder.bitcast(self.value, self._shaped(ir.FloatType()))
+        return self._new(self.builder.fptosi(floats, self.value.type))
+
+    def float(self) -> Lanes:
+        """Return integers as numbers."""
+        floats = self.builder.sitofp(self.value, self._shaped(ir.FloatType()))
+        return self._new(self.builder.bitcast(floats, self.value.type))
 
     def constant(self, value: int) -> Lanes:
         """Return a vector of this type with `value` everywhere."""
@@ -99,6 +148,16 @@ class Lanes:
         """Write to an address, an int64, whatever its alignment."""
         pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
         self.builder.store(self.value, pointer, align=1)
+
+    def _shaped(self, kind: ir.Type) -> ir.Type:
+        """Return `kind`, or a vector of it where this is one."""
+        vector = isinstance(self.value.type, ir.VectorType)
+        return ir.VectorType(kind, self.count) if vector else kind
+
+    def _float(self, name: str, other: Lanes) -> Lanes:
+        kind = self._shaped(ir.FloatType())
+        both = [self.builder.bitcast(lanes.value, kind) for lanes in (self, other)]
+        return self._new(self.builder.bitcast(getattr(self.builder, name)(*both), self.value.type))
 
     def _new(self, value: ir.Value) -> Lanes:
         return Lanes(self.builder, value)

@@ -9,12 +9,12 @@ import torch
 from .compile import Kernel
 
 
-def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> None:
+def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> array:
     """Run `kernel` on `units` of work with a table of counter, units, grain and `entries`.
 
-    Takes up to torch.get_num_threads() threads, of the pool that torch's operators use: two pools
-    would wait for each other's idle threads, which spin. Any number of Python threads may be here
-    at once; each has a table of its own.
+    Return the table. Takes up to torch.get_num_threads() threads, of the pool that torch's
+    operators use: two pools would wait for each other's idle threads, which spin. Any number of
+    Python threads may be here at once; each has a table of its own.
     """
     table = array("q", (0, units, grain, *entries))
     address, _ = table.buffer_info()
@@ -23,6 +23,7 @@ def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> None:
         kernel(address)
     else:
         _PARALLEL(kernel, address, threads, 0)
+    return table
 
 
 def _parallel() -> object | None:

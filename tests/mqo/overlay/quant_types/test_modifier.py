@@ -106,17 +106,17 @@ def test_files_of_every_form_are_set_and_restored(tmp_path, form):
 def test_the_linear_type_is_the_forwards_and_a_difference_behind_it_is_told(root):
     outcome = modifier.modify(root, {"fprop": "mxfp4"})
     assert [edit.site for edit in outcome.edits] == ["fprop"]
-    assert outcome.warnings == (
+    assert outcome.warnings == [
         "linear layers differ: fprop mxfp4, dgrad mxfp8, wgrad none; "
         "--dgrad-quant mxfp4 --wgrad-quant mxfp4 makes them equal",
-    )
-    assert modifier.modify(root, ALL).warnings == ()
-    assert modifier.modify(root, {"qk": "none"}).warnings == ()
+    ]
+    assert modifier.modify(root, ALL).warnings == []
+    assert modifier.modify(root, {"qk": "none"}).warnings == []
 
 
 def test_an_absent_backward_is_no_difference(tmp_path):
     root = write(tmp_path, {LAYERS: layers(backward="pass\n"), ATTENTION: attention()})
-    assert modifier.modify(root, {"fprop": "mxfp8"}).warnings == ()
+    assert modifier.modify(root, {"fprop": "mxfp8"}).warnings == []
 
 
 def test_branches_with_a_literal_each_are_all_set(tmp_path):
@@ -193,7 +193,7 @@ def test_an_unknown_type_names_the_valid_ones(root):
 
 
 def test_what_is_so_already_is_left_alone_and_makes_no_folder(root):
-    assert modifier.modify(root, {"fprop": "hifp8"}).edits == ()
+    assert modifier.modify(root, {"fprop": "hifp8"}).edits == []
     assert modifier.restore(root).files == {}
     assert not (root / ".mqo").exists()
 
@@ -228,8 +228,8 @@ def test_a_dry_restoration_shows_what_would_come_back(root):
 
 def test_the_diff_is_pythons_own(root):
     outcome = modifier.modify(root, {"qk": "none"}, dry_run=True)
-    (file,) = outcome.files.values()
-    texts = (text.decode().splitlines(keepends=True) for text in (file.before, file.after))
+    (contents,) = outcome.files.values()
+    texts = (text.decode().splitlines(keepends=True) for text in contents)
     lines = difflib.unified_diff(*texts, f"a/{ATTENTION}", f"b/{ATTENTION}")
     head = f"diff --git a/{ATTENTION} b/{ATTENTION}\n"
     assert outcome.diff.decode() == head + "".join(lines)

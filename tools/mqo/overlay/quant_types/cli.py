@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -141,13 +142,8 @@ def _row(state: SiteState, width: int) -> list[str]:
     place = state.place
     row = f"{place.site:5}  {_shown(state):{width}}  {place.path}:{place.line}"
     note = _note(state)
-    if not note:
-        return [row]
-    return (
-        [f"{row}  {note}"]
-        if len(row) + 2 + len(note) <= WIDTH
-        else [row, *_wrap(note, 14, first=14)]
-    )
+    whole = f"{row}  {note}".rstrip()
+    return [whole] if len(whole) <= WIDTH or not note else [row, *_wrap(note, 14, first=14)]
 
 
 def _note(state: SiteState) -> str:
@@ -208,17 +204,13 @@ def _site_json(state: SiteState) -> dict:
 
 
 def _outcome_json(command: str, outcome: Outcome, *, dry_run: bool) -> dict:
-    rows = [
-        {"site": e.site, "path": e.path, "line": e.line, "before": e.before, "after": e.after}
-        for e in outcome.edits
-    ]
     return {
         "schema": SCHEMA,
         "command": command,
         "tree": str(outcome.root),
         "dry_run": dry_run,
-        "edits": rows,
+        "edits": [asdict(edit) for edit in outcome.edits],
         "files": sorted(outcome.files),
-        "warnings": list(outcome.warnings),
+        "warnings": outcome.warnings,
         "diff": outcome.diff.decode("utf-8", "backslashreplace"),
     }

@@ -70,41 +70,25 @@ class Edit:
     after: str
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A file's content, before and after."""
-
-    before: bytes
-    after: bytes
-
-
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a modification or a restoration changed, or would change."""
+    """What a modification or a restoration changed, or would change.
+
+    `files` holds their contents, before and after. `record` is the ledger after it, and `originals`
+    what it refers to and must be kept.
+    """
 
     root: Path
-    edits: tuple[Edit, ...]
-    files: Mapping[str, Replacement]
-    warnings: tuple[str, ...] = ()
+    record: dict[str, Modified]
+    edits: list[Edit] = field(default_factory=list)
+    files: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    originals: list[bytes] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def diff(self) -> bytes:
         """The change as a unified diff that `patch -p1` and `git apply` take."""
-        return b"".join(unified(p, f.before, f.after) for p, f in sorted(self.files.items()))
-
-
-@dataclass
-class _Plan:
-    """`record` is the ledger after it, and `originals` what it refers to and must be kept."""
-
-    record: dict[str, Modified]
-    edits: list[Edit] = field(default_factory=list)
-    files: dict[str, Replacement] = field(default_factory=dict)
-    originals: list[bytes] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def outcome(self, root: Path) -> Outcome:
-        return Outcome(root, tuple(self.edits), self.files, tuple(self.warnings))
+        return b"".join(unified(path, *pair) for path, pair in sorted(self.files.items()))
 
 
 # -- the three commands ---------------------------------------------------------------------------
@@ -126,7 +110,10 @@ def check(root: Path) -> Report:
             except EditedError:
                 due.append(f"{path} changed by other means since its types were set")
                 before = b""
-            states += _states(found.places, ledger.values(path, before))
+            was = ledger.values(path, before)
+            for place in found.places:
+                same = was.get(place.site) == " ".join(place.values)
+                states.append(SiteState(place, None if same else was.get(place.site)))
             due += found.due
             notes += found.notes
         if interrupted or transaction.is_interrupted(root):
@@ -162,36 +149,33 @@ def restore(root: Path, *, dry_run: bool = False) -> Outcome:
     return _run(root, _plan_restoration, dry_run=dry_run)
 
 
-def _run(root: Path, plan: Callable[[Tree], _Plan], *, dry_run: bool) -> Outcome:
+def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outcome:
     tree = Tree(root)
     with _typed_errors():
         if dry_run:
-            _refuse_interrupted(root)
-            return plan(tree).outcome(root)
+            if transaction.is_interrupted(root):
+                raise OverlayError(
+                    f"A command on {root} was cut off, or is at work",
+                    expected="a tree at rest, which can be read without changing it",
+                    help="Any command that may write, `--restore` for one, first finishes or "
+                    "clears it",
+                )
+            return plan(tree)
         if not tree.store.exists():
             # The lock makes this folder: not where there is nothing to do, or nothing can be done.
             first = plan(tree)
             for path in first.files:
                 transaction.check_writable(root, path)
             if not first.files:
-                return first.outcome(root)
+                return first
         with tree.locked(COMMAND):
             final = plan(tree)
             if final.files or final.record != tree.modified():
-                changes = [transaction.Change(p, file.after) for p, file in final.files.items()]
+                changes = [transaction.Change(p, new) for p, (_, new) in final.files.items()]
                 records = tree.new_objects(final.originals)
                 records[LITERALS] = modified_as_json(final.record)
                 transaction.commit(root, changes, records, command=COMMAND)
-            return final.outcome(root)
-
-
-def _refuse_interrupted(root: Path) -> None:
-    if transaction.is_interrupted(root):
-        raise OverlayError(
-            f"A command on {root} was cut off, or is at work",
-            expected="a tree at rest, which can be read without changing it",
-            help="Any command that may write, `--restore` for one, first finishes or clears it",
-        )
+            return final
 
 
 @contextlib.contextmanager
@@ -209,8 +193,8 @@ def _typed_errors() -> Iterator[None]:
 # -- planning -------------------------------------------------------------------------------------
 
 
-def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> _Plan:
-    plan = _Plan(tree.modified())
+def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Outcome:
+    plan = Outcome(tree.root, tree.modified())
     after: list[Place] = []
     for path, content in _contents(tree).items():
         places = scan(path, content).places
@@ -226,30 +210,30 @@ def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> _P
             for literal in place.literals
             if new.get(literal, literal.value) != literal.value
         ]
-        after += scan(path, plan.files[path].after).places if path in plan.files else places
+        after += scan(path, plan.files[path][1]).places if path in plan.files else places
     plan.warnings += _warnings(after, types)
     return plan
 
 
-def _plan_file(tree: Tree, plan: _Plan, path: str, content: bytes, new: bytes) -> None:
+def _plan_file(tree: Tree, plan: Outcome, path: str, content: bytes, new: bytes) -> None:
     """Add one file to the plan, unless it stays as it is."""
     if new == content:
         return
     original = ledger.original(tree, path, content, plan.record.pop(path, None))
-    plan.files[path] = Replacement(content, new)
+    plan.files[path] = content, new
     if new != original:
         plan.record[path] = ledger.row(path, original, new)
         plan.originals.append(original)
 
 
-def _plan_restoration(tree: Tree) -> _Plan:
-    plan = _Plan({})
+def _plan_restoration(tree: Tree) -> Outcome:
+    plan = Outcome(tree.root, {})
     for path, row in tree.modified().items():
         content = tree.read(path)
         original = ledger.original(tree, path, content, row)
         if content is None or content == original:
             continue
-        plan.files[path] = Replacement(content, original)
+        plan.files[path] = content, original
         pairs = zip(_site_literals(path, content), _site_literals(path, original), strict=True)
         for (site, now), (_, old) in pairs:
             if now.value != old.value:
@@ -298,12 +282,6 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
 
 
 # -- what to tell ---------------------------------------------------------------------------------
-
-
-def _states(places: Sequence[Place], was: Mapping[str, str]) -> Iterator[SiteState]:
-    for place in places:
-        before = was.get(place.site)
-        yield SiteState(place, None if before == " ".join(place.values) else before)
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:

@@ -52,19 +52,18 @@ def verify(
     from mqo.overlay.verify.release import verify_tree
 
     project = Project.here()
-    pin, series = Pin.load(project.upstream_pin), Series.of(project)
+    pin, series, cache = Pin.load(project.upstream_pin), Series.of(project), project.cache
     places = [Tree(path.resolve()) for path in trees or []]
     for place in places:
         place.upstream()  # what cannot be tried is said before anything is
     # Trees alone, unless releases are named, too.
     names = _chosen(version or [], all, pin) if version or all or not places else []
-    ours = project.tree, project.cache
     with stderr().live() as display:
         results = []
         for n, name in enumerate(names, 1):
             at = f" ({n} of {len(names)})" if names[1:] else ""
-            results.append(try_release(name, pin, series, *ours, report=display, place=at))
-        results += [verify_tree(place, pin, series, *ours, report=display) for place in places]
+            results.append(try_release(name, pin, series, cache, report=display, place=at))
+        results += [verify_tree(place, pin, series, cache, report=display) for place in places]
     rows = [result.as_table() for result in results]
     emit("verify", None, "\n".join(lines(results)), as_json, releases=rows)
     raise typer.Exit(exit_code(results))
@@ -93,29 +92,23 @@ def lines(results: Sequence[Verified]) -> list[str]:
     """Lines for a terminal of 80 columns: the table, the verdict, and what there is to say."""
     rows = [["", *_heads([result.version for result in results])]]
     for place, entry in enumerate(results[0].entries):
-        rows.append([entry.name, *(_short(r.entries[place].outcome) for r in results)])
-    rows.append(["forward pass", *(_short(result.forward) for result in results)])
+        rows.append([entry.name, *(result.entries[place].outcome for result in results)])
+    rows.append(["forward pass", *(result.forward for result in results)])
+    rows = [[SHORT.get(cell, cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return [*table, _verdict(results), *(f"{r.version}: {n}" for r in results for n in _notes(r))]
+    red = [result.version for result in results if not result.green]
+    verdict = f"NOT green: {', '.join(red)}" if red else "all green"
+    return [*table, verdict, *(f"{r.version}: {n}" for r in results for n in _notes(r))]
 
 
 def _heads(versions: Sequence[str]) -> list[str]:
     """The versions without their last number, where that tells them apart."""
     short = [version.rpartition(".")[0] or version for version in versions]
     return short if len(set(short)) == len(versions) else list(versions)
-
-
-def _short(outcome: str) -> str:
-    return SHORT.get(outcome, outcome)
-
-
-def _verdict(results: Sequence[Verified]) -> str:
-    red = [result.version for result in results if not result.green]
-    return f"NOT green: {', '.join(red)}" if red else "all green"
 
 
 def _notes(result: Verified) -> Iterable[str]:

@@ -127,15 +127,12 @@ def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
             faults.append(f"{name}: something was quantized")
     if quantized.loss == none.loss or quantized.gradients == none.gradients:
         faults.append(f"at {QUANT_TYPE}: the loss or every gradient is that of none")
-    return faults + _fused_faults(none) + _record_faults(quantized)
-
-
-def _fused_faults(step: Step) -> list[str]:
-    if step.fused_loss is None:
-        return ["at none: fused attention refuses to run"]
-    if math.isclose(step.fused_loss, step.loss, rel_tol=FUSED_TOLERANCE):
-        return []
-    return [f"at none: the loss by fused attention is {step.fused_loss}, and else {step.loss}"]
+    if none.fused_loss is None:
+        faults.append("at none: fused attention refuses to run")
+    elif not math.isclose(none.fused_loss, none.loss, rel_tol=FUSED_TOLERANCE):
+        text = f"the loss by fused attention is {none.fused_loss}, and else {none.loss}"
+        faults.append(f"at none: {text}")
+    return faults + _record_faults(quantized)
 
 
 def _record_faults(step: Step) -> list[str]:

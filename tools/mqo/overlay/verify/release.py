@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mqo.display import Display
+from mqo.display import Display, Say
 from mqo.errors import DriftError, MqoError
 from mqo.overlay.apply import apply, restore
 from mqo.overlay.plan import drift
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.tree import Tree
-from mqo.overlay.vendor import Pin, Report, read_wheel, vendor, wheel_of
+from mqo.overlay.vendor import Pin, read_wheel, vendor, wheel_of
 from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
 from mqo.overlay.verify.source import compile_faults, restore_faults
 from mqo.process import temporary_folder
@@ -69,13 +69,12 @@ def verify(
     version: str,
     pin: Pin,
     series: Series,
-    ours: Path,
     cache: Path,
     *,
-    report: Report = print,
+    report: Say = print,
     place: str = "",
 ) -> Verified:
-    """Try `series` on release `version`, with the files and the program of the tree `ours`.
+    """Try `series` on release `version`, with the files and the program of its own tree.
 
     `place` says which of several releases it is, for the progress that `report` gets. What is wrong
     with the release or with the series is in the result, never raised.
@@ -84,7 +83,7 @@ def verify(
     try:
         wheel = wheel_of(pin, version, cache, report)
         members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
-        result = _verify(wheel, members, version, pin, replace(series, ours=ours), cache, report)
+        result = _verify(wheel, members, version, pin, series, cache, report)
     except MqoError as error:
         untried = tuple(EntryResult(entry.name, "not tried") for entry in series.entries)
         return Verified(version, untried, error=str(error))
@@ -92,7 +91,7 @@ def verify(
 
 
 def verify_tree(
-    tree: Tree, pin: Pin, series: Series, ours: Path, cache: Path, *, report: Report = print
+    tree: Tree, pin: Pin, series: Series, cache: Path, *, report: Say = print
 ) -> Verified:
     """Verify upstream's files of a tree: those of HEAD in a git work tree.
 
@@ -105,7 +104,6 @@ def verify_tree(
         for path, content in members.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        series = replace(series, ours=ours)
         return _verify(folder, members, upstream.version, pin, series, cache, report)
 
 
@@ -116,7 +114,7 @@ def _verify(
     pin: Pin,
     series: Series,
     cache: Path,
-    report: Report,
+    report: Say,
 ) -> Verified:
     """Try the series on what `source`, a wheel or a folder, holds below the pinned packages."""
     assert series.ours is not None
@@ -140,7 +138,8 @@ def _try(tree: Tree, series: Series, version: str, folder: Path, display: Displa
         apply(tree, anywhere)
     except DriftError:
         return Verified(version, _drifted(tree, series), faults=tuple(faults))
-    entries = _applied(tree, series)
+    touched = tree.patched().touched_by
+    entries = tuple(_entry_result(entry, len(touched(entry.name))) for entry in series.entries)
     display.show(f"  {version}: compiling")
     broken = compile_faults(tree)
     display.show(f"  {version}: forward and backward passes")
@@ -165,13 +164,6 @@ def _claim_faults(tree: Tree, series: Series, version: str) -> list[str]:
             "when nothing else is wrong, widen it"
         )
     return faults
-
-
-def _applied(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
-    manifest = tree.patched()
-    return tuple(
-        _entry_result(entry, len(manifest.touched_by(entry.name))) for entry in series.entries
-    )
 
 
 def _drifted(tree: Tree, series: Series) -> tuple[EntryResult, ...]:

@@ -7,30 +7,25 @@ import symtable
 import warnings
 from collections.abc import Mapping
 
-from mqo.overlay.tree import PatchedFile, Tree, sha256
+from mqo.overlay.tree import Tree, sha256
 
 
 def compile_faults(tree: Tree) -> list[str]:
     """What is wrong with the files that the patches touched, as found without running them."""
     faults = []
     for path, file in sorted(tree.patched().files.items()):
+        before = b"" if file.pristine is None else tree.object(file.pristine)
+        after = tree.read(path) or b""
         try:
-            new = _compiled_names(tree, path, file)
+            with warnings.catch_warnings(action="ignore"):
+                compile(after, path, "exec", dont_inherit=True)
+                new = sorted(unbound_names(after, path) - unbound_names(before, path))
         except (SyntaxError, ValueError) as error:
             faults.append(f"{path} does not compile once patched: {error}")
             continue
         if new:
             faults.append(f"{path} uses {', '.join(new)} once patched, and binds no such name")
     return faults
-
-
-def _compiled_names(tree: Tree, path: str, file: PatchedFile) -> list[str]:
-    """Compile the patched file; the names that it uses and does not bind, and upstream's does."""
-    before = b"" if file.pristine is None else tree.object(file.pristine)
-    after = tree.read(path) or b""
-    with warnings.catch_warnings(action="ignore"):
-        compile(after, path, "exec", dont_inherit=True)
-        return sorted(unbound_names(after, path) - unbound_names(before, path))
 
 
 def unbound_names(source: bytes, path: str) -> set[str]:

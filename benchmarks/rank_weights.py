@@ -1,16 +1,14 @@
 """The weights of single ranks of large jobs: upstream's model, built on the meta device.
 
-    python Megatron-LM/tools/rank_weights.py < JOBS > FACTS
+    python benchmarks/rank_weights.py Megatron-LM < JOBS > FACTS
 
 JOBS is a JSON list of {"world": processes, "rank": which of them, "flags": [Megatron's]}; FACTS has
 a row a job: "dense" and "expert" weights of that rank, and upstream's own estimates in bytes, of
 weights with optimizer ("static_bytes") and of activations ("activation_bytes"). No process
 talks to another: the group is torch's fake one, so that one machine can be rank 5 of 64.
 
-Belongs to the tree that it lies in; `benchmarks/scale.py` and the tests of mqo.scale judge.
+The argument names the tree. `benchmarks/scale.py` and the tests of mqo.scale judge.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -21,8 +19,6 @@ from typing import Any
 
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -36,7 +32,7 @@ def main() -> None:
 def take_over() -> None:
     """Put meta for the device, and hide GPUs, before megatron is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(Path(sys.argv[1]).resolve()))
     import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron import device
 
