@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -116,7 +117,7 @@ class Series:
         check_specifier(table.supported, path, "supported")
         entries: list[Entry] = []
         for number, row in enumerate(table.entry, start=1):
-            where = f"entry {row.get('name', number)!r}"
+            where = f"entry {reprlib.repr(row.get('name', number))}"
             entry = build(Entry, with_kind(row), path, where, folder=folder)
             _check_entry(entry, path, where, [known.name for known in entries])
             _check_files(entry, path, where, ours)
