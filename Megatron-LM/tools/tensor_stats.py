@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     args = parser().parse_args(argv)
+    from megatron.quant.record import jsonable
     from safetensors import safe_open
 
     with safe_open(args.file, "pt") as file:
@@ -34,7 +35,8 @@ def main(argv: list[str]) -> None:
         if not args.tensor and len(held) == 1:
             chosen = [held[0]["name"]]
         tables = [table(name, file.get_tensor(name), args.axis) for name in chosen]
-    args.target.write_text(json.dumps({"held": held, "tables": tables}), encoding="utf-8")
+    found = jsonable({"held": held, "tables": tables})
+    args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,15 +81,17 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 
 def specs() -> Iterator[Any]:
-    """Every format with every block and scale rule, or with and without a tensor scale."""
+    """Yield every format with each choice that it has: block and scale rule, or tensor scale."""
     from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
 
     for spec in map(QuantSpec, FORMATS):
-        if spec.block is None:
-            yield from (spec, replace(spec, tensor_scale=True))
+        if spec.format.is_mx:
+            for block in BLOCK_SIZES:
+                yield from (replace(spec, block=block, scale_rule=rule) for rule in SCALE_RULES)
             continue
-        for block in BLOCK_SIZES:
-            yield from (replace(spec, block=block, scale_rule=rule) for rule in SCALE_RULES)
+        yield spec
+        if spec.format.scale == "none":
+            yield replace(spec, tensor_scale=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class TensorStats:
     """The tensors that a file holds, and the tables of the chosen ones.
 
     held: name, shape and dtype of each. tables: name, axis (of mx blocks), amax, and rows with the
-    format's choices, sqnr_db (None without a signal) and, from 0 to 1,
+    format's choices, sqnr_db (None without a signal; "inf" and "nan" as text) and, from 0 to 1,
     underflow (of the nonzero elements) and saturation.
     """
 
@@ -57,7 +57,8 @@ def lines(stats: TensorStats) -> list[str]:
     """A table a tensor: SQNR in dB, underflow of the nonzero and saturation of all, in percent."""
     text = []
     for table in stats.tables:
-        text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {table['amax']:.6g}")
+        amax = float(table["amax"])
+        text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {amax:.6g}")
         head = ("type", "block", "scale", "SQNR dB", "underflow %", "saturation %")
         text.append("{:<11} {:>5} {:<7} {:>8} {:>12} {:>12}".format(*head))
         text += [_row(row) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
@@ -65,10 +66,10 @@ def lines(stats: TensorStats) -> list[str]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    mx = row["block"] is not None
-    block = str(row["block"]) if mx else "-"
-    scale = row["scale_rule"] if mx else "tensor" if row["tensor_scale"] else "-"
+    block = row["block"] or "-"
+    is_mx = row["quant_type"].startswith("mx")  # the only ones with a choice of the rule
+    scale = row["scale_rule"] if is_mx else "tensor" if row["tensor_scale"] else "-"
     sqnr = row["sqnr_db"]
-    shown = "-" if sqnr is None else f"{sqnr:.2f}"
+    shown = "-" if sqnr is None else f"{float(sqnr):.2f}"
     shares = f"{100 * row['underflow']:>12.4f} {100 * row['saturation']:>12.4f}"
     return f"{row['quant_type']:<11} {block:>5} {scale:<7} {shown:>8} {shares}"
