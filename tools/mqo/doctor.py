@@ -175,7 +175,7 @@ def _package(piece: Piece, *, required: bool = False) -> Finding:
 
 
 def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -> Finding:
-    """Report a package that only GPUs use; `fault_in` returns a fault of its folder, and the cost."""
+    """Report a package that only GPUs use; `fault_in` returns its fault, and what that costs."""
     finding, folder = _package(piece), _folder(piece.module)
     if folder and not detect().has_cuda:
         return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
@@ -185,7 +185,7 @@ def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -
 
 
 def _engine_fault(folder: Path) -> tuple[str, str] | None:
-    """Look for its compiled library; `pip install transformer-engine` installs none, so it raises."""
+    """Look for its compiled library, which `pip install transformer-engine` does not install."""
     places = (folder.parent, folder, folder / "wheel_lib")
     if any(any(place.glob("libtransformer_engine*")) for place in places):
         return None
