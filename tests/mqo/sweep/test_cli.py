@@ -59,7 +59,7 @@ def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
     ("words", "text"),
     [
         (("--models", "gpt"), "no model called 'gpt'"),
-        (("--modes", "fp8*"), "no quantization mode called 'fp8*'"),
+        (("--modes", "int4*"), "no quantization mode called 'int4*'"),
         (("--training-config", "big"), "no training configuration called 'big'"),
         (("--gemms", "wgrad"), "no choice of GEMMs called 'wgrad'"),
         (("--dtype", "fp8"), "no dtype called 'fp8'"),

@@ -15,6 +15,17 @@ TEMPLATE = "pretrain.sh.j2"
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
 
+_SCALES = {
+    "none": "none, or one for the tensor",
+    "e8m0": "E8M0, one for each block of {}",
+    "power-of-two": "a power of two, one for each block of {}",
+    "fp32": "float32, one for each block of {}",
+    "tensor": "float32, one for the tensor",
+    "two-level": "E4M3, one for each block of {}; float32, one for the tensor",
+    "hif4": "E6M2, one for each block of {}; powers of two, for each 8 and each 4 of it",
+}
+
+
 def scripts() -> Iterator[tuple[Path, str]]:
     """Yield (path below script/, text) of every generated script."""
     modes = [mode for mode in tables.modes().values() if mode.scripts]
@@ -63,12 +74,13 @@ def format_table() -> str:
     lines = ["| type | element | bits | values, besides 0 | scale | modes | source |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in formats.FORMATS.values():
-        element, scale = row.element, "none, or one for the tensor"
-        if row.block:
+        element, scale = row.element, _SCALES[row.scale].format(row.block)
+        if isinstance(element, formats.Minifloat):
             bits = element.mantissa_bits
             grid = f"exponents {element.emin}..{element.emax}, mantissa bits {bits}"
             smallest, largest = element.emin - bits, element.max_value
-            scale = f"E8M0, one for each block of {row.block}"
+            if element.emin == element.emax:
+                grid = f"multiples of 2^{smallest}"
         else:
             ends = ", ".join(f"±{end}" for end, _ in element.widths)
             bits = ", ".join(str(bits) for _, bits in element.widths)

@@ -283,14 +283,18 @@ def trainings() -> dict[str, Training]:
 
 @functools.cache
 def modes() -> dict[str, Mode]:
-    """Return all modes, by name: each family of modes.toml for each type."""
+    """Return all modes, by name: each family of modes.toml for each type.
+
+    Scripts and the front end are for the formats with `scripts` in formats.toml.
+    """
     table = _load("modes.toml")
     found: dict[str, Mode] = {}
     for family in table["family"]:
         for quant_type in quant_types() if "{type}" in family["name"] else [NONE]:
             name = family["name"].format(type=quant_type)
             sites = dict.fromkeys(family["sites"], quant_type)
-            flags = {k: v for k, v in family.items() if k not in ("name", "sites")}
+            offered = quant_type == NONE or formats.FORMATS[quant_type].scripts
+            flags = {k: family.get(k, False) and offered for k in ("scripts", "front_end")}
             found[name] = Mode(name=name, **flags, **sites)
     return found
 
