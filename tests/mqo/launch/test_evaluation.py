@@ -169,7 +169,7 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
 
 
 def test_the_command_prints_json(tree, run, monkeypatch, capsys):
-    words = ["eval", str(run), "--modes", "bf16,FA_mx*", "--tree", str(tree.root), "--json"]
+    words = ["eval", str(run), "--modes", "bf16,FA_mxfp?", "--tree", str(tree.root), "--json"]
     monkeypatch.setattr(sys, "argv", ["mqo", *words])
     with pytest.raises(SystemExit) as left:
         cli.main()
