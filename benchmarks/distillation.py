@@ -25,7 +25,7 @@ STEP_TIME = "iteration-time"
 
 
 def main() -> None:
-    """Train all cells, and print what came of them."""
+    """Train all runs, and print their results."""
     own, extra = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("teacher", type=Path)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def row(given: argparse.Namespace, mode: str, teacher: Path | None, extra: list[str]) -> float:
-    """Train the cell with each seed and print its line; the mean validation loss, in nats."""
+    """Train with each seed and print a line; return the mean validation loss, in nats."""
     runs = [train(given, mode, teacher, [*extra, "--seed", seed]) for seed in given.seeds]
     losses = [run.read_metrics()[VALID_LOSS][-1][1] for run in runs]
     step = statistics.median(time for run in runs for time in step_times(run))

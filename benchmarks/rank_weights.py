@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def take_over() -> None:
-    """Before megatron.core is imported: meta for the device, and no GPU."""
+    """Put meta for the device, and hide GPUs, before megatron is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     sys.path.insert(0, str(Path(sys.argv[1]).resolve()))
     import preflight  # noqa: F401  (checks where megatron comes from)
@@ -80,7 +80,7 @@ def read_arguments(world: int, rank: int, flags: list[str]) -> Any:
 
 @contextlib.contextmanager
 def rank_of(args: Any) -> Any:
-    """Inside, this process is the rank, with all of upstream's groups."""
+    """Make this process the rank, with all of upstream's groups."""
     from megatron.core import mpu, tensor_parallel
 
     store = FakeStore()

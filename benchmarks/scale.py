@@ -37,7 +37,7 @@ LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
 
 @dataclass(frozen=True)
 class Plan:
-    """What the launcher plans for a cell, with the memory of a GPU of the worst stage."""
+    """What the launcher plans for a run, with the memory of a GPU of the worst stage."""
 
     of: Experiment
     mode: Mode

@@ -93,10 +93,10 @@ class Long:
             sys.exit(f"{run.root} ended by itself with {process.returncode}: see {self.folder}")
 
     def _folder_of(self, process: subprocess.Popen) -> RunFolder:
-        """Of what was just started: the folder whose cell has our checkpoints, and is new."""
+        """Of what was just started: the folder whose run has our checkpoints, and is new."""
         while process.poll() is None:
-            for cell in sorted(PROJECT.runs.glob("*/cell.json")):
-                run = RunFolder(cell.parent)
+            for config in sorted(PROJECT.runs.glob("*/cell.json")):
+                run = RunFolder(config.parent)
                 with suppress(ValueError):  # it is being written
                     place = run.read_config()["experiment"].get("checkpoint")
                     known = [known.root for known in self.runs]

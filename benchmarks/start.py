@@ -18,8 +18,8 @@ from pathlib import Path
 
 from mqo.project import Project
 
-CELL = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
-COMMAND = [sys.executable, "script/train_config.py", *CELL, "--training-config", "tiny"]
+RUN = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
+COMMAND = [sys.executable, "script/train_config.py", *RUN, "--training-config", "tiny"]
 MARKS = {"run      :": "prepared", "  step      1/": "first step", "folder   :": "end"}
 
 

@@ -1,6 +1,6 @@
-"""What the device sweep cannot express, site by site.
+"""What the device codemod cannot express, site by site.
 
-The code here is written for torch.cuda; the sweep that follows in the series turns it, like
+The code here is written for torch.cuda; the codemod that follows in the series turns it, like
 upstream's own, into the facade's.
 """
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mqo.errors import DriftError
+from mqo.overlay.codemod import Codemod, Source, Splice
 from mqo.overlay.drift import Place
-from mqo.overlay.sweep import Source, Splice, Sweep
 
 DEVICE_KEYWORDS = {"device", "map_location"}
 TYPE_NAME = re.compile(r"torch\.cuda\.\w*Tensor")
@@ -189,7 +189,7 @@ IN_F_STRINGS = (
     (is_cuda_device, r"\btorch\.device(?=\(\s*f?['\"]cuda)", "accelerator_device"),
 )
 
-SWEEP = Sweep(
+CODEMOD = Codemod(
     roots=("megatron/core/", "megatron/training/"),
     needle=re.compile(rb"cuda"),
     splices=splices,

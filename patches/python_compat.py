@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterable
 
+from mqo.overlay.codemod import Codemod, Source, Splice
 from mqo.overlay.drift import Place
-from mqo.overlay.sweep import Source, Splice, Sweep
 
 # Names of `typing` that 3.11 lacks; typing_extensions has them on every version.
 NEW_IN_TYPING = {"override"}
@@ -60,7 +60,7 @@ def _from_device(alias: ast.alias) -> str:
     return "from megatron.device import triton"
 
 
-SWEEP = Sweep(
+CODEMOD = Codemod(
     roots=("megatron/core/", "megatron/training/"),
     needle=re.compile(
         rb"^[ \t]*(?:import|from)\b.*\btriton\b|\b(?:%s)\b" % "|".join(NEW_IN_TYPING).encode(),

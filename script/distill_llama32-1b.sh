@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Distils llama31-8b into llama32-1b, on wikipedia: the student learns from its teacher's logits and
+# Distills llama31-8b into llama32-1b, on wikipedia: the student learns from its teacher's logits and
 # from the text.
 #
 # usage: distill_llama32-1b.sh --training-config tiny|study|smoke [OPTION...] [-- MEGATRON_FLAG...]

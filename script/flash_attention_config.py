@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a cell with attention alone quantized. See --help, --list and script/README.md."""
+"""Trains a model with attention alone quantized. See --help, --list and script/README.md."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a cell of the matrix: MODEL x DATASET x MODE. See --help, --list and script/README.md."""
+"""Trains a MODEL on a DATASET in a MODE. See --help, --list and script/README.md."""
 
 import sys
 from pathlib import Path

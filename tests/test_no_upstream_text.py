@@ -2,7 +2,7 @@
 
 A line counts when, without the white space around it and inside it, at least 12 characters are
 left, among them 8 letters, and it is no import and no single name (which an import in brackets is
-made of); the lines between two that count are passed over, so that blank lines and brackets do not
+made of); the lines between two that count are skipped, so that blank lines and brackets do not
 hide a run. Three lines that follow each other in a
 committed file and, in the same order, in any of upstream's text files are an excerpt.
 """

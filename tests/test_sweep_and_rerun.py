@@ -1,4 +1,4 @@
-"""Many cells side by side, and the same one again: real runs."""
+"""Many runs side by side, and the same one again: real runs."""
 
 import json
 import math
@@ -19,7 +19,7 @@ if not (Project.here().tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 
-def test_a_sweep_trains_its_cells_side_by_side_and_goes_on_where_it_ended(tmp_path):
+def test_a_sweep_trains_its_runs_side_by_side_and_goes_on_where_it_ended(tmp_path):
     words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_linear_mxf*")
     command = [sys.executable, "-m", "mqo", "sweep", *words, "-o", str(tmp_path), "--", *TINY]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_a_sweep_trains_its_cells_side_by_side_and_goes_on_where_it_ended(tmp_pa
     assert {len(trained) for trained, _ in found} == {6}
     assert not list(tmp_path.glob("*/checkpoints"))
     again = subprocess.run(command, capture_output=True, text=True)
-    assert "2 of 2 cells are done already, and skipped" in again.stdout
+    assert "2 of 2 runs are done already and skipped" in again.stdout
     assert SweepFolder(tmp_path).read() == entries
 
 

@@ -128,7 +128,7 @@ def _create() -> None:
 
 
 def _install() -> None:
-    """Install the package and what it needs at the pinned versions, naming each as it comes."""
+    """Install the package and what it needs at the pinned versions, and name each one."""
     constraints = VENV / "constraints.txt"
     constraints.write_text("".join(_constraints()))
     _say("installing pinned packages; the first time this takes a few minutes")
@@ -157,7 +157,7 @@ def _install() -> None:
 
 
 def _constraints() -> list[str]:
-    """The pinned versions; without torch's, where .venv uses the torch that is there."""
+    """Return the pinned versions; without torch's, where .venv uses the torch that is there."""
     lines = CONSTRAINTS.read_text().splitlines(keepends=True)
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     if subprocess.run([PYTHON, "-c", probe]).returncode != 0:

@@ -7,7 +7,7 @@
 The names and layouts on either side are modelopt's knowledge, the checkpoints are upstream's own
 save and load; here they are joined, and checked: a tensor more, a tensor less or another shape is
 an error. One process on the CPU, whatever a checkpoint was split into. An HF folder holds its
-config.json before; CHECKPOINT is new. What the user can mend is written to the file that
+config.json before; CHECKPOINT is new. A user-correctable error is written to the file that
 MQO_FAILURE names.
 """
 
@@ -181,7 +181,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def stored(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder, by name: of its one file, or of those that its index names."""
+    """Return all tensors of a folder, by name, from its one file or those of its index."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX
@@ -213,7 +213,7 @@ def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
 
 
 def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[str, Stored]:
-    """Some files hold a tied head, too: passed over where it is the embedding, to the bit."""
+    """Skip a tied head that some files hold, where it equals the embedding to the bit."""
     rest = dict(found)
     if model.share_embeddings_and_output_weights and set(TIED) <= found.keys():
         head, embedding = (found[name].read(name) for name in TIED)
@@ -243,7 +243,7 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stor
 
 
 def enter_tree() -> None:
-    """Before more of megatron is imported: this tree, on the CPU."""
+    """Have megatron imported from this tree, on the CPU; call it before more of it is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     import preflight  # noqa: F401  (checks where megatron comes from)
 

@@ -186,7 +186,7 @@ class Products(TorchDispatchMode):
 
 
 def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """All modules by their path from the unwrapped model, as `label_layers` has it."""
+    """Return all modules by their path from the unwrapped model, as `label_layers` has it."""
     for name, module in model.named_modules():
         while name.split(".")[0] == "module":
             name = name.partition(".")[2]
@@ -194,7 +194,7 @@ def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 
 
 class EvenDispatcher:
-    """In the place of an MoE layer's dispatcher: `topk` experts a token, and all experts alike.
+    """An MoE layer's dispatcher with `topk` experts per token and equal loads of all experts.
 
     It hands on as many rows as a real one that drops no token; where they do not divide evenly,
     the first experts get one more. On one rank nothing is sent.
@@ -277,7 +277,7 @@ def rows(products: Products) -> list[dict[str, Any]]:
 
 
 def take_over(products: Products) -> None:
-    """Before megatron.core is imported: the recorder for the quantizers, meta for the device."""
+    """Put the recorder for the quantizers and meta for the device, before megatron is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)

@@ -5,7 +5,7 @@
 
 CHECKPOINT is a folder of checkpoints, or of one iteration; FACTS is written, JSON. The model is
 built from the arguments in the checkpoint, and runs this tree's source with its types, without
---data or --text on the validation split of what it was trained on. What the user can mend is
+--data or --text on the validation split of what it was trained on. A user-correctable error is
 written to the file that MQO_FAILURE names.
 """
 
@@ -240,7 +240,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """Up to `size` neighbors of one length."""
+    """Yield up to `size` neighbors of one length."""
     for _, alike in groupby(rows, len):
         while batch := list(islice(alike, size)):
             yield batch

@@ -33,10 +33,13 @@ def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
+    from megatron.quant.record import jsonable
+
     facts = json.loads(coverage.read_text(encoding="utf-8"))
     rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]
     table = {"dtype": facts["dtype"], "seed": SEED, "sites": rows}
-    target.write_text(json.dumps(table, indent=1), encoding="utf-8")
+    text = json.dumps(jsonable(table), indent=1, allow_nan=False)
+    target.write_text(text, encoding="utf-8")
 
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@
 FILE holds a JSON list of prompts; FACTS is written, JSON. The model is built from the arguments in
 the checkpoint and runs this tree's source with its quant types. Keys and values are kept in
 Megatron's static inference context; of its engines one needs CUDA, and the other is to be removed.
-What the user can mend is written to the file that MQO_FAILURE names.
+A user-correctable error is written to the file that MQO_FAILURE names.
 """
 
 import argparse
@@ -131,7 +131,7 @@ class Recomputed:
         self.model, self.args, self.ids = model, args, []
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """As `Cached` has it."""
+        """Return what `Cached` does."""
         self.ids += ids
         return run(self.model, self.args, self.ids, 0)
 

@@ -23,6 +23,7 @@ def main(argv: list[str]) -> None:
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     args = parser().parse_args(argv)
+    from megatron.quant.record import jsonable
     from safetensors import safe_open
 
     with safe_open(args.file, "pt") as file:
@@ -35,7 +36,8 @@ def main(argv: list[str]) -> None:
         if not args.tensor and len(held) == 1:
             chosen = [held[0]["name"]]
         tables = [table(name, file.get_tensor(name), args.axis) for name in chosen]
-    args.target.write_text(json.dumps({"held": held, "tables": tables}), encoding="utf-8")
+    found = jsonable({"held": held, "tables": tables})
+    args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +83,7 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 
 def specs() -> Iterator[Any]:
-    """Every format with every choice of its own: block and scale rule, tensor scale, tile."""
+    """Yield every format with every choice of its own: block and scale rule, tensor scale, tile."""
     from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
 
     for spec in map(QuantSpec, FORMATS):

@@ -55,7 +55,7 @@ reason = "Gives the GEMMs a type."
 
 [[entry]]
 name = "new_engine"
-kind = "sweep"
+kind = "codemod"
 upstream = ">=1,<2"
 reason = "The old engine is gone."
 """
@@ -83,12 +83,12 @@ FILES = (
 )
 """
 
-SWEEP = """
+CODEMOD = """
 import ast
 import re
 
 from mqo.overlay.drift import Place
-from mqo.overlay.sweep import Splice, Sweep
+from mqo.overlay.codemod import Splice, Codemod
 
 
 def uses(source):
@@ -97,7 +97,7 @@ def uses(source):
             yield node
 
 
-SWEEP = Sweep(
+CODEMOD = Codemod(
     roots=("megatron/core/", "megatron/training/"),
     needle=re.compile(rb"old_engine"),
     splices=lambda source: (Splice.over(node.value, "new_engine") for node in uses(source)),
@@ -164,7 +164,7 @@ def make_mini(folder):
     (folder / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
     patches = folder / "patches"
     patches.mkdir()
-    texts = {"series.toml": SERIES, "quant_sites.py": SITES, "new_engine.py": SWEEP}
+    texts = {"series.toml": SERIES, "quant_sites.py": SITES, "new_engine.py": CODEMOD}
     for name, text in texts.items():
         (patches / name).write_text(text, encoding="utf-8")
     return Mini(tree, patches)

@@ -6,20 +6,20 @@ import textwrap
 import types
 
 import pytest
+from mqo.overlay.codemod import apply_codemod
 from mqo.overlay.plan import plan
 from mqo.overlay.rewrite import rewrite
 from mqo.overlay.series import Series
-from mqo.overlay.sweep import sweep_file
 from mqo.project import Project
 
 SERIES = Series.load(Project.here().patches)
 PIN = "0.19.2"
 
 
-def sweep(name, source, path="megatron/core/x.py"):
-    """`source` after the sweep `name`."""
+def codemod(name, source, path="megatron/core/x.py"):
+    """`source` after the codemod `name`."""
     content = source if isinstance(source, bytes) else textwrap.dedent(source).encode()
-    return sweep_file(path, content, SERIES[name].load_sweep(), name).decode()
+    return apply_codemod(path, content, SERIES[name].load_codemod(), name).decode()
 
 
 def sites(name, path, source, version=PIN):

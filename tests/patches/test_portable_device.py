@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from mqo.errors import DriftError
-from mqo.overlay.sweep import sweep_file
+from mqo.overlay.codemod import apply_codemod
 from mqo.project import Project
 
-from .conftest import SERIES, sweep
+from .conftest import SERIES, codemod
 
 FORMS = {
     # torch.cuda, the expression
@@ -94,30 +94,30 @@ def test_a_form_is_rewritten_and_what_it_needs_is_imported(before, after):
     names = {n.id for n in ast.walk(ast.parse(after)) if isinstance(n, ast.Name)}
     needed = ", ".join(sorted(n for n in names if n.startswith("accelerator")))
     imports = f"from megatron.device import {needed}\n" if needed else ""
-    assert sweep("portable_device", f"{before}\n") == f"{imports}{after}\n"
+    assert codemod("portable_device", f"{before}\n") == f"{imports}{after}\n"
 
 
 @pytest.mark.parametrize("before", FORMS)
-def test_a_second_sweep_changes_nothing(before):
-    once = sweep("portable_device", before + "\n")
-    assert sweep("portable_device", once) == once
+def test_a_second_codemod_changes_nothing(before):
+    once = codemod("portable_device", before + "\n")
+    assert codemod("portable_device", once) == once
 
 
 @pytest.mark.parametrize("source", STAYS)
 def test_what_is_no_use_of_the_device_stays(source):
-    assert sweep("portable_device", source + "\n") == source + "\n"
+    assert codemod("portable_device", source + "\n") == source + "\n"
 
 
 def test_the_import_stands_behind_docstring_and_future_imports():
     head = '"""About torch.cuda."""\nfrom __future__ import annotations\n'
-    new = sweep("portable_device", f"{head}\nimport torch\n\ntorch.cuda.init()\n")
+    new = codemod("portable_device", f"{head}\nimport torch\n\ntorch.cuda.init()\n")
     assert new == (
         f"{head}from megatron.device import accelerator\n\nimport torch\n\naccelerator.init()\n"
     )
 
 
 def test_line_ends_of_windows_stay():
-    new = sweep("portable_device", b"import torch\r\ntorch.cuda.init()\r\n")
+    new = codemod("portable_device", b"import torch\r\ntorch.cuda.init()\r\n")
     assert new.count("\r\n") == new.count("\n") == 3
 
 
@@ -132,16 +132,16 @@ def test_line_ends_of_windows_stay():
 )
 def test_a_form_that_the_rule_leaves_is_an_error_that_names_the_place(source):
     with pytest.raises(DriftError, match=r"leaves 1 behind: megatron/core/x\.py:2 "):
-        sweep("portable_device", f"import torch\n{source}\n")
+        codemod("portable_device", f"import torch\n{source}\n")
 
 
 def test_an_f_string_that_speaks_of_the_device_and_uses_it_is_refused():
     with pytest.raises(DriftError, match="2 times as text and 1 times as code"):
-        sweep("portable_device", "f'torch.cuda: {torch.cuda.name}'\n")
+        codemod("portable_device", "f'torch.cuda: {torch.cuda.name}'\n")
 
 
 def test_only_upstreams_packages_are_swept():
-    rule = SERIES["portable_device"].load_sweep()
+    rule = SERIES["portable_device"].load_codemod()
     assert rule.concerns("megatron/training/x.py", b"torch.cuda")
     assert not rule.concerns("megatron/device.py", b"torch.cuda")
     assert not rule.concerns("pretrain_gpt.py", b"torch.cuda")
@@ -150,17 +150,17 @@ def test_only_upstreams_packages_are_swept():
 OTHERS = [f"python3.{minor}" for minor in (11, 12, 13)]
 PROGRAM = """
 import importlib.util, json, sys
-from mqo.overlay.sweep import sweep_file
+from mqo.overlay.codemod import apply_codemod
 spec = importlib.util.spec_from_file_location("patch", sys.argv[1])
 patch = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(patch)
-sweep = lambda text: sweep_file("megatron/core/x.py", text.encode(), patch.SWEEP, "x").decode()
-print(json.dumps([sweep(text) for text in json.load(sys.stdin)]))
+rewritten = lambda text: apply_codemod("core/x.py", text.encode(), patch.CODEMOD, "x").decode()
+print(json.dumps([rewritten(text) for text in json.load(sys.stdin)]))
 """
 
 
 @pytest.mark.parametrize("python", OTHERS)
-def test_every_python_sweeps_alike(python, monkeypatch):
+def test_every_python_gives_the_same_source(python, monkeypatch):
     if python == f"python{sys.version_info.major}.{sys.version_info.minor}":
         pytest.skip("this is the Python that runs the tests")
     program = shutil.which(python)
@@ -174,26 +174,26 @@ def test_every_python_sweeps_alike(python, monkeypatch):
     done = subprocess.run(
         command, input=json.dumps(sources), capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == [sweep("portable_device", source) for source in sources]
+    assert json.loads(done.stdout) == [codemod("portable_device", source) for source in sources]
 
 
 # -- the real source ---------------------------------------------------------------------------
 
 
-def test_sweeping_the_patched_tree_again_changes_nothing(vendored):
-    rule = SERIES["portable_device"].load_sweep()
+def test_the_codemod_changes_nothing_in_the_patched_tree(vendored):
+    rule = SERIES["portable_device"].load_codemod()
     touched = vendored.manifest().touched_by("portable_device")
     assert len(touched) > 50
     for path in touched:
         content = vendored.read(path)
-        assert sweep_file(path, content, rule, "again") == content
+        assert apply_codemod(path, content, rule, "again") == content
 
 
-def test_no_other_file_of_the_tree_needs_the_sweep(vendored):
-    rule = SERIES["portable_device"].load_sweep()
+def test_no_other_file_of_the_tree_needs_the_codemod(vendored):
+    rule = SERIES["portable_device"].load_codemod()
     touched = set(vendored.manifest().touched_by("portable_device"))
     for path in vendored.upstream().files:
         if path.endswith(".py") and path not in touched:
             content = vendored.read(path)
             if rule.concerns(path, content):
-                assert sweep_file(path, content, rule, "again") == content
+                assert apply_codemod(path, content, rule, "again") == content

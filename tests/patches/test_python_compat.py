@@ -3,9 +3,9 @@ import sys
 
 import pytest
 from mqo.errors import DriftError
-from mqo.overlay.sweep import Source
+from mqo.overlay.codemod import Source
 
-from .conftest import SERIES, sweep
+from .conftest import SERIES, codemod
 
 FORMS = {
     "from typing import override": "from typing_extensions import override",
@@ -49,16 +49,16 @@ STAYS = [
 
 @pytest.mark.parametrize(("before", "after"), FORMS.items())
 def test_an_import_is_moved(before, after):
-    assert sweep("python_compat", before + "\n") == after + "\n"
+    assert codemod("python_compat", before + "\n") == after + "\n"
 
 
 @pytest.mark.parametrize("source", [*STAYS, *FORMS.values()])
 def test_what_imports_anywhere_stays(source):
-    assert sweep("python_compat", source + "\n") == source + "\n"
+    assert codemod("python_compat", source + "\n") == source + "\n"
 
 
 def test_line_ends_of_windows_stay():
-    new = sweep("python_compat", b"from typing import Any, override\r\n")
+    new = codemod("python_compat", b"from typing import Any, override\r\n")
     assert new == "from typing import Any\r\nfrom typing_extensions import override\r\n"
 
 
@@ -70,7 +70,7 @@ def test_an_import_of_triton_that_the_facade_does_not_bring_is_an_error(source):
     with pytest.raises(
         DriftError, match=r"leaves 1 behind: .*x\.py:1 an unguarded import of triton"
     ):
-        sweep("python_compat", source + "\n")
+        codemod("python_compat", source + "\n")
 
 
 def test_the_moved_names_import_here():
@@ -80,7 +80,7 @@ def test_the_moved_names_import_here():
 
 
 def test_every_import_from_typing_in_the_tree_exists_in_this_python(vendored):
-    rule = SERIES["python_compat"].load_sweep()
+    rule = SERIES["python_compat"].load_codemod()
     for path in vendored.manifest().touched_by("python_compat"):
         for node in Source(vendored.read(path), rule.needle).walk():
             if isinstance(node, ast.ImportFrom) and node.module == "typing":

@@ -1,4 +1,4 @@
-"""The command line: thin commands on the library.
+"""The command line of `mqo`: each command calls the library.
 
 Libraries are imported inside the commands: `mqo --help` and the read-only commands start fast.
 """
@@ -29,9 +29,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-matrix = typer.Typer(help="The matrix of pretrain scripts.", no_args_is_help=True)
+matrix = typer.Typer(help="Write the training scripts, and list the names.", no_args_is_help=True)
 app.add_typer(matrix, name="matrix")
-convert = typer.Typer(help="Weights from and to Hugging Face's format.", no_args_is_help=True)
+convert = typer.Typer(
+    help="Convert weights from and to Hugging Face's format.", no_args_is_help=True
+)
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 cli.register(app)
@@ -65,7 +67,7 @@ def main() -> None:
 
 @app.command()
 def setup() -> None:
-    """Bring about what is missing: the vendored tree, the patches, the sample data."""
+    """Prepare what is missing: the vendored tree, the patches, the sample data."""
     from mqo.data.prepare import prepare
     from mqo.launch.prepare import ready_tree
     from mqo.matrix import tables
@@ -92,16 +94,17 @@ def doctor(as_json: JsonOption = False, tree: cli.TreeOption = None) -> None:
 
 @app.command()
 def stats(
-    file: Annotated[Path, typer.Argument(help="A file of safetensors: a run's dumps/, or any.")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, such as a run's dumps/ hold.")],
     tensor: Annotated[
-        list[str] | None, typer.Option(help="Which tensors, by name or pattern; repeatable.")
+        list[str] | None, typer.Option(help="A tensor to measure, by name or pattern; repeatable.")
     ] = None,
     axis: Annotated[
-        int | None, typer.Option(help="Of mx blocks; a dumped operand's own, else the last one.")
+        int | None,
+        typer.Option(help="Axis of MX blocks; default: a dumped operand's own, else the last."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Table how well every format, block and scale rule holds a saved tensor."""
+    """Show how well each format, block and scale rule represents a saved tensor."""
     from mqo.report.stats import lines, measure
 
     found = measure(Project.here().tree, file, tensor or (), axis)
@@ -110,8 +113,10 @@ def stats(
 
 @app.command()
 def plot(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; the newest one.")] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A .png, .svg or .pdf.")] = Path(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; default: the newest.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="A .png, .svg or .pdf to write.")] = Path(
         "loss.png"
     ),
 ) -> None:
@@ -126,9 +131,9 @@ def plot(
 
 @app.command()
 def rerun(
-    run: Annotated[Path | None, typer.Argument(help="A run folder; the newest one.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="A run folder; by default the newest.")] = None,
     allow_versions: Annotated[
-        bool, typer.Option("--allow-versions", help="Try with other packages, too.")
+        bool, typer.Option("--allow-versions", help="Allow other versions of packages.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -148,10 +153,10 @@ def rerun(
 
 @app.command()
 def coverage(
-    model: Annotated[str, typer.Option(help="A model of the matrix.")],
+    model: Annotated[str, typer.Option(help="A model.")],
     mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")],
-    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
-    training_config: Annotated[str, typer.Option(help="Gives the sizes.")] = "standard",
+    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
+    training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
@@ -172,8 +177,8 @@ def coverage(
 
 @convert.command()
 def hf_to_megatron(
-    source: Annotated[Path, typer.Argument(help="A folder: config.json and safetensors.")],
-    target: Annotated[Path, typer.Argument(help="A new folder, the checkpoint.")],
+    source: Annotated[Path, typer.Argument(help="A folder with config.json and safetensors.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for the checkpoint.")],
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
 ) -> None:
@@ -186,10 +191,10 @@ def hf_to_megatron(
 
 @convert.command()
 def megatron_to_hf(
-    source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest weights.")],
+    source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest are taken.")],
     target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer's folder; by default the training's.")
+        Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Rows to keep; by default the tokenizer's tokens.")

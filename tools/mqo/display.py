@@ -40,7 +40,7 @@ class Display:
 
     @classmethod
     def on(cls, stream: TextIO) -> Display:
-        """A display on stdout or stderr, with the live line where that is a terminal."""
+        """Return a display on stdout or stderr, with the live line where that is a terminal."""
 
         def say(line: str) -> None:
             print(line, file=stream, flush=True)
@@ -53,7 +53,7 @@ class Display:
 
     @classmethod
     def of(cls, say: Say) -> Display:
-        """`say` itself where it is a display; else one that says a line a minute."""
+        """Return `say` itself where it is a display; else one that says a line a minute."""
         return say if isinstance(say, Display) else cls(say)
 
     def __call__(self, line: str) -> None:
@@ -80,7 +80,7 @@ class Display:
 
     @contextmanager
     def live(self) -> Iterator[Display]:
-        """Around the work, for the live line, which goes away with the block."""
+        """Show the live line while the work runs."""
         self._shown = self._now()
         if self._console is None or self._live:
             yield self
@@ -118,7 +118,7 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """Growth a second; None before there are two counts."""
+        """Return growth a second; None before there are two counts."""
         if not self._seen:
             return None
         (start, first), (end, last) = self._seen[0], self._seen[-1]
@@ -163,5 +163,5 @@ def facts(*parts: str, per_s: float | None = None, left: float | None = None) ->
 
 
 def stderr() -> Display:
-    """The display of commands whose stdout is their result."""
+    """Return the display of commands whose stdout is their result."""
     return Display.on(sys.stderr)

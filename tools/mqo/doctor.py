@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def needs_action(self) -> bool:
-        """Whether somebody should do something about it."""
+        """Return whether somebody should do something about it."""
         return self.state == "warning" or (self.required and self.state == "missing")
 
 
@@ -57,7 +57,7 @@ class Diagnosis:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing needs action."""
+        """Return whether nothing needs action."""
         return not any(finding.needs_action for finding in self.findings)
 
 
@@ -107,7 +107,7 @@ def examine(project: Project, tree: Tree) -> Diagnosis:
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """The report for a reader, wrapped to 80 columns; paths are never broken."""
+    """Yield the report for a reader, wrapped to 80 columns; paths are never broken."""
     wide = max(len(finding.what) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
         label = f"{finding.state:7}  {finding.what:{wide}}  "
@@ -153,7 +153,7 @@ def _megatron(project: Project, tree: Tree) -> Finding:
 
 
 def _installed_megatron() -> Iterator[Finding]:
-    """A second Megatron, which the tree's own must not be mixed with."""
+    """Report a second Megatron, which the tree's own must not be mixed with."""
     if version := _version("megatron-core"):
         cost = (
             "a module that the tree lacks would silently come from there; "
@@ -175,7 +175,7 @@ def _package(piece: Piece, *, required: bool = False) -> Finding:
 
 
 def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -> Finding:
-    """A package of no use on a CPU; `fault_in` its folder is what was found, and what it costs."""
+    """Report a package that only GPUs use; `fault_in` returns its fault, and what that costs."""
     finding, folder = _package(piece), _folder(piece.module)
     if folder and not detect().has_cuda:
         return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
@@ -185,7 +185,7 @@ def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -
 
 
 def _engine_fault(folder: Path) -> tuple[str, str] | None:
-    """Without its compiled library, as `pip install transformer-engine` leaves it, it raises."""
+    """Look for its compiled library, which `pip install transformer-engine` does not install."""
     places = (folder.parent, folder, folder / "wheel_lib")
     if any(any(place.glob("libtransformer_engine*")) for place in places):
         return None
@@ -196,7 +196,7 @@ def _engine_fault(folder: Path) -> tuple[str, str] | None:
 
 
 def _apex_fault(folder: Path) -> tuple[str, str] | None:
-    """NVIDIA's has `apex.normalization`; the package of that name on PyPI is something else.
+    """Look for NVIDIA's `apex.normalization`; PyPI has another package of that name.
 
     Its FusedAdam is taken wherever it imports, and fails without the compiled part, `amp_C`.
     """
@@ -213,7 +213,7 @@ def _apex_fault(folder: Path) -> tuple[str, str] | None:
 
 
 def _disk(folder: Path) -> Finding:
-    """Where runs go, or will go."""
+    """Return where runs go, or will go."""
     folder = nearest(folder)
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.0f} GiB free at {folder}"
@@ -224,7 +224,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _memory() -> Finding:
-    """The machine's, or as much of it as this container may use."""
+    """Return the machine's memory, or what this container may use of it."""
     memory = psutil.virtual_memory()
     total = min(memory.total, _container_limit() or memory.total)
     free = min(memory.available, total) / GIB
@@ -236,7 +236,7 @@ def _memory() -> Finding:
 
 
 def _container_limit() -> int | None:
-    """Bytes that the container's control group allows; None without a limit."""
+    """Return bytes that the container's control group allows; None without a limit."""
     try:
         return int(CGROUP_LIMIT.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such file, or "max"
@@ -251,6 +251,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _folder(module: str) -> Path | None:
-    """Where a package's source lies; a folder without `__init__.py` is none."""
+    """Return where a package's source lies; a folder without `__init__.py` is none."""
     spec = importlib.util.find_spec(module)
     return Path(spec.origin).parent if spec and spec.origin else None

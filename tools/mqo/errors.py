@@ -28,7 +28,7 @@ class MqoError(Exception):
         super().__init__(" ".join(parts))
 
     def as_table(self) -> dict[str, str]:
-        """For JSON."""
+        """Return the error for JSON."""
         kind = type(self).__name__
         return {"type": kind, "text": str(self), "detail": self.detail}
 

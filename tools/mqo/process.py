@@ -40,7 +40,7 @@ _stops = _Stops()
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Around a whole command: a stop signal ends it cleanly, with exit code 128 + the signal."""
+    """End a whole command cleanly at a stop signal, with exit code 128 + the signal."""
     with stops_raise():
         try:
             yield
@@ -50,7 +50,7 @@ def command() -> Iterator[None]:
 
 @contextmanager
 def stops_raise() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
+    """Have Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
 
     SIGINT raises KeyboardInterrupt, the others SystemExit. A signal that is ignored, as `nohup`
     has it, stays ignored. Does nothing inside another such block, or outside the main thread.
@@ -83,7 +83,7 @@ def _stop(signum: int, frame: object) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Inside, a stop signal waits for the end of the block: what it does is done completely."""
+    """Hold stop signals back until the end of the block, so that it is done completely."""
     _stops.held += 1
     try:
         yield
@@ -165,7 +165,7 @@ class Leaving:
         self.was_asked = False
 
     def watch(self, process: subprocess.Popen, *, is_worker: bool) -> None:
-        """From now on, pass SAVE on to `process`, or where that is torchrun, to its workers.
+        """Pass SAVE on to `process`, or where that is torchrun, to its workers.
 
         They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
         gets nothing: it would kill them after half a minute.
@@ -220,7 +220,7 @@ def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
 
 
 def _below(process: subprocess.Popen) -> list[Any]:
-    """Every descendant of the process."""
+    """Return every descendant of the process."""
     try:
         import psutil
     except ImportError:  # quant_type_modifier.py may run on the standard library alone

@@ -25,42 +25,42 @@ class Project:
 
     @classmethod
     def here(cls, runs: Path | None = None) -> Project:
-        """The checkout that this very file belongs to (the package is installed editable)."""
+        """Return the checkout that this file belongs to (the package is installed editable)."""
         return cls(Path(__file__).resolve().parents[2], runs and runs.resolve())
 
     @property
     def tree(self) -> Path:
-        """The vendored Megatron tree, shared by all runs and changed by none."""
+        """Return the vendored Megatron tree, shared by all runs and changed by none."""
         return self.root / "Megatron-LM"
 
     @property
     def upstream_pin(self) -> Path:
-        """The file that pins upstream's version and wheel hashes."""
+        """Return the file that pins upstream's version and wheel hashes."""
         return self.tree / "UPSTREAM.toml"
 
     @property
     def patches(self) -> Path:
-        """The patch series."""
+        """Return the patch series."""
         return self.root / "patches"
 
     @property
     def runs(self) -> Path:
-        """One folder a run."""
+        """Return the folder that holds one folder per run."""
         return self.chosen_runs or self._writable("runs", "XDG_DATA_HOME", ".local/share")
 
     @property
     def data(self) -> Path:
-        """Prepared datasets: text, tokenizer, index."""
+        """Return the folder of prepared datasets: text, tokenizer, index."""
         return self.root / "data"
 
     @property
     def own_data(self) -> Path:
-        """Where datasets are prepared that `data` lacks."""
+        """Return where datasets are prepared that `data` lacks."""
         return self._writable("data", "XDG_DATA_HOME", ".local/share")
 
     @property
     def cache(self) -> Path:
-        """Downloads, and the indices of datasets: safe to delete at any time."""
+        """Return the folder of downloads and dataset indices, safe to delete at any time."""
         return self._writable(".cache", "XDG_CACHE_HOME", ".cache")
 
     def _writable(self, name: str, variable: str, default: str) -> Path:
@@ -75,7 +75,7 @@ class Project:
         return Path(base) / "mqo" / name.lstrip(".")
 
     def compiled(self) -> dict[str, str]:
-        """The variable that says where torch keeps what it compiles, unless the user has set it.
+        """Return the variable for where torch keeps what it compiles, unless the user has set it.
 
         torch's own default is in the temporary folder, which our programs have one each of.
         """

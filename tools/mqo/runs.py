@@ -24,7 +24,7 @@ class RunFolder(load("run.files").RunFiles):
         return table if "experiment" in table else _parts(table)
 
     def read_metrics(self) -> Mapping[str, Series]:
-        """{metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
+        """Return {metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
 
         A last line cut short by a killed run does not count.
         """
@@ -69,7 +69,7 @@ def _parts(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_losses(metrics: Mapping[str, Series]) -> Series:
-    """What a run was trained on, step by step; empty where it recorded nothing.
+    """Return what a run was trained on, step by step; empty where it recorded nothing.
 
     A student that learns from its teacher alone has no loss on its text.
     """
@@ -77,7 +77,7 @@ def training_losses(metrics: Mapping[str, Series]) -> Series:
 
 
 def last_of_each_step(series: Series) -> Series:
-    """One value for each step, the last one that was recorded, in the order of the steps.
+    """Return one value for each step, the last one that was recorded, in the order of the steps.
 
     Upstream validates again when the training is done, on the batches that follow: the last step
     has two validation losses where it is also a step of --eval-interval, and the final one counts.
@@ -86,7 +86,7 @@ def last_of_each_step(series: Series) -> Series:
 
 
 def checkpoints_of(path: Path) -> Path:
-    """The folder of checkpoints that `path` means: where that run saved, or `path` itself."""
+    """Return the folder of checkpoints that `path` means: where a run saved, or `path` itself."""
     run = RunFolder(path.resolve())
     if run.config.is_file():
         given = run.read_config()["experiment"].get("checkpoint")
@@ -111,7 +111,7 @@ class MetricsTail:
         self.path, self.read = path, 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The new rows, whole ones alone; none while there is no file."""
+        """Yield the new rows, whole ones alone; none while there is no file."""
         if not self.path.exists() or self.path.stat().st_size <= self.read:
             return
         with self.path.open("rb") as lines:
@@ -124,7 +124,7 @@ class MetricsTail:
 
 
 def latest(runs: Path) -> RunFolder:
-    """The newest run that recorded metrics; RunError when there is none."""
+    """Return the newest run that recorded metrics; RunError when there is none."""
     for run in map(RunFolder, sorted(runs.glob("*"), reverse=True)):
         if run.metrics.exists():
             return run

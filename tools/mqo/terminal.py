@@ -60,17 +60,17 @@ def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> N
     table = {"schema": SCHEMA, "command": command}
     if outcome is not None:
         table |= {"outcome": type(outcome).__name__, **asdict(outcome)}
-    print(json.dumps(plain(table | more), indent=1, allow_nan=False))
+    print(json.dumps(jsonable(table | more), indent=1, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Return `value` as JSON can hold it: texts for what JSON has no form for, such as NaN."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: jsonable(one) for key, one in value.items()}
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return [plain(one) for one in value] if isinstance(value, Iterable) else str(value)
+    return [jsonable(one) for one in value] if isinstance(value, Iterable) else str(value)

@@ -186,9 +186,9 @@ def say(title: str, lines: list[str]) -> None:
     every = gathered(lines)
     if distributed.get_rank() == 0:
         print(f"\n{title}")
-        alike = all(told == lines for told in every)
-        for rank, told in [("each", lines)] if alike else enumerate(every):
-            who = "each rank" if alike else f"rank {rank}"
+        equal = all(told == lines for told in every)
+        for rank, told in [("each", lines)] if equal else enumerate(every):
+            who = "each rank" if equal else f"rank {rank}"
             for number, line in enumerate(told):
                 print(f"  {who if number == 0 else '':9}  {line}")
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class InferenceError(RuntimeError):
-    """What the user can mend.
+    """A user-correctable error.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence. `facts` are the
     three, for who words it otherwise.

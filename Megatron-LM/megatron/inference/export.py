@@ -149,7 +149,7 @@ def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
     class Exporter(GPTModelExporter):
-        """Cuts the rows of a fused layer's weight and of its scales alike."""
+        """Cut the same rows of a fused layer's weight and of its scales."""
 
         def _name_remapping(self, module: Any, prefix: str, **rest: Any) -> None:
             if isinstance(module, Tensor) or scales.get_quantization_format(module) is None:

@@ -47,7 +47,7 @@ PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_fo
 def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> None:
     """Write what `work` gives as JSON to `target`, or leave with its error.
 
-    What the user can mend is written to the file that MQO_FAILURE names.
+    A user-correctable error is written to the file that MQO_FAILURE names.
     """
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     try:
@@ -133,7 +133,7 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
 
 @contextmanager
 def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
-    """Around a forward pass: the guard holds the first one to the types that quant.toml asks for.
+    """Have the guard hold the first forward pass to the types that quant.toml asks for.
 
     Raises:
         GuardError: a site does not run as asked.

@@ -252,7 +252,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | None) -> list[int]:
-    """At most `count` tokens behind `prompt`, the likeliest each time; `end` is the last one.
+    """Return at most `count` tokens after `prompt`, each the most likely; `end` is the last one.
 
     Without a cache: everything is computed anew for each token.
     """

@@ -1,7 +1,9 @@
 """What the quantizer counts and measures of its own work, by site, layer, operand and type."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,3 +180,12 @@ def _add(one: QuantRecord, two: QuantRecord) -> QuantRecord:
         signal=one.signal + two.signal,
         noise=one.noise + two.noise,
     )
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` as JSON can hold it: NaN and infinity, also within, as text."""
+    if isinstance(value, dict):
+        return {key: jsonable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [jsonable(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

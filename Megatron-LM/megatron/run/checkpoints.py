@@ -32,7 +32,7 @@ Fault = Callable[[Path], str | None]
 
 
 def before_load(args: Namespace, load_arg: str = "load") -> None:
-    """Before a checkpoint is read: take the newest whole one, and no foreign one. A collective.
+    """Take the newest whole checkpoint before one is read, and no foreign one. A collective.
 
     Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
     whole one before it, and that is said. There is no choice where the user made it, and without
@@ -163,7 +163,7 @@ def _is_own(args: Namespace, folder: Path) -> bool:
 
 
 def before_save(args: Namespace, iteration: int) -> None:
-    """Before an iteration is saved: clear what a killed run left of the same one."""
+    """Clear what a killed run left of an iteration before it is saved."""
     global _saved, _begun
     _begun = _path(Path(args.save), iteration) if args.save else None
     if rank() == 0 and args.save:

@@ -35,7 +35,7 @@ class GuardError(RuntimeError):
 
 
 def before_model(args: Namespace) -> None:
-    """Before the model is built: end a run whose arguments alone keep a type from being quantized.
+    """End a run before its model is built, if arguments alone keep a type from being quantized.
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
 
@@ -50,7 +50,7 @@ def before_model(args: Namespace) -> None:
 
 
 def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
-    """Before the process's first training step: end a run that cannot quantize as asked.
+    """End a run that cannot quantize as asked, before the process's first training step.
 
     `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
     `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every

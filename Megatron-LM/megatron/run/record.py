@@ -1,7 +1,6 @@
 """metrics.jsonl, quant_stats.json, device.json, failure.txt: what a run writes of itself."""
 
 import json
-import math
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any
 from megatron.device import HAS_CUDA, accelerator
 from megatron.quant import FiniteError, QuantRecord
 from megatron.quant.config import current
+from megatron.quant.record import jsonable
 
 from . import disk, guard, observe, unpickle
 from .checkpoints import keep_last
@@ -22,7 +22,7 @@ from .ranks import all_ranks, rank
 
 @contextmanager
 def recorded(writer: Any) -> Iterator[None]:
-    """Around a training run: metrics as they come, the quantizers' records at the end.
+    """Write a training run's metrics as they come, and the quantizers' records at the end.
 
     `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
     given is written to metrics.jsonl, too. The text of the first failure of any rank is left in
@@ -87,8 +87,7 @@ def _leave(path: Path, error: BaseException) -> None:
 def write_stats(path: Path, records: list[QuantRecord]) -> None:
     """Per site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
     rows = [asdict(record) | {"sqnr_db": record.sqnr_db} for record in records]
-    plain = [{name: number(value) for name, value in row.items()} for row in rows]
-    path.write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
+    path.write_text(json.dumps(jsonable(rows), indent=1, allow_nan=False), encoding="utf-8")
 
 
 def _copy_scalars(writer: Any, path: Path) -> None:
@@ -101,13 +100,8 @@ def _copy_scalars(writer: Any, path: Path) -> None:
     def add(tag: str, value: Any, iteration: int, *args: Any, **kwargs: Any) -> None:
         add_scalar(tag, value, iteration, *args, **kwargs)
         if not tag.endswith(" vs samples"):
-            row = {"iteration": int(iteration), "name": tag, "value": number(float(value))}
+            row = {"iteration": int(iteration), "name": tag, "value": jsonable(float(value))}
             with path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
 
     writer.add_scalar = add
-
-
-def number(value: object) -> object:
-    """JSON has no NaN and no infinity: those are written as text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ _compile, _getsource = torch.compile, inspect.getsource
 
 
 def compile_late() -> None:
-    """From now on, have torch.compile compile a function when that is called, on a CPU.
+    """Have torch.compile compile a function when that is called, on a CPU.
 
     It imports its compiler at once, which takes a second: upstream decorates a method that only
     inference uses. With CUDA, where upstream compiles more, nothing changes.
@@ -39,7 +39,7 @@ def _late(model: Callable | None = None, **options: Any) -> Callable:
 
 @contextmanager
 def quick_sources() -> Iterator[None]:
-    """Inside, inspect.getsource parses the file of a class once, not once for each of its classes.
+    """Have inspect.getsource parse a file once, not once for each of its classes.
 
     Upstream asks for the sources of thirty classes, whose docstrings are its options' help.
     """

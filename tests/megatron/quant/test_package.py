@@ -9,8 +9,8 @@ from megatron import quant
 
 FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-# What the fast implementations compile with, and numpy, which numba requires; they are imported only
-# where that is installed.
+# What the fast implementations compile with, and numpy, which numba requires; they are imported
+# only where that is installed.
 COMPILERS = {"cpu": {"numba", "llvmlite", "numpy"}, "gpu": {"triton"}}
 
 

@@ -78,7 +78,7 @@ def test_one_that_is_gone_is_damaged(folder):
 
 
 @pytest.mark.parametrize("text", ["", "4x", "-3"])
-def test_an_unreadable_tracker_is_mended(folder, text):
+def test_an_unreadable_tracker_is_rewritten(folder, text):
     made = folder(2, 4, 6, tracker=text)
     found, why = choose(made, damaged(6))
     assert found == 4

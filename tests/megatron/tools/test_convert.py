@@ -199,7 +199,7 @@ def tensors(folder):
 
 
 def differing(folder, other):
-    """Names of the tensors that two folders do not have alike, dtype included."""
+    """Names of the tensors that differ between two folders, dtype included."""
     first, second = tensors(folder), tensors(other)
     assert first
     return [

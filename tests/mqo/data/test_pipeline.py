@@ -245,9 +245,9 @@ def test_a_tokenizer_without_an_end_of_document_is_refused(make, meter):
 
 def test_a_second_process_is_refused(make, meter):
     job = make()
-    with pair.Pairs(job.prefix, job.keys, "of the first", 2):
-        with pytest.raises(DataError, match=r"Another process is writing .*mine"):
-            index(job, 1, meter)
+    refused = pytest.raises(DataError, match=r"Another process is writing .*mine")
+    with pair.Pairs(job.prefix, job.keys, "of the first", 2), refused:
+        index(job, 1, meter)
     index(job, 1, meter)
 
 

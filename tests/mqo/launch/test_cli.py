@@ -82,9 +82,7 @@ def test_a_missing_name_says_how_to_see_them_all():
 
 def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
     for flag in ("--seq-length", "--mod"):  # no abbreviation: Megatron has a thousand flags
-        with pytest.raises(
-            MqoError, match=rf"arguments: {flag}.*Megatron's own flags stand behind"
-        ):
+        with pytest.raises(MqoError, match=rf"arguments: {flag}.*Megatron's own flags go after"):
             cell(flag, "7")
 
 

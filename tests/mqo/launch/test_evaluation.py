@@ -161,7 +161,7 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
     text = lines([loss(6.25), loss(6.5, "FA_linear_mxfp8"), loss(800.0, name="two")])
     assert text[0] == "one, iteration 160"
     assert text[2] == "8,192 tokens in windows of 256, float32"
-    assert text[4].split() == ["bf16", "6.2500", "518.01"]
+    assert text[4].split() == ["bf16", "(unquantized)", "6.2500", "518.01"]
     assert text[5].split() == ["FA_linear_mxfp8", "6.5000", "665.14", "+0.2500"]
     assert text[6:8] == ["", "two, iteration 160"]
     assert text[-1].split()[-1] == "inf"
@@ -171,7 +171,7 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
 
 
 def test_the_command_prints_json(tree, run, monkeypatch, capsys):
-    words = ["eval", str(run), "--modes", "bf16,FA_mx*", "--tree", str(tree.root), "--json"]
+    words = ["eval", str(run), "--modes", "bf16,FA_mxfp?", "--tree", str(tree.root), "--json"]
     monkeypatch.setattr(sys, "argv", ["mqo", *words])
     with pytest.raises(SystemExit) as left:
         cli.main()

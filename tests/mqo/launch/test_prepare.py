@@ -124,7 +124,7 @@ def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):
         ({"teacher": tmp_path}, "no checkpoint of a teacher in .*Give the run a CHECKPOINT"),
         ({"teacher": trained, "distillation_config": gone}, r"configuration .*gone\.yaml"),
         ({"distillation_config": gone}, "Expected: --teacher"),
-        ({"teacher": trained, "megatron": tmp_path}, "no program that distils"),
+        ({"teacher": trained, "megatron": tmp_path}, "no program that distills"),
     ):
         with pytest.raises(DataError, match=says):
             check_config(cell(**given))

@@ -17,7 +17,7 @@ from mqo.overlay.vendor import Pin
 from mqo.overlay.verify.release import verify
 from mqo.project import Project
 
-from ..conftest import SERIES, SWEEP
+from ..conftest import CODEMOD, SERIES
 
 
 def wheel(files, *, record=None, extra=()):
@@ -165,7 +165,7 @@ def trial(tmp_path, monkeypatch):
     texts = {
         "patches/series.toml": SERIES,
         "patches/quant_sites.py": SITE_PATCH,
-        "patches/new_engine.py": SWEEP,
+        "patches/new_engine.py": CODEMOD,
         "Megatron-LM/megatron/ours.py": "def operands(*args): ...\n",
         "Megatron-LM/tools/verify_forward.py": PROGRAM,
     }

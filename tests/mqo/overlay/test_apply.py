@@ -374,7 +374,7 @@ def test_apply_then_restore_is_the_identity_on_any_source(
     tree = materialize(tmp_path_factory.mktemp("any"), files)
     apply(tree, mini.series)
     for path in ("megatron/core/gadget.py", "megatron/training/loop.py"):
-        mended = tree.read(path).replace(b"new_engine", b"old_engine")
-        assert mended == files[path]
+        undone = tree.read(path).replace(b"new_engine", b"old_engine")
+        assert undone == files[path]
     restore(tree, mini.series)
     assert {path: tree.read(path) for path in files} == files

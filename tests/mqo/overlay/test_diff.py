@@ -114,7 +114,7 @@ def test_a_deleted_file_is_a_local_change(patched):
 # -- the report --------------------------------------------------------------------------------
 
 
-def test_the_report_shows_sites_in_full_and_sweeps_as_counts(patched):
+def test_the_report_shows_sites_in_full_and_codemods_as_counts(patched):
     text = report(patched)
     assert "# quant_sites (site): Gives the GEMMs a type." in text
     assert "+        custom_quant_type = 'none'" in text
@@ -123,7 +123,7 @@ def test_the_report_shows_sites_in_full_and_sweeps_as_counts(patched):
     assert "#   megatron/ours.py  +1 -0" in text
 
 
-def test_a_sweep_is_shown_in_full_when_asked_for(patched):
+def test_a_codemod_is_shown_in_full_when_asked_for(patched):
     assert "+start = new_engine.start" in report(patched, form="full")
 
 
@@ -142,7 +142,7 @@ def test_a_named_entry_is_shown_alone(patched):
 def test_local_changes_come_last(patched):
     set_type(patched)
     text = report(patched)
-    assert text.index("# changed since the series") > text.index("# new_engine (sweep)")
+    assert text.index("# changed since the series") > text.index("# new_engine (codemod)")
     assert text.index("+        custom_quant_type = 'mxfp8'") > text.index("# changed since")
 
 

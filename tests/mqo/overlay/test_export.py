@@ -17,7 +17,7 @@ LAYERS = "megatron/core/layers.py"
 LATIN = b"# coding: latin-1\n# caf\xe9\x0c\n" + FILES[LAYERS]  # a file that a site patch edits
 OURS = b'"""Ours."""\r\n\x0c\n\ndef operands(*args): ...  # caf\xe9, no line end'
 USE = "import old_engine\nstart = old_engine.start('é')\n"
-# Sources of every kind, all of which the sweep changes.
+# Sources of every kind, all of which the codemod changes.
 KINDS = {
     "lines": USE.encode(),
     "crlf": USE.replace("\n", "\r\n").encode(),

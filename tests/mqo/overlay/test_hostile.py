@@ -369,7 +369,7 @@ def test_a_journal_cut_short(mqo, patched, tmp_path, words):
     assert contents(tmp_path) == before
 
 
-def test_a_damaged_object_is_mended_by_vendoring_afresh(mqo, patched, vendor):
+def test_vendoring_afresh_replaces_a_damaged_object(mqo, patched, vendor):
     digest = patched.tree.manifest().files[LAYERS].pristine
     (patched.tree.store / "objects" / digest).write_bytes(b"damaged")
     before = contents(patched.tree.root)

@@ -7,7 +7,7 @@ from mqo.overlay.records import AppliedEntry, Manifest, PatchedFile, Upstream
 
 MANIFEST = Manifest(
     "1.2.3",
-    (AppliedEntry("a", "site", "d1"), AppliedEntry("b", "sweep", "d2")),
+    (AppliedEntry("a", "site", "d1"), AppliedEntry("b", "codemod", "d2")),
     {
         "y.py": PatchedFile("p", (("a", "1"), ("b", "2")), 0o644),
         "x.py": PatchedFile(None, (("b", "3"),), 0o755),

@@ -1,8 +1,8 @@
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
+from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import FileEdits
 from mqo.overlay.series import Series
-from mqo.overlay.sweep import Sweep
 from mqo.project import Project
 
 
@@ -16,7 +16,7 @@ def test_entries_come_in_the_order_of_the_file(series):
 
 
 def test_an_entry_is_found_by_name(series):
-    assert series["new_engine"].kind == "sweep"
+    assert series["new_engine"].kind == "codemod"
 
 
 def test_an_unknown_name_lists_the_valid_ones(series):
@@ -60,7 +60,7 @@ def test_every_entry_of_the_repository_loads_and_says_why():
         assert entry.reason.endswith(".")
         if entry.kind == "site":
             assert all(isinstance(file, FileEdits) for file in entry.load_edits())
-        elif entry.kind == "sweep":
-            assert isinstance(entry.load_sweep(), Sweep)
+        elif entry.kind == "codemod":
+            assert isinstance(entry.load_codemod(), Codemod)
         else:
             assert all((Project.here().tree / file).exists() for file in entry.files)

@@ -16,10 +16,11 @@ from mqo import cli
 from mqo.overlay import pin as pins
 from mqo.overlay.pin import Pin
 from mqo.overlay.series import Series
+from mqo.overlay.status import status
 from mqo.overlay.tree import sha256
 from mqo.project import Project
 
-from ..conftest import FILES, SERIES, SITES, SWEEP, MiniProject, contents, make_mini, refused
+from ..conftest import CODEMOD, FILES, SERIES, SITES, MiniProject, contents, make_mini, refused
 from .conftest import wheel
 
 WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
@@ -81,10 +82,10 @@ TABLES = {
     "no entries": ("schema = 1\n", "no key 'entry'"),
     "entry": ("schema = 1\nentry = 3\n", "entry = 3", "a list"),
     "entries": ("schema = 1\nentry = [3]\n", "a table"),
-    "kind": (SERIES.replace('"sweep"', '"magic"'), "'new_engine'", "'magic'", "'sweep'"),
+    "kind": (SERIES.replace('"codemod"', '"magic"'), "'new_engine'", "'magic'", "'codemod'"),
     "key": (SERIES.replace("reason =", "reasons =", 1), "unknown key 'reasons'", "requires"),
     "top key": ("suported = ''\n" + SERIES, "unknown key 'suported'", "supported"),
-    "no key": (SERIES.replace('kind = "sweep"\n', ""), "no key 'kind'"),
+    "no key": (SERIES.replace('kind = "codemod"\n', ""), "no key 'kind'"),
     "type": (SERIES.replace('["megatron/ours.py"]', '"megatron/ours.py"'), "files =", "a list"),
     "row type": (SERIES.replace('["megatron/ours.py"]', "[3]"), "files, number 1 = 3", "a string"),
     "name type": (SERIES.replace('"ours"\nkind', "1\nkind"), "name = 1", "a string"),
@@ -118,6 +119,21 @@ def test_a_series_that_is_nonsense(unchanged, what):
     unchanged("patches/series.toml", content, *parts)
 
 
+def test_names_of_earlier_versions_are_read(mini, mqo):
+    """A series, a patch and a tree's record that say "sweep" for "codemod"."""
+    mini.change_patch("series.toml", '"codemod"', '"sweep"')
+    for old, new in (("CODEMOD", "SWEEP"), ("Codemod", "Sweep"), ("codemod", "sweep")):
+        mini.change_patch("new_engine.py", old, new)
+    assert mqo("apply")[0] == 0
+    record = mini.tree.store / "manifest.json"
+    record.write_text(record.read_text().replace('"codemod"', '"sweep"'))
+    assert '"sweep"' in record.read_text()
+    now = status(mini.tree, mini.series)
+    assert [(entry.kind, entry.state) for entry in now.entries][-1] == ("codemod", "applied")
+    assert mqo("restore")[0] == 0
+    assert b"old_engine" in mini.tree.read("megatron/core/gadget.py")
+
+
 def test_a_series_may_be_extended(mini, mqo):
     (mini.tree.root / "megatron/more").mkdir()
     (mini.patches / "series.toml").write_text(SERIES + MORE)
@@ -135,12 +151,15 @@ PATCHES = {
     "no UTF-8": (b"x = '\xff'\n", "SyntaxError"),
     "deep": ("x = " + "(" * 10_000, "new_engine.py fails"),
     "import": ("import nothing_of_that_name\n", "ModuleNotFoundError"),
-    "empty": ("", "has no SWEEP", "SWEEP, a Sweep"),
-    "type": ("SWEEP = 3\n", "has no SWEEP"),
-    "rule raises": (SWEEP.replace("for node in uses", "for 1 / 0 in uses"), "new_engine.py fails"),
-    "rule fails": (SWEEP.replace('"new_engine")', "None)"), "AttributeError"),
+    "empty": ("", "has no CODEMOD", "CODEMOD, a Codemod"),
+    "type": ("CODEMOD = 3\n", "has no CODEMOD"),
+    "rule raises": (
+        CODEMOD.replace("for node in uses", "for 1 / 0 in uses"),
+        "new_engine.py fails",
+    ),
+    "rule fails": (CODEMOD.replace('"new_engine")', "None)"), "AttributeError"),
     "rule leaves": (
-        SWEEP.replace("def uses(source):", "def uses(source):\n    exit(0)"),
+        CODEMOD.replace("def uses(source):", "def uses(source):\n    exit(0)"),
         "SystemExit",
     ),
     "several lines": ("raise ValueError('one\\n\\ntwo')\n", "ValueError: one two"),
@@ -148,7 +167,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("what", PATCHES)
-def test_a_sweep_that_is_nonsense(unchanged, what):
+def test_a_codemod_that_is_nonsense(unchanged, what):
     content, *parts = PATCHES[what]
     unchanged("patches/new_engine.py", content, *parts, commands=[["apply"]])
 
@@ -229,7 +248,9 @@ def test_a_pre_release_may_be_pinned(tmp_path):
 TEXTS = st.text(max_size=12).filter(lambda text: not any(0xD800 <= ord(c) < 0xE000 for c in text))
 SCALARS = st.one_of(
     st.sampled_from(["1", "9", "-1", "0.5", "inf", "true", "1979-05-27", '""', '"x"', "[]", "{}"]),
-    st.sampled_from(['">=1"', '"ours"', '"site"', '"sweep"', '"add"', '"magic"', '"quant_sites"']),
+    st.sampled_from(
+        ['">=1"', '"ours"', '"site"', '"codemod"', '"add"', '"magic"', '"quant_sites"']
+    ),
     st.sampled_from(['"../x"', '"/"', '"megatron"', '"megatron/ours.py"', '"3.12"', "''' '''"]),
     st.sampled_from(["[" * 2000, "9" * 5000, "{a" + ".a" * 2000 + " = 1}"]),
     TEXTS.map(lambda text: f'"{text}"'),

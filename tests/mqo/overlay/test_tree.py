@@ -39,7 +39,7 @@ def test_a_missing_or_damaged_object_is_an_error(tree, damage):
     path.unlink() if damage == "gone" else path.write_bytes(b"other")
     with pytest.raises(OverlayError, match="is missing or damaged"):
         tree.object(path.name)
-    assert tree.new_objects([b"content"]) == {f"objects/{path.name}": b"content"}  # it is mended
+    assert tree.new_objects([b"content"]) == {f"objects/{path.name}": b"content"}  # it is replaced
 
 
 def test_objects_that_nothing_refers_to_are_named(tree):

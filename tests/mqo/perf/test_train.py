@@ -119,7 +119,7 @@ def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
     done = train(Project.here(), cells, tmp_path / "runs", lambda text: None)
     assert seen == [("bf16", "9"), ("mxfp4", "1")]
     assert os.environ["OMP_NUM_THREADS"] == "9"
-    assert [run.mode for run in done.values()] == ["bf16", "mxfp4"]
+    assert [run.variant for run in done.values()] == ["bf16", "mxfp4"]
     assert (
         json.loads((tmp_path / "runs/two/cell.json").read_text())["quantization"]["mode"] == "mxfp4"
     )

@@ -72,7 +72,8 @@ def visible(page, kind):
 
 def test_each_run_has_its_curves(open_page):
     page = open_page()
-    names = {f"{mode}, seed {seed}" for mode in MODES for seed in (1, 2)}
+    labels = ("bf16 (unquantized)", *MODES[1:])
+    names = {f"{label}, seed {seed}" for label in labels for seed in (1, 2)}
     assert set(visible(page, "loss")) == set(visible(page, "valid")) == names
     assert set(visible(page, "difference")) == {name for name in names if "bf16" not in name}
     assert page.locator("[data-kind=loss] .scatterlayer .trace").count() == 6

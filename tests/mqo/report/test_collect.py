@@ -170,7 +170,7 @@ def test_a_torn_file_is_no_reason_to_stop(runs, name):
     assert reasons(runs)[0][:2] == ("one", "unreadable")
 
 
-def test_a_cell_that_a_sweep_has_not_begun_is_listed(runs):
+def test_a_run_that_a_sweep_has_not_begun_is_listed(runs):
     runs("a sweep/one")
     place = SweepFolder(runs.root / "a sweep")
     entries = [Entry("one", "0", "done", run="one"), Entry("two", "0")]

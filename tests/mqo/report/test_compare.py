@@ -204,7 +204,7 @@ def test_a_loss_that_hardly_fell_is_said(runs):
     for seed, base in enumerate((7.5, 7.6)):
         trio(runs, seed, base, mxfp4=0.0)
     (doubt,) = only(runs).verdict.doubts
-    assert doubt.startswith("Too short: bf16's training loss fell by 5.0% only")
+    assert doubt.startswith("Too short: the unquantized training loss fell by 5.0% only")
 
 
 def test_seeds_on_both_sides_of_t_are_said(runs):
@@ -228,7 +228,7 @@ def test_a_mode_that_diverged_is_never_taken(runs, loss):
 def test_without_bf16_or_without_another_mode_nothing_is_chosen(runs):
     runs("one", "mxfp4")
     assert only(runs).verdict.choice is None
-    assert "no bf16 run" in only(runs).verdict.doubts[0]
+    assert "no unquantized run" in only(runs).verdict.doubts[0]
 
 
 def test_bf16_alone_chooses_nothing(runs):

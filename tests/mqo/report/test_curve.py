@@ -27,20 +27,23 @@ def run(tmp_path):
     return folder
 
 
-def test_the_plot_names_the_cell_and_chance(run, tmp_path):
+def test_the_plot_names_the_run_and_chance(run, tmp_path):
     plot([run], tmp_path / "made" / "loss.svg")
     picture = (tmp_path / "made" / "loss.svg").read_text()
-    for text in ("m d bf16 (smoke, fp32)", "chance, ln V", "validation loss"):
+    for text in ("m d bf16 (unquantized), smoke, fp32", "chance, ln V", "validation loss"):
         assert f"<!-- {text}" in picture
 
 
-def test_runs_of_one_cell_are_told_apart(run, tmp_path):
+def test_runs_with_other_options_are_told_apart(run, tmp_path):
     options = '[quantizer]\nblock = 64\n[schedule]\nfprop = "mxfp8 until 9, then none"\n'
     options += '[layers]\nexclude = ["qk:*"]\n'
     run.quant_config.write_text(options)
+    config = json.loads(run.config.read_text())
+    config["quantization"]["schedule"] = ["fprop: mxfp8 until 9, then none"]
+    run.config.write_text(json.dumps(config))
     plot([run], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()
-    said = "m d bf16, block 64, fprop mxfp8 until 9, then none, without qk:* (smoke, fp32)"
+    said = "m d bf16, block 64, fprop mxfp8 until 9, then none, without qk:*, smoke, fp32"
     assert said in picture
 
 
@@ -52,7 +55,7 @@ def test_a_png_is_a_png(run, tmp_path):
 def test_a_student_without_a_loss_on_its_text_is_drawn_by_its_validation(run, tmp_path):
     run.metrics.write_text(run.metrics.read_text().replace('"lm loss"', '"kd loss"'))
     plot([run], tmp_path / "loss.svg")
-    assert "<!-- m d bf16 (smoke, fp32)" in (tmp_path / "loss.svg").read_text()
+    assert "<!-- m d bf16 (unquantized), smoke, fp32" in (tmp_path / "loss.svg").read_text()
 
 
 def test_a_run_without_a_loss_is_refused(run, tmp_path):

@@ -61,10 +61,8 @@ def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
     runs("three").result.unlink()
     code, out, err = mqo(runs.root, "-o", tmp_path / "the report")
     assert (code, err) == (0, "")
-    assert (
-        "llama32-1b on wikipedia, smoke: 2 runs; by the rule bf16, but: One seed for every mode"
-        in out
-    )
+    said = "llama32-1b on wikipedia, smoke: 2 runs; by the rule bf16 (unquantized), but: One seed"
+    assert said in out
     assert "left out, with the reason of each: 1\n" in out
     made = {path.name for path in (tmp_path / "the report").iterdir()}
     pictures = {f"1_llama32-1b_wikipedia_smoke.{ending}" for ending in ("png", "svg")}
@@ -146,7 +144,7 @@ def test_the_page_says_what_the_verdict_says(plain, runs):
     html = plain(runs)
     assert "The evidence does not separate the modes yet." in html
     assert "By the rule it would be <strong>FA_linear_mxfp8</strong>" in html
-    assert "T = 0.50% (the default, for bf16 has one seed)" in html
+    assert "T = 0.50% (the default, for the unquantized mode has one seed)" in html
     assert "This does not show how fast a format is." in html
     assert "Measured on A CPU, 2 cores, 2 threads" in html
     assert "mxfp8: fprop qk<" in html

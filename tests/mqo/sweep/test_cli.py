@@ -33,19 +33,19 @@ def test_a_sweep_and_the_same_command_again(mqo, tmp_path):
     code, out, err = mqo(*TWO)
     assert (code, err) == (0, "")
     assert out.endswith("2 of 2 done\n")
-    assert max(map(len, out.partition("\ncell ")[2].splitlines())) <= 80
+    assert max(map(len, out.partition("\nrun ")[2].splitlines())) <= 80
     (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert {entry.state for entry in SweepFolder(folder).read()} == {"done"}
     assert folder.name.startswith("tiny_")
     code, out, _ = mqo(*TWO, body="sys.exit(1)")
     assert code == 0
-    assert "2 of 2 cells are done already, and skipped" in out
+    assert "2 of 2 runs are done already and skipped" in out
     assert "prepared" not in out
     mqo(*TWO, "--", "--lr", "1")
     assert len(list((tmp_path / "runs" / "sweeps").iterdir())) == 2
 
 
-def test_a_failed_cell_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
+def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
     body = 'if mode == "bf16": sys.exit("mqo: out of steps")'
     code, out, _ = mqo(*TWO, "-o", tmp_path / "mine", body=body)
     assert code == 1
@@ -90,7 +90,7 @@ def test_an_index_is_of_one_dataset(mqo, tmp_path):
     assert "--data-prefix" in err
 
 
-def test_layers_to_exclude_make_other_cells(mqo, tmp_path):
+def test_layers_to_exclude_make_other_runs(mqo, tmp_path):
     for layers in ("output_layer", "qk:*.0.*"):
         code, out, _ = mqo(*TWO, "--exclude", layers)
         assert code == 0

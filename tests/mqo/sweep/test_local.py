@@ -5,7 +5,7 @@ from mqo.sweep.local import shares
 
 
 @pytest.mark.parametrize(
-    ("cores", "jobs", "processes", "cells", "count", "threads"),
+    ("cores", "jobs", "processes", "runs", "count", "threads"),
     [
         (8, None, 1, 60, 8, "1"),
         (8, None, 1, 2, 2, "4"),
@@ -14,8 +14,8 @@ from mqo.sweep.local import shares
         (2, None, 4, 60, 1, "1"),
     ],
 )
-def test_jobs_share_the_cores(cores, jobs, processes, cells, count, threads):
-    made = shares(Machine(cores, 0), jobs, processes, cells, {})
+def test_jobs_share_the_cores(cores, jobs, processes, runs, count, threads):
+    made = shares(Machine(cores, 0), jobs, processes, runs, {})
     assert made == [{"OMP_NUM_THREADS": threads}] * count
 
 

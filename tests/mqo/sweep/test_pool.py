@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from mqo.sweep import cells
+from mqo.sweep import configs
 from mqo.sweep.pool import Pool
 from mqo.sweep.state import SweepFolder
 
@@ -49,21 +49,21 @@ def test_the_second_run_skips_what_is_done(sweep):
     assert view.lines[0] == "started  llama32-1b_wikipedia_linear_mxfp8"
 
 
-def test_a_cell_whose_run_folder_is_gone_runs_again(sweep, folder):
+def test_a_run_whose_run_folder_is_gone_runs_again(sweep, folder):
     (entry,) = sweep()[0].values()
     folder.run_of(entry).result.unlink()
     (again,) = sweep()[0].values()
     assert (again.state, again.attempts, again.run) == ("done", 2, f"{entry.run}_2")
 
 
-def test_a_crashed_cell_is_tried_once_more(sweep, folder):
+def test_a_crashed_run_is_tried_once_more(sweep, folder):
     body = 'if not run.name.endswith("_2"): sys.exit("mqo: GuardError: qk never ran")'
     (entry,) = sweep(body=body)[0].values()
     assert (entry.state, entry.attempts, entry.reason) == ("done", 2, "")
     assert entry.run == "llama32-1b_wikipedia_bf16_2"
 
 
-def test_a_cell_that_fails_twice_is_told_and_stops_no_other(sweep):
+def test_a_run_that_fails_twice_is_told_and_stops_no_other(sweep):
     body = 'if mode == "bf16": print("words"); sys.exit("mqo: RunError: out of steps")'
     entries, view = sweep(THREE, body, slots=1)
     failed = entries["llama32-1b_wikipedia_bf16"]
@@ -76,7 +76,7 @@ def test_a_cell_that_fails_twice_is_told_and_stops_no_other(sweep):
     assert view.lines.index(told[1]) == len(view.lines) - 1
 
 
-def test_a_failed_cell_runs_again_with_the_next_sweep(sweep):
+def test_a_failed_run_runs_again_with_the_next_sweep(sweep):
     (failed,) = sweep(body="sys.exit(3)")[0].values()
     assert (failed.state, failed.reason) == ("failed", "exit code 3: it printed nothing")
     (entry,) = sweep()[0].values()
@@ -118,7 +118,7 @@ class Scripted:
 
 
 def test_a_job_waits_while_another_writes_the_index_that_they_share(folder):
-    asked = cells.jobs("llama32-1b", "wikipedia", THREE, "tiny")
+    asked = configs.jobs("llama32-1b", "wikipedia", THREE, "tiny")
     executor = Scripted()
     pool = Pool(folder, asked, executor, Said())
     pool._fill()
@@ -140,13 +140,13 @@ def test_an_ended_sweep_leaves_no_process_and_the_right_state(tmp_path, signum):
     code = f"""
         import sys
         from pathlib import Path
-        from mqo.sweep import cells, local
+        from mqo.sweep import configs, local
         from mqo.sweep.pool import Pool
         from mqo.sweep.state import SweepFolder
         from mqo.sweep.table import Lines
         from rich.console import Console
         local.command = lambda run: [sys.executable, "-c", {program(body)!r}, str(run.root)]
-        asked = cells.jobs("llama32-1b", "all", "bf16,FA_mxfp8", "tiny")
+        asked = configs.jobs("llama32-1b", "all", "bf16,FA_mxfp8", "tiny")
         folder, executor = SweepFolder(Path({str(tmp_path)!r})), local.Local([{{}}, {{}}])
         Pool(folder, asked, executor, Lines(Console())).run()
     """

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from mqo.errors import MqoError, SetupError
-from mqo.sweep import cells, slurm
+from mqo.sweep import configs, slurm
 from mqo.sweep.pool import Pool
 
 from .conftest import Said, program
@@ -34,7 +34,7 @@ def submit(folder, monkeypatch):
     def run(body=""):
         words = [sys.executable, "-c", program(body)]
         monkeypatch.setattr(slurm, "command", lambda run: [*words, str(run.root)])
-        asked = cells.jobs("llama32-1b", "wikipedia", "bf16,FA_mxfp8", "tiny")
+        asked = configs.jobs("llama32-1b", "wikipedia", "bf16,FA_mxfp8", "tiny")
         options = slurm.options("cluster=local,partition=gpu,timeout_min=5")
         pool = Pool(folder, asked, slurm.Slurm(folder, options, 2), Said())
         pool.warm = {job.data_key for job in asked}

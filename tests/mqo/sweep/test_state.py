@@ -4,18 +4,18 @@ from dataclasses import replace
 import pytest
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
-from mqo.sweep import cells
+from mqo.sweep import configs
 from mqo.sweep.state import Entry
 
 
 def jobs(**rest):
-    return cells.jobs("llama32-1b", "wikipedia", "bf16,mxfp8", "tiny", **rest)
+    return configs.jobs("llama32-1b", "wikipedia", "bf16,mxfp8", "tiny", **rest)
 
 
 RESULT = {"iterations": 8, "train_loss": 7.5, "valid_loss": None, "seconds": 9.0}
 
 
-def test_a_new_folder_has_all_cells_queued(folder):
+def test_a_new_folder_has_all_runs_queued(folder):
     entries = folder.entries(jobs())
     assert list(entries) == [job.name for job in jobs()]
     assert {entry.state for entry in entries.values()} == {"queued"}
@@ -40,13 +40,13 @@ def test_a_run_that_ended_after_its_sweep_was_killed_counts(folder, ended):
     assert folder.entries(jobs())[job.name] == expected
 
 
-def test_cells_that_are_not_asked_for_stay(folder):
+def test_runs_that_are_not_asked_for_stay(folder):
     other = Entry("other", "0", "failed", "other", 2, "its reason")
     folder.write({"other": other})
     assert folder.entries(jobs())["other"] == other
 
 
-def test_a_cell_with_other_settings_is_refused(folder):
+def test_a_run_with_other_settings_is_refused(folder):
     folder.write(folder.entries(jobs()))
     with pytest.raises(MqoError, match=r"holds llama32-1b_wikipedia_bf16 with other settings.*-o"):
         folder.entries(jobs(extra_flags=("--lr", "1")))
@@ -82,7 +82,7 @@ def test_a_second_sweep_in_the_folder_is_refused(folder):
         pass
 
 
-def test_each_attempt_has_a_folder_that_holds_the_cell(folder):
+def test_each_attempt_has_a_folder_that_holds_the_run(folder):
     job = jobs()[0]
     first, second = folder.new_run(job), folder.new_run(job)
     assert (first.root.name, second.root.name) == (job.name, f"{job.name}_2")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from mqo.launch.progress import Progress
 from mqo.runs import RunFolder
-from mqo.sweep import cells, table
+from mqo.sweep import configs, table
 from mqo.sweep.state import Entry
 from rich.console import Console
 
@@ -21,7 +21,7 @@ ENTRIES = [
 @pytest.fixture
 def progress(tmp_path):
     """Of a run that is at step 3 of 8 (256 tokens each), at half a second a step."""
-    (job,) = cells.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
+    (job,) = configs.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
     rows = [("lm loss", 8.0), ("iteration-time", 0.5), ("lm loss validation", 7.25), ("x", 1.0)]
     text = [json.dumps({"iteration": 3, "name": name, "value": value}) for name, value in rows]
     run = RunFolder(tmp_path)
@@ -45,19 +45,22 @@ def test_progress_is_read_from_the_metrics(progress):
 
 
 def test_a_run_without_metrics_has_no_speed(tmp_path):
-    (job,) = cells.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
+    (job,) = configs.jobs("llama32-1b", "wikipedia", "bf16", "tiny")
     made = Progress(job.config.experiment, RunFolder(tmp_path).metrics)
     made.update()
     assert (made.step, made.loss, made.tokens_per_s, made.seconds_left) == (0, None, None, None)
 
 
 @pytest.mark.parametrize("made", ["live", "summary"])
-def test_the_tables_fit_80_columns_and_name_cells_in_full(made, progress):
-    rows = [table._row(entry, progress if entry.run is None else None) for entry in ENTRIES]
+def test_the_tables_fit_80_columns_and_name_runs_in_full(made, progress):
+    labels = {entry.name: entry.name for entry in ENTRIES}
+    rows = [
+        (entry.name, *table._row(entry, progress if entry.run is None else None))
+        for entry in ENTRIES
+    ]
+    of = table.summary(ENTRIES, labels)
     shown = console()
-    shown.print(
-        table.table("title", table.COLUMNS, rows) if made == "live" else table.summary(ENTRIES)
-    )
+    shown.print(table.table("title", table.COLUMNS, rows) if made == "live" else of)
     lines = shown.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert LONGEST in "".join(line.split(" ")[0] for line in lines)
@@ -67,7 +70,7 @@ def test_the_tables_fit_80_columns_and_name_cells_in_full(made, progress):
 
 def test_a_log_gets_plain_lines(progress):
     to = console()
-    with table.shown(to) as view:
+    with table.shown(to, {ENTRIES[0].name: "a label"}) as view:
         assert isinstance(view, table.Lines)
         view.say("started  [a]")
         view.show(ENTRIES, {LONGEST: progress})  # too soon
@@ -84,7 +87,7 @@ def test_a_log_gets_plain_lines(progress):
 def test_a_terminal_gets_a_table_that_fits_its_height_the_failed_first(progress):
     to = console(terminal=True)
     many = [*ENTRIES, *(replace(ENTRIES[0], name=f"done{n}") for n in range(30))]
-    with table.shown(to) as view:
+    with table.shown(to, {ENTRIES[0].name: "a label"}) as view:
         view.say("started  a")
         view.say("failed   b: [red]no markup")
         view.show(many, {LONGEST: progress})
@@ -92,5 +95,6 @@ def test_a_terminal_gets_a_table_that_fits_its_height_the_failed_first(progress)
     assert "failed   b: [red]no markup" in text
     assert "started" not in text
     assert "31 of 34 done, 1 running, 1 failed" in text
+    assert "a label" in text
     assert text.index("b  ") < text.index("deepseek2_lite")
     assert "done29" not in text

@@ -172,7 +172,7 @@ def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]
 
 
 def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
-    """A document's texts, none of a blank line; or why it has none."""
+    """Return a document's texts, none of a blank line; or why it has none."""
     if isinstance(row, tuple):
         return row if all(isinstance(t, str) for t in row) else "no text"  # type: ignore[return-value]
     if row.isspace():
@@ -190,5 +190,5 @@ def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
 
 
 def _whole_characters(text: str) -> str:
-    """Half a surrogate pair, which JSON may spell but no tokenizer takes, becomes U+FFFD."""
+    """Replace half a surrogate pair, which JSON may spell but no tokenizer takes, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

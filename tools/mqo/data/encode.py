@@ -79,7 +79,7 @@ class Encoder:
 
 
 def load(path: Path, engine: str = "auto") -> Encoder:
-    """The tokenizer at `path`, by what is there.
+    """Return the tokenizer at `path`, by what is there.
 
     A folder as transformers saves one, its tokenizer.json, a folder with GPT-2's vocab.json and
     merges.txt, or a file of ranks (GPT-2, cl100k, Llama 3's tokenizer.model, o200k). Raises
@@ -118,7 +118,7 @@ def agreed(encoder: Encoder, texts: list[str]) -> Encoder:
 
 
 def huggingface(folder: Path, engine: str = "auto") -> Encoder:
-    """The tokenizer of a folder with tokenizer.json and tokenizer_config.json."""
+    """Return the tokenizer of a folder with tokenizer.json and tokenizer_config.json."""
     # tokenizers alone reads these files; transformers would add seconds to every start.
     from tokenizers import Tokenizer
 
@@ -139,7 +139,7 @@ def huggingface(folder: Path, engine: str = "auto") -> Encoder:
 
 
 def gpt2(vocabulary: Path, merges: Path, engine: str = "auto") -> Encoder:
-    """The tokenizer of GPT-2's two files; <|endoftext|> ends a document."""
+    """Return the tokenizer of GPT-2's two files; <|endoftext|> ends a document."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     try:
@@ -180,7 +180,7 @@ def _of(tokenizer: Tokenizer, eod: int | None) -> Encoder:
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer puts before and behind each text, Llama 3's BOS say."""
+    """Return the ids that the tokenizer puts before and behind each text, Llama 3's BOS say."""
     whole = tokenizer.encode("a").ids
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
@@ -218,7 +218,7 @@ def _letters() -> dict[str, int]:
 
 
 def _pattern(splitter: dict[str, Any] | None) -> str | None:
-    """The pattern that splits text as `splitter` does, if it is a known one."""
+    """Return the pattern that splits text as `splitter` does, if it is a known one."""
     match splitter:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2

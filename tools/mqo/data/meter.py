@@ -29,7 +29,7 @@ class Meter:
 
     @contextmanager
     def started(self, total: int, tokens: int, done: int) -> Iterator[None]:
-        """Around the work: `total` bytes are to be read; `tokens` and `done` are an earlier run's."""
+        """Measure work that reads `total` bytes; `tokens` and `done` are an earlier run's."""
         self._total, self._next = total, 0
         self._bytes.add(done)
         self._tokens.add(tokens)

@@ -41,7 +41,7 @@ class UnavailableError(Exception):
 
 
 def documents(cache: Path, report: Report) -> list[Document]:
-    """The mix, in an order that is the same each time; `report` gets a line a source.
+    """Return the mix, in an order that is the same each time; `report` gets a line a source.
 
     Raises what `sample.fetch` raises where Wikipedia's part cannot be fetched.
     """
@@ -69,7 +69,7 @@ def _share(name: str, client: str, found: Iterator[Document], report: Report) ->
 
 
 def _order(document: Document) -> bytes:
-    """As good as shuffled: a split by order then has all sources in all its parts."""
+    """Return a key that shuffles, so that a split by order has all sources in all its parts."""
     return hashlib.sha256(f"{document.source} {document.id}".encode()).digest()
 
 
@@ -123,7 +123,7 @@ def _fetched(command: list[str], target: Path, pattern: str) -> None:
 
 
 def _unpacked(cache: Path, report: Report, package: str, folder: Path) -> Path:
-    """The files of a Debian package, of whatever version apt has, below `folder`."""
+    """Return the files of a Debian package, of whatever version apt has, below `folder`."""
     target = cache / "datasets" / f"{package}.deb"
     if not shutil.which("dpkg-deb"):
         raise UnavailableError("there is no dpkg-deb")

@@ -23,7 +23,7 @@ from mqo.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-# Upstream's index begins so: magic, version, code of the ids' type, numbers of sequences, documents.
+# Upstream's index begins so: magic, version, code of the ids' type, counts of sequences, documents.
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00", 1
 _TWO_BYTES_BELOW = 65_500  # upstream's bound
@@ -46,7 +46,7 @@ class State:
 
 
 def id_type(vocab_size: int) -> type[np.number]:
-    """The type that ids are written in: two bytes where the vocabulary allows it."""
+    """Return the type that ids are written in: two bytes where the vocabulary allows it."""
     import numpy as np
 
     return np.uint16 if vocab_size < _TWO_BYTES_BELOW else np.int32

@@ -108,7 +108,7 @@ def _check_counts(path: Path, header: Header) -> None:
 
 
 def _entries(path: Path, kind: str, offset: int, count: int) -> Iterator[np.ndarray]:
-    """The entries of a part, as int64."""
+    """Yield the entries of a part, as int64."""
     import numpy as np
 
     with path.open("rb") as file:

@@ -9,9 +9,8 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -51,7 +50,7 @@ class Job:
     strict: bool = False
 
     def digest(self) -> str:
-        """Of all that the output depends on; files count by name, size and time."""
+        """Return the digest of all that the output depends on; files by name, size and time."""
         files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in self.files]
         options = [self.kind, self.keys, self.eod, corpus.CHUNK, _FORMAT]
         tokenizer = [self.encoder.digest, self.encoder.engine]
@@ -71,7 +70,7 @@ class Part:
 
 
 def index(job: Job, workers: int, meter: Meter) -> State:
-    """Indexes the corpus of `job`; the counts, summed over the keys.
+    """Index the corpus of `job`, and return the counts, summed over the keys.
 
     Raises DataError for a corpus without any text, a file that cannot be read, a bad document when
     strict, an encoder without an end of document, and when another process writes there.
@@ -101,7 +100,7 @@ def index(job: Job, workers: int, meter: Meter) -> State:
 
 
 def _tried(job: Job) -> Job:
-    """With the engine that encodes this corpus as its tokenizer's own library does."""
+    """Return the job with the engine that encodes this corpus as the tokenizer's library does."""
     first = next(chain.from_iterable(_chunks(job, State())), None)
     if first is None:
         return job
@@ -110,7 +109,7 @@ def _tried(job: Job) -> Job:
 
 
 def _filled(pairs: Pairs, job: Job, workers: int, meter: Meter) -> State:
-    """Adds what is not yet in `pairs`; keeps what was written, whatever ends it."""
+    """Add what is not yet in `pairs`; keep what was written, whatever ends it."""
     state = saved = pairs.state
     sizes = [file.stat().st_size for file in job.files]
     total, before = sum(sizes), sum(sizes[: state.file])
@@ -134,7 +133,7 @@ def _report(job: Job, part: Part, before: int, meter: Meter) -> None:
     for number, bad in enumerate(part.bad, before):
         text = f"{job.files[part.file]}:{bad.line}: {bad.reason}"
         if job.strict:
-            raise DataError(text, help="Mend the line, or leave out --strict to pass over such")
+            raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
         if number <= _SHOWN:
             meter.say(text if number < _SHOWN else "More are counted, not shown")
 
@@ -157,7 +156,7 @@ def _added(pairs: Pairs, job: Job, part: Part, state: State) -> State:
 
 
 def _chunks(job: Job, state: State) -> Iterator[Iterator[Chunk]]:
-    """For each file that is left, its chunks behind those that `state` counts."""
+    """Yield, for each file that is left, its chunks after those that `state` counts."""
     for number in range(state.file, len(job.files)):
         chunks = corpus.read(number, job.files[number], job.kind, job.keys)
         yield islice(chunks, state.chunk if number == state.file else 0, None)
@@ -229,7 +228,7 @@ def _encode(job: Job, chunk: Chunk) -> Part:
 
 
 def _joined(job: Job, texts: list[str]) -> tuple[bytes, bytes]:
-    """The ids of all texts, each ended by EOD if so asked, and how many each has."""
+    """Return the ids of all texts, each ended by EOD if so asked, and how many each has."""
     import numpy as np
 
     encoder = job.encoder

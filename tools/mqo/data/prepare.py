@@ -57,7 +57,7 @@ def _inputs(dataset: str) -> dict[str, str | int]:
 
 
 def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) -> PreparedData:
-    """Makes `dataset` ready and returns it; does nothing if it is already.
+    """Prepare `dataset` and return it; do nothing if it is ready.
 
     It lies below `project.data`, or below `project.own_data` where the former lacks it. `report`
     gets a line a step. Safe to call from several processes (one works, the others wait) and to kill
@@ -66,7 +66,7 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
     """
     if dataset not in DATASETS:
         raise UnknownNameError("dataset", dataset, DATASETS)
-    # A folder that is ready is whole at all times: to read it takes no lock, nor the right to write.
+    # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
     ready = _load(project.data / dataset, dataset)
     if ready:
         return ready
@@ -145,7 +145,7 @@ def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[s
 
 
 def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
-    """Tokenizes `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
+    """Tokenize `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
 
     In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
     """
@@ -169,7 +169,7 @@ def _seconds(start: float) -> str:
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    """Relative path -> SHA-256 of every file below `folder`."""
+    """Return relative path -> SHA-256 of every file below `folder`."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
 

@@ -56,7 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load_tokenizer(args: argparse.Namespace) -> encode.Encoder:
-    """Return the tokenizer that the flags name; DataError where a flag is missing or the file is none."""
+    """Return the tokenizer that the flags name; DataError where a flag or its file is missing."""
     names = ["vocab_file", "merge_file"] if args.tokenizer_type == TYPES[2] else ["tokenizer_model"]
     for name in names:
         if getattr(args, name) is None:

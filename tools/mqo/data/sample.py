@@ -109,7 +109,7 @@ def _article(page: ElementTree.Element, site: str) -> Article | None:
 
 
 def write_jsonl(documents: Iterable[Any], path: Path) -> int:
-    """Writes a dataclass a line as JSON in UTF-8; returns how many."""
+    """Write one JSON object per line (a dataclass, as UTF-8), and return how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for document in documents:

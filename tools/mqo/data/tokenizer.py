@@ -14,7 +14,7 @@ _BYTES = 256
 
 
 def train(texts: Iterator[str], folder: Path, vocab_size: int = DEFAULT_VOCAB_SIZE) -> int:
-    """Trains on `texts` and writes tokenizer.json and tokenizer_config.json into `folder`.
+    """Train on `texts` and write tokenizer.json and tokenizer_config.json into `folder`.
 
     The folder is one that transformers' AutoTokenizer opens, and so Megatron's
     `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`. Id 0 ends a document, id 1 is

@@ -73,7 +73,7 @@ _MENDS = [
 
 
 def clean(wikitext: str) -> str:
-    """The prose of one article as plain text, paragraphs apart by an empty line.
+    """Return the prose of one article as plain text, paragraphs apart by an empty line.
 
     Kept: paragraphs, headings of sections that have any prose, list items (a line each), the
     visible text of links. Dropped: templates but those read inside a sentence, notes, tables,
@@ -88,7 +88,7 @@ def clean(wikitext: str) -> str:
 
 
 def _section(code: Wikicode) -> tuple[int, str, str]:
-    """(level, heading, body) of a flat section; the lead has level 0 and no heading."""
+    """Return (level, heading, body) of a flat section; the lead has level 0 and no heading."""
     headings = code.filter_headings(recursive=False)
     level, title = (headings[0].level, _tidy(_text(headings[0].title))) if headings else (0, "")
     body = "".join(_node(n) for n in code.nodes if n not in headings)
@@ -169,7 +169,7 @@ def _template(node: Template) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Mends what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
+    """Clean up what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
     for pattern, replacement in _MENDS:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -1,1 +1,1 @@
-"""Turns a cell of the matrix into a command and a run folder: all training starts here."""
+"""Turns a run's configuration into a command and a run folder: all training starts here."""

@@ -43,7 +43,7 @@ _POSITIONAL = {
 
 
 def main(front_end: bool = False) -> None:
-    """Train a cell of the matrix, or list what there is.
+    """Train a model, or list the names there are.
 
     `front_end` is the command line for attention alone.
     """
@@ -98,16 +98,16 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
             f"The command line is not understood: {message}",
-            help="--help explains it; Megatron's own flags stand behind `--`",
+            help="--help explains it; Megatron's own flags go after `--`",
         )
 
 
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """The options; names are checked against the tables, not here, so that errors list them."""
     made = _Parser(
-        description="Train a cell of the matrix in a run folder of its own.",
+        description="Train a model on a dataset in a mode; each run has a folder of its own.",
         epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
-        f"{tables.TYPES_T}. Everything behind `--` goes to Megatron's own argument parser.",
+        f"{tables.TYPES_T}. Everything after `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
@@ -117,19 +117,19 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
     add("--model", metavar="NAME", help="a model; --list shows all names")
-    add("--dataset", metavar="NAME", help="a dataset; with data of your own, a name alone")
+    add("--dataset", metavar="NAME", help="a dataset; for data of your own, only a name")
     add("--training-config", default="standard", metavar="NAME", help=f"sizes, schedule {_DEFAULT}")
     _add_types(made, front_end)
-    add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to learn from")
+    add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to distill from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
-    add("--allow-edits", action="store_true", help="run a tree edited by hand")
-    add("--dry-run", action="store_true", help="show the command and the memory, do nothing")
+    add("--allow-edits", action="store_true", help="run a tree that was edited by hand")
+    add("--dry-run", action="store_true", help="show the command and the memory; do nothing")
     names = ", ".join(DEVICES)
-    add("--device", metavar="NAME", help=f"with --dry-run: plan for such GPUs: {names}")
+    add("--device", metavar="NAME", help=f"with --dry-run: plan for these GPUs: {names}")
     quantizer, recorder = split(OPTIONS)
     group = made.add_argument_group("the quantizers (docs/formats.md)")
     add_arguments(group, quantizer.values())
@@ -144,12 +144,13 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add, number = group.add_argument, {"type": int, "metavar": "N"}
     add("--nnodes", default=1, help=f"nodes, each with a launcher {_DEFAULT}", **number)
-    add("--node-rank", default=0, help=f"which of them this is, from 0 on {_DEFAULT}", **number)
-    what = "processes on each, one a GPU (default: all GPUs for standard and fast, else 1)"
+    add("--node-rank", default=0, help=f"the index of this node, from 0 {_DEFAULT}", **number)
+    what = "processes per node, one per GPU (default: all GPUs for standard and fast, else 1)"
     add("--nproc-per-node", help=what, **number)
-    where = f"node 0's, of several {_DEFAULT}"
+    where = f"address of node 0, for several nodes {_DEFAULT}"
     add("--master-addr", default="localhost", metavar="HOST", help=where)
-    add("--master-port", type=int, metavar="PORT", help="there; default: torchrun's")
+    what = "port of node 0; default: torchrun's"
+    add("--master-port", type=int, metavar="PORT", help=what)
 
 
 def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
@@ -162,10 +163,10 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         )
         return
     made.set_defaults(front_end=False)
-    which = f"of linear layers: fprop; or all: dgrad and wgrad, too {_DEFAULT}"
-    linear = "another type of linear layers than the mode's: T or none"
+    which = f"GEMMs of linear layers to quantize: fprop, or all: also dgrad and wgrad {_DEFAULT}"
+    linear = "type of linear layers, in place of the mode's: T or none"
     attention = (
-        "other types of attention: T, as FA_T has it (QK alone), qk_T, pv_T, qk_pv_T or none"
+        "types of attention, in place of the mode's: T as in FA_T (QK), qk_T, pv_T, qk_pv_T or none"
     )
     add = made.add_argument
     add(MODE, metavar="MODE", help=f"a mode; or '{SOURCE}', the types in the tree")
@@ -196,7 +197,7 @@ def config_from(
     """
     mode = args.quantization
     if mode is None and (args.linear_quantization or args.attention_quantization):
-        mode = "bf16"  # which these change
+        mode = tables.UNQUANTIZED  # which these change
     for option, value in (
         ("--model", args.model),
         ("--dataset", args.dataset),
@@ -230,7 +231,7 @@ def config_from(
 
 
 def listing(front_end: bool = False) -> str:
-    """All names, by kind; T in that of a mode stands for a type."""
+    """Return all names, by kind; T in that of a mode stands for a type."""
     modes = tables.patterns(_modes(front_end))
     rows = {
         "models": tables.models(),

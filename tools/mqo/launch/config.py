@@ -67,7 +67,7 @@ class Cluster(_Part):
 
     @property
     def processes(self) -> int:
-        """All of them."""
+        """Return the number of processes on all nodes."""
         return self.nnodes * self.nproc_per_node
 
 
@@ -92,7 +92,7 @@ class Recording(_Part):
 
 
 class RunConfig(_Part):
-    """A cell of the matrix, resolved, with what the user changed."""
+    """Model, dataset, mode and training configuration, resolved, with what the user changed."""
 
     experiment: Experiment
     quantization: Quantization
@@ -107,6 +107,12 @@ class RunConfig(_Part):
     def write(self, run: RunFolder) -> None:
         """Write it into a run's folder."""
         run.config.write_text(self.model_dump_json(indent=1), encoding="utf-8")
+
+    @property
+    def mode_label(self) -> str:
+        """Return the mode's name for tables and plots."""
+        how = self.quantization
+        return tables.mode_label(how.mode, self.experiment.dtype, scheduled=bool(how.schedule))
 
     @property
     def title(self) -> str:

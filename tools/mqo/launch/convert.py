@@ -148,7 +148,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
-    """Run the program; ConvertError in its words where the files are to blame, else RunError."""
+    """Run the program; ConvertError in its words where the files caused it, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
         raise SetupError(
             "nvidia-modelopt is not installed, which knows the names of the weights",

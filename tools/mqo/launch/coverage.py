@@ -90,7 +90,7 @@ def record(
 def as_text(config: RunConfig, coverage: Coverage) -> str:
     """Return the table under the run's names."""
     of, asked = config.experiment, config.quantization
-    names = (of.model.name, asked.mode, f"{asked.gemms} GEMMs", of.training.name)
+    names = (of.model.name, config.mode_label, f"{asked.gemms} GEMMs", of.training.name)
     return "\n".join([", ".join(names), *lines(coverage), ""])
 
 

@@ -119,7 +119,7 @@ class Loss:
         return math.inf if self.loss > _LARGEST else math.exp(self.loss)
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {**vars(self), "perplexity": self.perplexity}
 
 
@@ -211,7 +211,8 @@ def lines(found: Sequence[Loss]) -> list[str]:
         text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
         for one in losses:
             apart = "" if one is first else f"{one.loss - first.loss:+.4f}"
-            row = f"{one.mode:<24} {one.loss:>9.4f} {one.perplexity:>12.5g} {apart:>11}"
+            name = tables.mode_label(one.mode, one.dtype)
+            row = f"{name:<24} {one.loss:>9.4f} {one.perplexity:>12.5g} {apart:>11}"
             text.append(row.rstrip())
         text.append("")
     return text[:-1]

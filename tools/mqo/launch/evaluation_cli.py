@@ -14,7 +14,7 @@ from mqo.terminal import JsonOption, emit
 
 _PLACE = "A run, a folder of checkpoints, or of one iteration."
 TokenizerOption = Annotated[
-    Path | None, typer.Option(help="A tokenizer's folder; by default the training's.")
+    Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
 ]
 
 
@@ -31,11 +31,11 @@ def evaluate(
         typer.Option(help="Modes and globs with commas between; by default the run's own."),
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="An indexed dataset, all of it; repeatable.")
+        list[Path] | None, typer.Option(help="An indexed dataset, read as a whole; repeatable.")
     ] = None,
     text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
     tokenizer: TokenizerOption = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read, at most.")] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -55,23 +55,26 @@ def evaluate(
 def generate(
     checkpoint: Annotated[Path, typer.Argument(help=_PLACE)],
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file with a prompt a line.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="How many to write, at most.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many; 0: all.")] = 0,
+    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token.")] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Most likely tokens to sample from; 0: all.")
+    ] = 0,
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest of this share.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the probability to sample from."),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampling.")] = 0,
     mode: Annotated[str | None, typer.Option(help="A mode; by default the run's own.")] = None,
     tokenizer: TokenizerOption = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute the whole text for each token.")
+        bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
     ] = False,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
-    """Have a checkpoint go on with prompts."""
+    """Generate text from prompts with a checkpoint."""
     from mqo.launch import evaluation
     from mqo.launch.evaluation import AS_TRAINED, Place
 

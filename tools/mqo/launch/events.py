@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from mqo.runs import RunFolder
-from mqo.terminal import plain
+from mqo.terminal import jsonable
 
 
 def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
@@ -29,5 +29,5 @@ def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
         for tag, event in sorted(found, key=lambda row: row[1].wall_time):
             if event.wall_time < since:
                 continue
-            row = {"iteration": event.step, "name": tag, "value": plain(event.value)}
+            row = {"iteration": event.step, "name": tag, "value": jsonable(event.value)}
             lines.write(json.dumps(row) + "\n")

@@ -1,6 +1,6 @@
 """A model's shape, as Hugging Face's config.json has it and as a checkpoint's arguments have it.
 
-What a field would say that upstream's flags cannot is an error, never passed over.
+A field that upstream's flags cannot express is an error, never ignored.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
 
 
 def dtype_of_args(args: Mapping[str, Any]) -> Dtype:
-    """Of a checkpoint's weights."""
+    """Return the dtype of a checkpoint's weights."""
     return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
 
 

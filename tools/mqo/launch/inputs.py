@@ -40,7 +40,7 @@ class Inputs:
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Inputs:
-        """Of a training command that is about to run."""
+        """Return the inputs of a training command that is about to run."""
         # Between the prefixes of a blend may be weights, of which there are no files.
         prefixes = values(command, "--data-path")
         files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]

@@ -103,11 +103,10 @@ def _rows(
 ) -> Iterator[Row]:
     args = training.args
     if config:
-        of, mode = config.experiment, config.quantization.mode
+        of = config.experiment
         yield "model", f"{of.model.name}, the architecture of {of.model.published_as}"
         yield "dataset", _dataset(of)
-        unquantized = "" if _quantized(types) or mode != "bf16" else " (unquantized)"
-        yield "mode", f"{mode}{unquantized}, training configuration {of.training.name}"
+        yield "mode", f"{config.mode_label}, training configuration {of.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
     yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
     if types is not None:

@@ -73,7 +73,7 @@ def _check_teacher(of: Experiment, megatron: Path | None) -> None:
         return
     if megatron is not None:
         raise DataError(
-            f"{megatron} has no program that distils", expected="--teacher without --megatron"
+            f"{megatron} has no program that distills", expected="--teacher without --megatron"
         )
     expected = f"a folder with {TRACKER}, or a run with checkpoints"
     require_tracker(checkpoints_of(of.teacher), DataError, expected, whose=" of a teacher")

@@ -66,7 +66,7 @@ class Coverage:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Coverage:
-        """From the program's JSON; RunError where the products are not the FLOPs it counted."""
+        """Read the program's JSON; RunError where the products are not the FLOPs it counted."""
         made = cls(**table)
         if made.flops != table["flops"]:
             raise RunError(
@@ -76,7 +76,7 @@ class Coverage:
 
     @property
     def flops(self) -> int:
-        """Of all products of the micro-batch."""
+        """Return the FLOPs of all products of the micro-batch."""
         return sum(product.flops for product in self.products)
 
     @property
@@ -101,7 +101,7 @@ class Coverage:
         return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{of}"
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON: every product, with the reason where it is not quantized."""
+        """Return, for JSON, every product, with the reason where it is not quantized."""
         rows = [asdict(product) | {"reason": product.reason} for product in self.products]
         totals = {"flops": self.flops, "quantized_share": self.share}
         return asdict(self) | totals | {"products": rows}
@@ -121,13 +121,13 @@ def groups(products: Iterable[Product]) -> list[Group]:
     layers: dict[str, list[Product]] = {}
     for product in products:
         layers.setdefault(product.layer, []).append(product)
-    alike: dict[object, list[tuple[Product, ...]]] = {}
+    equal: dict[object, list[tuple[Product, ...]]] = {}
     for layer, rows in layers.items():
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", layer)
         # Another layer's backward pass may have come in another order.
         kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
-        alike.setdefault((pattern, kind), []).append(tuple(rows))
-    return [Group(key[0], len(rows), rows[0]) for key, rows in alike.items()]  # type: ignore[index]
+        equal.setdefault((pattern, kind), []).append(tuple(rows))
+    return [Group(key[0], len(rows), rows[0]) for key, rows in equal.items()]  # type: ignore[index]
 
 
 def lines(coverage: Coverage) -> list[str]:

@@ -30,23 +30,23 @@ README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 def scripts(
     types: Collection[str] | None = None, launcher: Path | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """(path below its folder, text) of every documented script, or of those of `types`.
+    """Yield (path below its folder, text) of every documented script, or of those of `types`.
 
     They start `launcher`, or else the train_config.py of the folder.
     """
     modes = tables.script_modes(types)
-    cells = itertools.product(tables.models().values(), tables.datasets().values(), modes)
-    for cell in cells:
-        yield Path(cell[0].name) / file_name(*cell), render(*cell, launcher)
+    every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
+    for made in every:
+        yield Path(made[0].name) / file_name(*made), render(*made, launcher)
 
 
 def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
-    """The documented name."""
+    """Return the documented name."""
     return f"pretrain_{model.name}_{dataset.name}_{mode.name}.sh"
 
 
 def render(model: Model, dataset: Dataset, mode: Mode, launcher: Path | None = None) -> str:
-    """The text of one script."""
+    """Return the text of one script."""
     loader = jinja2.FileSystemLoader(tables.HERE)
     options = {
         "keep_trailing_newline": True,
@@ -68,7 +68,7 @@ def render(model: Model, dataset: Dataset, mode: Mode, launcher: Path | None = N
 
 
 def mode_table() -> str:
-    """What each mode quantizes, as a Markdown table of patterns, and the types below it."""
+    """Return what each mode quantizes, as a Markdown table of patterns, and the types below it."""
     lines = ["| mode | linear | QK | PV | scripts |", "|---|---|---|---|---|"]
     for family in tables.families():
         cells = ("T" if site in family.sites else "-" for site in ("linear", "qk", "pv"))

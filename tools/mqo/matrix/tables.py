@@ -24,6 +24,7 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
 }
 ATTENTION_SITES = tuple(site for site in SITES if site not in LINEAR_SITES["all"])
 NONE = formats.NONE
+UNQUANTIZED = "bf16"  # the mode; a run's dtype is another choice
 ALL = "all"
 # Shrunk sizes are multiples of it where they can be: no MX block of that length is then cut short.
 # It is no format's: another format leaves the models as they are.
@@ -77,7 +78,7 @@ class Mla(Part):
     v_head_dim: int
 
     def narrowed(self, width: int, heads: int) -> Self:
-        """Its rank `width` times smaller, its heads `heads` times."""
+        """Return it with its rank `width` times smaller and its heads `heads` times."""
         return type(self)(
             kv_lora_rank=self.kv_lora_rank // width,
             qk_head_dim=self.qk_head_dim // heads,
@@ -102,11 +103,11 @@ class Moe(Part):
 
     @property
     def shared_ffn_size(self) -> int:
-        """Of all shared experts together, which are one wide MLP."""
+        """Return the size of all shared experts together, which are one wide MLP."""
         return self.shared_experts * self.expert_ffn_size
 
     def narrowed(self, width: int) -> Self:
-        """`width` times fewer and narrower experts, of which a token still has a choice of two."""
+        """Return `width` times fewer and narrower experts, at least two to choose from."""
         smaller = {
             "num_experts": self.num_experts // width,
             "topk": max(2, self.topk // width),
@@ -154,7 +155,7 @@ class Model(Shape, Row):
     train_sequence: int
 
     def shrunk(self, width: int, depth: int) -> Self:
-        """The same kind of model, `width` times narrower and `depth` times shallower.
+        """Return the same kind of model, `width` times narrower and `depth` times shallower.
 
         Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
         parts of a latent head, and thereby the kind of attention, stays.
@@ -175,7 +176,7 @@ class Model(Shape, Row):
         )
 
     def _fewer_heads(self, width: int) -> int:
-        """How many times fewer heads a model has that is `width` times narrower."""
+        """Return how many times fewer heads a model has that is `width` times narrower."""
         if self.mla is not None:
             # The smallest part of a head narrows to one block; what is left leaves out heads.
             return width // min(width, self.mla.qk_pos_emb_head_dim // BLOCK)
@@ -204,11 +205,11 @@ class Mode(Row):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is, whatever it is called."""
+        """Return what it is, whatever it is called."""
         return self.linear, self.qk, self.pv
 
     def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
-        """{site: type} for all five sites."""
+        """Return {site: type} for all five sites."""
         types = dict.fromkeys(SITES, NONE) | {"qk": self.qk, "pv": self.pv}
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
 
@@ -232,6 +233,16 @@ class Family(Row):
     def mode(self, quant_type: str) -> str:
         """Return the name of the mode of that type."""
         return self.name.format(type=quant_type)
+
+
+def mode_label(mode: str, dtype: str, *, scheduled: bool = False) -> str:
+    """Return a mode's name for tables and plots.
+
+    The mode `bf16` quantizes nothing in any dtype; the label says so where the run has another
+    dtype. A `scheduled` run may quantize later.
+    """
+    bare = mode != UNQUANTIZED or dtype in ("bf16", "bfloat16") or scheduled
+    return mode if bare else f"{mode} (unquantized)"
 
 
 class Training(Row):
@@ -261,12 +272,12 @@ class Training(Row):
 
     @property
     def is_smoke(self) -> bool:
-        """Whether the model is shrunk: such a run is for trying, on the dataset's sample."""
+        """Return whether the model is shrunk: such a run is for trying, on the dataset's sample."""
         return self.shrink_width > 1
 
     @property
     def iterations(self) -> int:
-        """Optimizer steps."""
+        """Return optimizer steps."""
         return self.samples // self.global_batch
 
 
@@ -277,25 +288,25 @@ TYPES_T = f"T is one of {', '.join(name for name, row in formats.FORMATS.items()
 
 @functools.cache
 def models() -> dict[str, Model]:
-    """All models, by name."""
+    """Return all models, by name."""
     return _rows(Model, "models.toml")
 
 
 @functools.cache
 def datasets() -> dict[str, Dataset]:
-    """All datasets, by name."""
+    """Return all datasets, by name."""
     return _rows(Dataset, "datasets.toml")
 
 
 @functools.cache
 def trainings() -> dict[str, Training]:
-    """All training configurations, by name."""
+    """Return all training configurations, by name."""
     return _rows(Training, "training.toml")
 
 
 @functools.cache
 def modes() -> dict[str, Mode]:
-    """All modes, by name: each family of modes.toml for each type."""
+    """Return all modes, by name: each family of modes.toml for each type."""
     found: dict[str, Mode] = {}
     for family in families():
         for quant_type in family.types:
@@ -334,7 +345,7 @@ def patterns(names: Collection[str]) -> list[str]:
 
 
 def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
-    """`mode` with another type of the linear layers, or other ones of attention.
+    """Return `mode` with another type of the linear layers, or other ones of attention.
 
     `attention` is a type, as FA_X has it (QK alone), 'none', or a name like qk_pv_X. The result is
     called as the first mode that is the same, or else by what it quantizes. UnknownNameError lists
@@ -355,18 +366,18 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 
 def quant_types() -> tuple[str, ...]:
-    """The types that a mode may name, 'none' apart."""
+    """Return the types that a mode may name, 'none' apart."""
     return tuple(name for name, row in formats.FORMATS.items() if row.modes)
 
 
 def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
-    """The row called `name`; UnknownNameError lists the valid ones."""
+    """Return the row called `name`; UnknownNameError lists the valid ones."""
     check_choice(kind, name, table)
     return table[name]
 
 
 def expand_modes(given: str) -> list[str]:
-    """The modes that `given` means, as `expand` has it.
+    """Return the modes that `given` means, as `expand` has it.
 
     'all' and a glob mean those of the types that have scripts, where it matches any of them: such
     a sweep stays what it was when a format is added.
@@ -378,7 +389,7 @@ def expand_modes(given: str) -> list[str]:
 def expand(
     kind: str, table: Mapping[str, object], given: str, first: Collection[str] = ()
 ) -> list[str]:
-    """The names of `table` that `given` means, in its order, once each.
+    """Return the names of `table` that `given` means, in its order, once each.
 
     It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
     What matches names in `first` means these alone.
@@ -394,7 +405,7 @@ def expand(
 
 
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
-    """UnknownNameError unless `name` is one of `valid`."""
+    """Raise UnknownNameError unless `name` is one of `valid`."""
     if name not in valid:
         names = [str(v) for v in valid if v is not None]
         short = patterns(names)
@@ -402,7 +413,7 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
 
 
 def _blocks(size: int) -> int:
-    """`size` without what is less than a block."""
+    """Return `size` without what is less than a block."""
     return max(BLOCK, size // BLOCK * BLOCK)
 
 

@@ -1,7 +1,7 @@
 """The overlay: vendor upstream, patch it structurally, show what changed, and undo it exactly.
 
 Reading order: `transaction` (all files or none), `records` and `tree` (what lies on disk), `series`
-(what is to be changed), `edits` and `sweep` (the two vocabularies of change), `find` and `rewrite`
+(what is to be changed), `edits` and `codemod` (how a change is written), `find` and `rewrite`
 (edits on one file), `drift` (what is said when a patch does not fit), `plan` (the series on all
 files, in memory), `goal` (what a tree should hold), `apply` (getting there and back), `vendor` and
 `checkout` (where upstream comes from), then `status`, `diff`, `export` and `snapshot`, which change

@@ -44,7 +44,7 @@ def vendor(
     source: Annotated[
         Path | None, typer.Option("--from", help="A megatron-core wheel or Megatron-LM checkout.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a patched tree, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also replace a patched tree.")] = False,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -85,7 +85,7 @@ def apply(
 def restore(
     names: Names = None, force: Force = False, as_json: JsonOption = False, tree: TreeOption = None
 ) -> None:
-    """Give back upstream's bytes, or undo the named entries alone."""
+    """Restore upstream's files, or undo only the named entries."""
     from mqo.overlay import apply as overlay
 
     outcome = overlay.restore(settled(tree), _series(), names or (), force=force)
@@ -113,7 +113,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     width = max((len(entry.name) for entry in now.entries), default=0)
     for entry in now.entries:
         count = f"{entry.files} files" if entry.files else ""
-        lines.append(f"  {entry.name:{width}} {entry.kind:6} {entry.state:12} {count}".rstrip())
+        lines.append(f"  {entry.name:{width}} {entry.kind:7} {entry.state:12} {count}".rstrip())
     lines += [f"  changed by hand: {path}" for path in now.edited]
     for path, literal in now.types:
         lines.append(f"  {literal.site:6} {literal.value:8} {path}:{literal.line}")
@@ -123,18 +123,18 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
 
 def diff(
     names: Names = None,
-    stat: Annotated[bool, typer.Option("--stat", help="Show counts alone.")] = False,
-    all: Annotated[bool, typer.Option("--all", help="Show sweeps in full, too.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Show only counts.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Also show codemods in full.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
-            help="Write a patch file an entry to this new folder, outside of this checkout."
+            help="Write one patch file per entry to this new folder, outside of this checkout."
         ),
     ] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
-    """Show what differs from upstream (then exit 1): site patches in full, sweeps as counts."""
+    """Show what differs from upstream (then exit 1): site patches in full, codemods as counts."""
     from mqo.overlay import diff as overlay
 
     place, series = settled(tree), _series()
@@ -153,12 +153,12 @@ def diff(
 
 
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="A folder to be made.")],
+    target: Annotated[Path, typer.Argument(help="The folder to make.")],
     site_type: Annotated[
         list[str] | None,
         typer.Option(
             "--type",
-            help="SITE=TYPE, repeatable; others get none; without it the tree's types stay.",
+            help="SITE=TYPE, repeatable; other sites get none. By default the tree's types stay.",
         ),
     ] = None,
     without: Annotated[

@@ -127,12 +127,12 @@ def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]
 
 
 def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
-    """The lines to print, by kind of entry: site, add, sweep, and what is no entry's."""
+    """The lines to print, by kind of entry: site, add, codemod, and what is no entry's."""
     if not found:
         yield "# nothing differs"
     kinds = {entry.name: entry.kind for entry in series.entries}
     names = dict.fromkeys(change.entry for change in found)
-    order = ["site", "add", "sweep", None]
+    order = ["site", "add", "codemod", None]
     for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
         yield _title(series, name)
         shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher, get_close_matches
 
 NEAREST = 3
 # The share of its tokens that code must have in common with a pattern, in the same order.
-ALIKE = 0.6
+SIMILAR = 0.6
 WIDTH = 100
 
 
@@ -26,14 +26,14 @@ class Place:
     code: str
 
     def at(self, path: str) -> str:
-        """For the report: file, line, and the code in one line."""
+        """Return file, line, and the code in one line, for the report."""
         return f"{path}:{self.line} `{textwrap.shorten(self.code, WIDTH, placeholder=' ...')}`"
 
 
 def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
-    """Up to three places that look like `pattern`, the likest first and one a line."""
+    """Return up to three places that look like `pattern`, the most similar first."""
     scored = [(_likeness(pattern, place.code), place) for place in places]
-    scored = [(likeness, place) for likeness, place in scored if likeness[0] >= ALIKE]
+    scored = [(likeness, place) for likeness, place in scored if likeness[0] >= SIMILAR]
     scored.sort(key=lambda pair: pair[0], reverse=True)
     best: dict[int, Place] = {}
     for _, place in scored:
@@ -42,22 +42,20 @@ def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
 
 
 def _likeness(pattern: str, code: str) -> tuple[float, float]:
-    """By tokens, and where that is equal by letters: 0 nothing in common, 1 all."""
+    """Return the likeness by tokens, then by letters: 0 nothing in common, 1 all."""
     tokens = SequenceMatcher(None, _tokens(code), _tokens(pattern), autojunk=False)
-    if tokens.real_quick_ratio() < ALIKE or tokens.quick_ratio() < ALIKE:
+    if tokens.real_quick_ratio() < SIMILAR or tokens.quick_ratio() < SIMILAR:
         return 0.0, 0.0
     return tokens.ratio(), SequenceMatcher(None, code, pattern, autojunk=False).ratio()
 
 
 def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
-    """Up to three of `names`: first those that end in the same part ("A.f", "B.f"), then similar
-    ones.
-    """
+    """Return up to three of `names`: those that end in the same part ("A.f", "B.f") first."""
     names = list(dict.fromkeys(names))
     last = name.rpartition(separator)[2]
     same = [n for n in names if n.rpartition(separator)[2] == last]
     same.sort(key=lambda n: -SequenceMatcher(None, n, name).ratio())
-    close = get_close_matches(name, names, NEAREST, ALIKE)
+    close = get_close_matches(name, names, NEAREST, SIMILAR)
     return list(dict.fromkeys([*same, *close]))[:NEAREST]
 
 

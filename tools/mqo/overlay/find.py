@@ -57,9 +57,9 @@ def _look_alikes(
     kind = cst.BaseExpression if is_expression else cst.BaseSmallStatement
     for searched in (scope, Scope(module)):
         others = [n for n in searched.nodes if isinstance(n, kind) and n not in found]
-        alike = nearest(pattern, _places(module, others))
-        if alike:
-            return alike
+        candidates = nearest(pattern, _places(module, others))
+        if candidates:
+            return candidates
     return []
 
 

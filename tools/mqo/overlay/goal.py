@@ -28,7 +28,7 @@ class Goal:
 
 
 def goal(tree: Tree, series: Series) -> Goal:
-    """From the tree as it is to the one with the entries of `series` applied, and no others.
+    """Compute the tree with the entries of `series` applied, and no others.
 
     Quant types that stand in the tree are carried over. Raises DriftError where an entry does not
     fit this upstream.

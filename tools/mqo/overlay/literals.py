@@ -26,7 +26,7 @@ def read(content: bytes) -> list[Literal]:
 
 
 def read_if_any(content: bytes) -> list[Literal]:
-    """As `read`; none in a file that was edited until it does not parse."""
+    """Return what `read` does; none in a file that no longer parses."""
     try:
         return read(content)
     except OverlayError:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from mqo.errors import DriftError, MqoError
+from mqo.overlay.codemod import apply_codemod
 from mqo.overlay.drift import nearest_names
 from mqo.overlay.series import Entry, Series
-from mqo.overlay.sweep import sweep_file
 
 Read = Callable[[str], bytes]
 
@@ -45,7 +45,7 @@ def plan(
     """What the series makes of the files at `paths` (tree-relative) of upstream `version`.
 
     `read` gives pristine bytes; `only` limits the work to some of the files. Returns only the
-    files that change. An entry that this version does not need is passed over. Raises DriftError
+    files that change. An entry that this version does not need is skipped. Raises DriftError
     where the series was never tried on this version, or an entry does not find its places.
     """
     if not series.supports(version):
@@ -93,11 +93,13 @@ def _plan_entry(
     try:
         if entry.kind == "site":
             _plan_sites(entry, version, files, sources)
-        elif entry.kind == "sweep":
-            sweep = entry.load_sweep()
+        elif entry.kind == "codemod":
+            codemod = entry.load_codemod()
             for path, file in files.items():
-                if sweep.concerns(path, file.content):
-                    new = sweep_file(path, file.content, sweep, entry.name, pristine=file.pristine)
+                if codemod.concerns(path, file.content):
+                    new = apply_codemod(
+                        path, file.content, codemod, entry.name, pristine=file.pristine
+                    )
                     files[path] = file.then(entry.name, new)
     except DriftError as error:
         known = (

@@ -57,6 +57,11 @@ class PatchedFile:
         return self.stages[-1][1]
 
 
+def with_kind(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry's row with the kind's name of today: earlier versions wrote "sweep"."""
+    return row | {"kind": "codemod"} if row.get("kind") == "sweep" else row
+
+
 @dataclass(frozen=True)
 class AppliedEntry:
     """An entry as it was when it was applied; `digest` is of the entry and of upstream."""
@@ -76,7 +81,7 @@ class Manifest:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Manifest:
-        """From what `asdict` made, by way of JSON."""
+        """Read what `asdict` made, by way of JSON."""
         files = {
             path: PatchedFile(
                 row["pristine"],
@@ -85,7 +90,8 @@ class Manifest:
             )
             for path, row in table["files"].items()
         }
-        return cls(table["version"], tuple(AppliedEntry(**e) for e in table["entries"]), files)
+        entries = tuple(AppliedEntry(**with_kind(row)) for row in table["entries"])
+        return cls(table["version"], entries, files)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -14,14 +15,15 @@ from packaging.specifiers import SpecifierSet
 
 from mqo.errors import TableError, UnknownNameError
 from mqo.overlay.checkout import PACKAGES
+from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import Edit, FileEdits
+from mqo.overlay.records import with_kind
 from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
-from mqo.overlay.sweep import Sweep
 from mqo.project import Project
 
 SCHEMA = 1
 NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
-Kind = Literal["site", "sweep", "add"]
+Kind = Literal["site", "codemod", "add"]
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,19 @@ class Entry:
         if not isinstance(files, tuple) or not all(isinstance(file, FileEdits) for file in files):
             raise self.failure("has no FILES", "FILES, a tuple of FileEdits")
         for file in files:
-            if file.package not in PACKAGES:  # which would be passed over, as not brought
+            if file.package not in PACKAGES:  # which would be skipped, as not brought
                 raise self.failure(f"edits {file.path}", f"a file of {' or '.join(PACKAGES)}")
             if odd := [edit for edit in file.edits if not isinstance(edit, Edit)]:
                 raise self.failure(f"has {odd[0]!r:.80} among its edits", "edits alone")
         return files
 
-    def load_sweep(self) -> Sweep:
-        """Return the rule of a sweep entry; TableError when its source does not give one."""
-        sweep = getattr(self._module(), "SWEEP", None)
-        if isinstance(sweep, Sweep):
-            return sweep
-        raise self.failure("has no SWEEP", "SWEEP, a Sweep")
+    def load_codemod(self) -> Codemod:
+        """Return the rule of a codemod entry; TableError when its source does not give one."""
+        module = self._module()
+        codemod = getattr(module, "CODEMOD", getattr(module, "SWEEP", None))
+        if isinstance(codemod, Codemod):
+            return codemod
+        raise self.failure("has no CODEMOD", "CODEMOD, a Codemod")
 
     def failure(self, found: str, expected: str = "a patch that runs") -> TableError:
         """Return the error for the entry's source."""
@@ -114,8 +117,8 @@ class Series:
         check_specifier(table.supported, path, "supported")
         entries: list[Entry] = []
         for number, row in enumerate(table.entry, start=1):
-            where = f"entry {row.get('name', number)!r}"
-            entry = build(Entry, row, path, where, folder=folder)
+            where = f"entry {reprlib.repr(row.get('name', number))}"
+            entry = build(Entry, with_kind(row), path, where, folder=folder)
             _check_entry(entry, path, where, [known.name for known in entries])
             _check_files(entry, path, where, ours)
             entries.append(entry)

@@ -159,7 +159,7 @@ def recover(root: Path) -> Recovered | None:
         raise OverlayError(
             f"What a killed command left cannot be cleared away ({error})",
             expected="folders that may be removed",
-            help="Mend that, then repeat the command",
+            help="Correct that, then repeat the command",
         ) from error
 
 
@@ -237,7 +237,7 @@ def _finish(root: Path, journal: Journal) -> None:
         raise OverlayError(
             f"'{journal.command}' stopped half-way ({error})",
             expected="files that may be replaced",
-            help="Mend that; the next command on this tree finishes the change first",
+            help="Correct that; the next command on this tree finishes the change first",
         ) from error
 
 

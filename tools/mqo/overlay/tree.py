@@ -194,14 +194,14 @@ class Tree:
     # -- one command at a time --------------------------------------------------------------
 
     def settle(self) -> None:
-        """For commands that only read: finish or undo first what a killed command left."""
+        """Finish or undo what a killed command left, for commands that only read."""
         if transaction.is_interrupted(self.root):
             with self.reading("look"):
                 pass
 
     @contextmanager
     def reading(self, command: str) -> Iterator[None]:
-        """As `locked`; on a tree that the user may not write, a lock that admits other readers.
+        """Hold the tree as `locked` does; admit other readers where the user may not write it.
 
         Raises:
             OverlayError: somebody holds the tree; or it may not be written, and holds what a killed

@@ -7,33 +7,33 @@ import typer
 
 
 def perf(
-    model: Annotated[str | None, typer.Option(help="A model of the matrix.")] = None,
-    mode: Annotated[str | None, typer.Option(help="The mode that is tested.")] = None,
-    baseline: Annotated[str, typer.Option(help="The mode that it is compared with.")] = "bf16",
+    model: Annotated[str | None, typer.Option(help="A model.")] = None,
+    mode: Annotated[str | None, typer.Option(help="The mode to test.")] = None,
+    baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
-    training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "smoke",
-    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "smoke",
+    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
     no_scaling: Annotated[
-        bool, typer.Option("--no-scaling", help="Leave out one process against two.")
+        bool, typer.Option("--no-scaling", help="Do not compare one process with two.")
     ] = False,
     folder: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FOLDER", help="A new one; by default one below runs/perf."
+            "-o", "--out", metavar="FOLDER", help="A new folder; by default below runs/perf."
         ),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="A B", help="Instead: step times of two such folders, or two runs."),
+        typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(min=0, help="With --compare: replay both so often, in turn.")
+        int, typer.Option(min=0, help="With --compare: replay both N times, in turn.")
     ] = 0,
     allow_versions: Annotated[
         bool,
-        typer.Option("--allow-versions", help="With --compare: other versions or machines, too."),
+        typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),
     ] = False,
-    flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")] = None,
 ) -> None:
     """Test a mode's precision, loss, determinism, speed and memory, and judge them on one page.
 

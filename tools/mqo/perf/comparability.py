@@ -39,7 +39,7 @@ class Timed:
 
 
 def timed(*runs: Run) -> Timed:
-    """Of runs that are equal but for a profiler, whose steps do not count."""
+    """Return the times of runs that differ only in a profiler, whose steps do not count."""
     first = runs[0]
     for other in runs[1:]:
         check_comparable(timed(first), timed(other))
@@ -54,7 +54,7 @@ def timed(*runs: Run) -> Timed:
 
 
 def read(place: Path) -> Timed:
-    """Of a folder that `mqo perf` wrote, or of a run; MqoError for another."""
+    """Return the times of a folder that `mqo perf` wrote, or of a run; MqoError for another."""
     record = place / RECORD
     if record.is_file():
         try:

@@ -22,7 +22,7 @@ from mqo.perf.train import Asked, Plan, plan, train
 from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
-from mqo.terminal import plain
+from mqo.terminal import jsonable
 
 
 def run_test(asked: Asked, folder: Path | None, *, scaling: bool) -> bool:
@@ -72,7 +72,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
         "timed": asdict(timed(runs["mode"], runs["again"])),
         "sections": [asdict(section) for section in made],
     }
-    text = json.dumps(plain(facts), indent=1, allow_nan=False)
+    text = json.dumps(jsonable(facts), indent=1, allow_nan=False)
     for name, content in (("index.html", page(facts, made, runs)), (RECORD, text + "\n")):
         partial = measured.place / f".{name}.partial"
         partial.write_text(content, encoding="utf-8")

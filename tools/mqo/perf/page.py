@@ -27,7 +27,7 @@ def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, R
         verdicts=outcomes(made),
         run=runs["mode"],
         curves=curves([run.train for run in pair]),
-        looks=[(run.variant, look(run.types)) for run in pair],
+        looks=[(run.label, look(run.types)) for run in pair],
         size=(WIDTH, HEIGHT),
     )
 

@@ -22,14 +22,14 @@ class Ratio:
 
     @property
     def line(self) -> str:
-        """One line."""
+        """Return the ratio in one line."""
         low, high = self.noisy.low, self.noisy.high
         spread = "no spread" if low is None else f"quartiles {low:.3f} to {high:.3f}"
         return f"{self.noisy.median:.3f}x, {spread}, of {self.count} paired {self.of}"
 
 
 def ratio(one: Timed, other: Timed) -> Ratio:
-    """By repeats where both have several, each repeat its median step; else by paired steps.
+    """Compare the medians of repeats where both have several; else paired steps.
 
     MqoError where there is nothing to pair.
     """
@@ -49,7 +49,7 @@ def ratio(one: Timed, other: Timed) -> Ratio:
 
 
 def median_step(steps: Steps) -> float:
-    """Seconds, the first steps left out; MqoError without any."""
+    """Return seconds without the first steps; MqoError without any."""
     seconds = [seconds for _, seconds in sorted(steps.items())]
     if not seconds:
         raise MqoError("A run recorded no step time")

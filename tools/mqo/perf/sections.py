@@ -47,12 +47,12 @@ class Measured:
     place: Path
 
     def path(self, name: str, *parts: str) -> str:
-        """In a command, of a run's folder."""
+        """Return a run's folder as a command names it."""
         return str(self.place.joinpath("runs", name, *parts))
 
 
 def sections(measured: Measured) -> list[Section]:
-    """All of them, in the page's order; MqoError where runs are not to be compared."""
+    """Return all sections, in the page's order; MqoError where runs are not to be compared."""
     runs = measured.runs
     check_comparable(timed(runs["baseline"]), timed(runs["mode"]))
     makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
@@ -219,7 +219,7 @@ def _speed(name: str, run: Run) -> Row:
     flops, peak = _flops(run), _peak(run)
     rate = flops / run.step_time / 1e12 if flops and run.step_time else None
     return {
-        "run": f"{name}, {run.variant}",
+        "run": f"{name}, {run.label}",
         "tokens/s": run.tokens_per_s,
         "step, ms": run.step_time and 1000 * run.step_time,
         "TFLOP/s": rate,
@@ -228,7 +228,7 @@ def _speed(name: str, run: Run) -> Row:
 
 
 def _flops(run: Run) -> float | None:
-    """Of a step; None without a coverage, whose FLOPs are of one micro-batch."""
+    """Return the FLOPs of a step; None without a coverage, whose FLOPs are of one micro-batch."""
     if not run.folder.coverage.exists():
         return None
     facts = json.loads(run.folder.coverage.read_text(encoding="utf-8"))
@@ -341,5 +341,5 @@ def _scale_row(run: Run, one: Timed) -> Row:
 
 
 def outcomes(made: Sequence[Section]) -> list[Verdict]:
-    """Every verdict."""
+    """Return every verdict."""
     return [verdict for section in made for verdict in section.verdicts]

@@ -41,11 +41,11 @@ class Breakdown:
 
     @property
     def step(self) -> float:
-        """A whole step."""
+        """Return the time of a whole step."""
         return sum(self.seconds.values())
 
     def share(self, part: str) -> float:
-        """Of a whole step."""
+        """Return the share of a whole step."""
         return self.seconds[part] / self.step
 
 

@@ -32,7 +32,7 @@ class Threshold(BaseModel):
 
     @property
     def line(self) -> str:
-        """In words: 'at least 25 dB'."""
+        """Return it in words: 'at least 25 dB'."""
         word, bound = ("at most", self.most) if self.least is None else ("at least", self.least)
         return f"{word} {bound:g} {self.unit}".rstrip()
 

@@ -19,13 +19,13 @@ PAGE = "index.html"
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, or folders of them; all runs.")
+        list[Path] | None, typer.Argument(help="Run folders, or folders of them; by default all.")
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A folder, made or replaced.")] = Path(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to make or replace.")] = Path(
         "report"
     ),
 ) -> None:
-    """Compare runs: one page that works offline, with pictures and tables beside it."""
+    """Compare runs on one page that works offline, with pictures and tables beside it."""
     from mqo.project import Project
     from mqo.report.collect import collect
     from mqo.report.compare import compare
@@ -36,7 +36,7 @@ def report(
     write(groups, left_out, out)
     for group in groups:
         found, count = group.verdict, len(group.runs)
-        said = [f"by the rule {found.choice}, but:" if found.doubts else f"take {found.choice}"]
+        said = [f"by the rule {group.choice}, but:" if found.doubts else f"take {group.choice}"]
         words = " ".join((said if found.choice else []) + list(found.doubts))
         print(f"{group.title}: {count} run{'s' * (count > 1)}; {words}")
     if left_out:

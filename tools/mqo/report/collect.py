@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.config import Quantization, RunConfig
+from mqo.launch.config import RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
@@ -74,7 +74,7 @@ class Machine:
     threads: str
 
     def line(self) -> str:
-        """In words."""
+        """Return the machine in words."""
         threads = f"{self.threads} thread" + ("s" if self.threads != "1" else "")
         per = f"{self.processes} processes, each " if self.processes > 1 else ""
         return f"{self.device}, {self.cores} cores, {per}{threads}"
@@ -93,7 +93,7 @@ class FileChange(FileDiff):
 
     @property
     def digest(self) -> str:
-        """Equal for equal parts."""
+        """Return a hash, equal for equal parts."""
         return hashlib.sha256(self.content).hexdigest()[:16]
 
 
@@ -101,7 +101,8 @@ class FileChange(FileDiff):
 class Run:
     """A run that ended well.
 
-    `variant` is the mode with what the user changed in the quantizing. `setting` holds what must
+    `variant` is the mode with what the user changed in the quantizing, `label` the same as tables
+    and plots show it. `setting` holds what must
     be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
     in bytes, `share` is the quantized part of the FLOPs. `implementation` says which
     norms, optimizers and fusions the run took; it is empty where that was not recorded.
@@ -113,7 +114,7 @@ class Run:
     dataset: str
     config: str
     dtype: str
-    mode: str
+    label: str
     variant: str
     types: Mapping[str, str]
     setting: Mapping[str, str]
@@ -145,7 +146,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """By the median step."""
+        """Return tokens per second of the median step."""
         return self.tokens_per_step / self.step_time if self.step_time else None
 
 
@@ -213,7 +214,7 @@ def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def _not_started(place: Path) -> Iterator[LeftOut]:
-    """The cells of sweeps that have no run yet."""
+    """Yield the runs that sweeps have not started."""
     for folder in _folders(place):
         for entry in SweepFolder(folder).read():
             if entry.run is None:
@@ -231,7 +232,7 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         metrics = folder.read_metrics()
         if TRAIN_LOSS not in metrics:
             words = (
-                "it learnt from a teacher alone; `skip_lm_loss: false` records its own loss, too"
+                "it learned from a teacher alone; `skip_lm_loss: false` records its own loss, too"
             )
             return LeftOut(name, "without a loss on its text", words)
         return _run(name, folder, config, result, metrics)
@@ -261,6 +262,7 @@ def _run(
     facts = _json(folder.environment)
     device = _json(folder.device) if folder.device.exists() else {}
     peaks = device.get("peak_memory")
+    changed = changed_quantization(folder, config.quantization.gemms)
     return Run(
         folder=folder,
         name=name,
@@ -268,8 +270,8 @@ def _run(
         dataset=of.dataset.name,
         config=of.training.name,
         dtype=of.dtype,
-        mode=config.quantization.mode,
-        variant=_variant(folder, config.quantization),
+        label=config.mode_label + changed,
+        variant=config.quantization.mode + changed,
         types=result["types"],
         setting=_setting(config, command, facts),
         seed=" ".join(values(command, "--seed")) or "default",
@@ -304,13 +306,14 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _variant(folder: RunFolder, asked: Quantization) -> str:
-    which = "" if asked.gemms == "fprop" else f", {asked.gemms} GEMMs"
-    return asked.mode + which + "".join(f", {text}" for text in options(folder))
+def changed_quantization(run: RunFolder, gemms: str) -> str:
+    """Return what a run changed in its mode, to follow the mode's name."""
+    which = [] if gemms == "fprop" else [f"{gemms} GEMMs"]
+    return "".join(f", {text}" for text in (*which, *_options(run)))
 
 
-def options(run: RunFolder) -> Iterator[str]:
-    """What tells two runs of one cell apart: quantizers' options, schedules, layers left out."""
+def _options(run: RunFolder) -> Iterator[str]:
+    """Yield the quantizers' options, the schedules, and the layers left out."""
     tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
     for table in ("quantizer", "quantiser", "schedule"):  # the second is version 0.1's name
         yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
@@ -352,7 +355,7 @@ def _machine(
 
 
 def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
-    """By site and type; a schedule gives a site several."""
+    """Yield a record per site and type; a schedule gives a site several."""
     if not folder.quant_stats.exists():
         return
     kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

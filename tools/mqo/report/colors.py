@@ -81,5 +81,5 @@ SYMBOLS = (
 def symbol(group: Group, variant: str) -> Symbol:
     """Return the variant's symbol: the first one, but for further variants of one look."""
     looks = {row.variant: look(row.types) for row in group.rows}
-    alike = [name for name, one in looks.items() if one == looks[variant]]
-    return SYMBOLS[alike.index(variant) % len(SYMBOLS)]
+    same = [name for name, one in looks.items() if one == looks[variant]]
+    return SYMBOLS[same.index(variant) % len(SYMBOLS)]

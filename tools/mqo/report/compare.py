@@ -1,4 +1,4 @@
-"""Which runs may be compared, how far each mode is from bf16, and which mode the numbers favor."""
+"""Groups runs that may be compared, and measures how far each mode is from the baseline."""
 
 import math
 import statistics
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from mqo.matrix.tables import NONE, SITES
+from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import LeftOut, Run
 from mqo.runs import Series
 
-BASELINE = "bf16"
 # The verdict's numbers; the page states them.
 DEFAULT_TOLERANCE = 0.005
 SEED_FACTOR = 2
@@ -30,7 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Self | None:
-        """Of the values that there are; None without any."""
+        """Return the spread of the values that are not None; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
             return None
@@ -42,8 +42,8 @@ class Spread:
 class Row:
     """A variant of a group: its runs' values over seeds.
 
-    `gap` is relative to bf16 of the same seed (0.01: one percent more loss); `memory_saved` and
-    `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
+    `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
+    and `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
     tokens a second.
     """
 
@@ -58,8 +58,13 @@ class Row:
     speed_up: Spread | None
 
     @property
+    def label(self) -> str:
+        """Return the variant as tables and plots show it."""
+        return self.runs[0].label
+
+    @property
     def types(self) -> Mapping[str, str]:
-        """By site."""
+        """Return {site: quant type}."""
         return self.runs[0].types
 
     @property
@@ -72,7 +77,7 @@ class Row:
 class Verdict:
     """Which variant the rule names, whether the evidence is enough for it, and the reasons.
 
-    `tolerance` is the T of the rule, relative to bf16's loss.
+    `tolerance` is the T of the rule, relative to the baseline's loss.
     """
 
     choice: str | None
@@ -98,21 +103,26 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a reader looks for."""
+        """Return model, dataset and configuration."""
         return f"{self.model} on {self.dataset}, {self.config}"
 
     @property
+    def choice(self) -> str | None:
+        """Return the verdict's choice as tables show it."""
+        return next((row.label for row in self.rows if row.variant == self.verdict.choice), None)
+
+    @property
     def seeds(self) -> tuple[str, ...]:
-        """All of its runs."""
+        """Return the seeds of all its runs."""
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """All that its runs were on."""
+        """Return the machines of its runs."""
         return tuple(dict.fromkeys(run.machine.line() for run in self.runs))
 
     def baseline(self, run: Run) -> Run | None:
-        """bf16 of the run's seed."""
+        """Return the unquantized run of the run's seed."""
         return _baselines(self.runs).get(run.seed)
 
 
@@ -126,8 +136,8 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}
         replaced += _replaced(kinds[key], newest)
-        alike = [other for other in kinds if other[:3] == key[:3] and other != key]
-        made.append(_group(tuple(newest.values()), [kinds[other][0] for other in alike]))
+        namesakes = [other for other in kinds if other[:3] == key[:3] and other != key]
+        made.append(_group(tuple(newest.values()), [kinds[other][0] for other in namesakes]))
     return made, replaced
 
 
@@ -138,7 +148,7 @@ def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]
         if later is not run:
             same = run.train == later.train and run.valid == later.valid
             words = "its losses are the same to the last bit" if same else "its losses differ"
-            text = f"same cell and seed as {later.name}, which comes later; {words}"
+            text = f"same configuration and seed as {later.name}, which comes later; {words}"
             found.append(LeftOut(run.name, "repeated", text))
     return found
 
@@ -173,7 +183,7 @@ def _differs(run: Run, others: Sequence[Run]) -> list[str]:
 
 
 def _cautions(runs: Sequence[Run]) -> list[str]:
-    """In what the runs differ that may, and perhaps should not, change a loss."""
+    """Return the differences between runs that may change a loss."""
     facts: Mapping[str, Callable[[Run], object]] = {
         "commits": lambda run: run.commit,
         "releases of Megatron": lambda run: run.upstream,
@@ -198,18 +208,18 @@ def final_loss(run: Run, validated: bool) -> float:
 
 
 def difference(run: Run, baseline: Run) -> Series:
-    """Training loss less bf16's, in nats, at the steps that both have."""
+    """Return the training loss less the baseline's, in nats, at the steps that both have."""
     other = dict(baseline.train)
     return [(step, value - other[step]) for step, value in run.train if step in other]
 
 
 def _baselines(runs: Iterable[Run]) -> dict[str, Run]:
-    """{seed: bf16}."""
+    """Return {seed: the unquantized run}."""
     return {run.seed: run for run in runs if run.variant == BASELINE}
 
 
 def _rows(runs: Sequence[Run], validated: bool) -> list[Row]:
-    """bf16 first, then by what is quantized, least first."""
+    """Return the baseline first, then the others by the quantized share, least first."""
     variants: dict[str, list[Run]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
@@ -250,30 +260,31 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
 
 
 def verdict(rows: Sequence[Row], *, continued: bool = False) -> Verdict:
-    """Of the variants within T of bf16, the one that quantizes most; with what speaks against it.
+    """Choose, of the variants within T of the baseline, the one that quantizes most.
 
-    T is SEED_FACTOR standard deviations of bf16's final loss over seeds, relative to its mean, or
-    DEFAULT_TOLERANCE of a single seed. `continued` runs, which began from a checkpoint, need no
-    fall of the loss.
+    T is SEED_FACTOR standard deviations of the baseline's final loss over seeds, relative
+    to its mean, or DEFAULT_TOLERANCE of a single seed. `continued` runs began from a checkpoint and
+    need no fall of the loss.
     """
     base = next((row for row in rows if row.variant == BASELINE), None)
     others = [row for row in rows if row.gap and row.share is not None]
     if base is None:
-        return Verdict(None, DEFAULT_TOLERANCE, "", doubts=("There is no bf16 run here.",))
+        text = "There is no unquantized run (mode bf16) here."
+        return Verdict(None, DEFAULT_TOLERANCE, "", doubts=(text,))
     tolerance, basis = _tolerance(base)
     if not others:
-        text = "No other mode has a run with a bf16 run of the same seed and a known share."
+        text = "No other mode has a known share and an unquantized run of the same seed."
         return Verdict(None, tolerance, basis, doubts=(text,))
     within = [row for row in others if row.gap.mean <= tolerance]  # type: ignore[union-attr]
     doubts = tuple(_doubts(base, others, tolerance, continued))
     if not within:
         nearest = _nearest(others)
-        text = f"The gap of the nearest, {nearest.variant}, is {_shown(nearest)}."
+        text = f"The gap of the nearest, {nearest.label}, is {_shown(nearest)}."
         return Verdict(BASELINE, tolerance, basis, ("No mode stays within T.", text), doubts)
     best = min(within, key=lambda row: (-(row.share or 0), _gap(row)))
     reasons = [
-        f"Its loss is {_gap(best):+.2%} from bf16's, and it quantizes {best.share:.1%} of the "
-        f"FLOPs, the most of the {len(within)} within T.",
+        f"Its loss is {_gap(best):+.2%} from the unquantized run's, and it quantizes "
+        f"{best.share:.1%} of the FLOPs, the most of the {len(within)} within T.",
         *_equals(best, within),
         *_next(best, others),
     ]
@@ -295,7 +306,7 @@ def _shown(row: Row) -> str:
 def _equals(best: Row, within: Sequence[Row]) -> list[str]:
     """What quantizes as much, and is a little farther away."""
     rows = [row for row in within if row.share == best.share and row is not best]
-    parts = [f"{row.variant} ({_shown(row)})" for row in rows]
+    parts = [f"{row.label} ({_shown(row)})" for row in rows]
     return [f"As much: {', '.join(parts)}."] if parts else []
 
 
@@ -305,15 +316,16 @@ def _next(best: Row, others: Sequence[Row]) -> list[str]:
     if not more:
         return []
     near = _nearest(more)
-    return [f"{near.variant} would quantize {near.share:.1%}, but its gap is {_shown(near)}."]
+    return [f"{near.label} would quantize {near.share:.1%}, but its gap is {_shown(near)}."]
 
 
 def _tolerance(base: Row) -> tuple[float, str]:
     if base.loss.deviation is None:
-        return DEFAULT_TOLERANCE, "the default, for bf16 has one seed"
+        return DEFAULT_TOLERANCE, "the default, for the unquantized mode has one seed"
     count = len(base.runs)
     relative = SEED_FACTOR * base.loss.deviation / base.loss.mean
-    return relative, f"{SEED_FACTOR} standard deviations of bf16's final loss over {count} seeds"
+    what = f"{SEED_FACTOR} standard deviations of the unquantized final loss"
+    return relative, f"{what} over {count} seeds"
 
 
 def _doubts(base: Row, others: Sequence[Row], tolerance: float, continued: bool) -> Iterable[str]:
@@ -324,7 +336,7 @@ def _doubts(base: Row, others: Sequence[Row], tolerance: float, continued: bool)
     falls = [1 - final_loss(run, False) / run.train[0][1] for run in base.runs]
     if not continued and not min(falls) >= MIN_FALL:
         yield (
-            f"Too short: bf16's training loss fell by {min(falls):.1%} only, "
+            f"Too short: the unquantized training loss fell by {min(falls):.1%} only, "
             f"less than {MIN_FALL:.0%}."
         )
     single = [row for row in (base, *others) if len(row.runs) == 1]
@@ -339,7 +351,7 @@ def _doubts(base: Row, others: Sequence[Row], tolerance: float, continued: bool)
 
 
 def _listed(rows: Iterable[Row]) -> str:
-    return ", ".join(row.variant for row in rows)
+    return ", ".join(row.label for row in rows)
 
 
 def quantized(types: Mapping[str, str]) -> str:

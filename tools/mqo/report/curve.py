@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.report.collect import options
+from mqo.matrix.tables import mode_label
+from mqo.report.collect import changed_quantization
 from mqo.report.colors import DASHES, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
 from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
@@ -56,7 +57,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
         axes.axhline(chance.pop(), color="grey", linestyle="--", linewidth=1, label="chance, ln V")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per token")
-    axes.set_title("validation loss (dots) and training loss (thin)", fontsize=10)
+    axes.set_title("validation loss (dots) and training loss (lines)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +73,10 @@ def _types(run: RunFolder) -> dict[str, str]:
 def _label(run: RunFolder) -> str:
     config = run.read_config()
     of, asked = config["experiment"], config["quantization"]
-    which = "" if asked["gemms"] == "fprop" else f", {asked['gemms']} GEMMs"
-    names = (of["model"]["name"], of["dataset"]["name"], asked["mode"])
-    more = "".join(f", {text}" for text in options(run))
-    return f"{' '.join(names)}{which}{more} ({of['training']['name']}, {of['dtype']})"
+    mode = mode_label(asked["mode"], of["dtype"], scheduled=bool(asked.get("schedule")))
+    mode += changed_quantization(run, asked["gemms"])
+    names = (of["model"]["name"], of["dataset"]["name"], mode)
+    return f"{' '.join(names)}, {of['training']['name']}, {of['dtype']}"
 
 
 def _chance(run: RunFolder) -> float | None:
@@ -86,8 +87,9 @@ def _chance(run: RunFolder) -> float | None:
 
 
 def draw(group: Group, target: Path) -> None:
-    """Training loss, its difference to bf16, and validation loss, as `target`.png and .svg.
+    """Draw training loss, its difference to the baseline, and validation loss.
 
+    Writes `target`.png and `target`.svg.
     A curve is the mean over the seeds of a variant.
     """
     plt = _pyplot()
@@ -103,8 +105,8 @@ def draw(group: Group, target: Path) -> None:
         panels[0].plot(*xy(downsample(mean([run.train for run in row.runs]))), **sparse)
         if apart:
             panels[1].plot(*xy(downsample(mean(apart), DIFFERENCES)), **sparse)
-        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.variant, **style)
-    titles = ("training loss", "training loss less that of bf16", "validation loss")
+        panels[2].plot(*xy(mean([run.valid for run in row.runs])), label=row.label, **style)
+    titles = ("training loss", "training loss less that of the unquantized run", "validation loss")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_ylabel("nats per token")

@@ -23,7 +23,7 @@ def downsample(series: Series, points: int = POINTS) -> Series:
 
 
 def mean(curves: Sequence[Series]) -> Series:
-    """Of several runs, at the steps that all have."""
+    """Return the mean of several runs at the steps that all have."""
     tables = [dict(curve) for curve in curves]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     return [(step, statistics.fmean(table[step] for table in tables)) for step in shared]

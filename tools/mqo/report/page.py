@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, look, symbol
-from mqo.report.compare import Group, Spread, difference, quantized
+from mqo.report.compare import BASELINE, Group, Spread, difference, quantized
 from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
 from mqo.report.tables import sites
 from mqo.runs import Series
@@ -42,6 +42,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     """The HTML. SetupError without plotly."""
     environment = templates("mqo.report")
     environment.globals |= {
+        "BASELINE": BASELINE,
         "quantized": quantized,
         "look": look,
         "sites": sites,
@@ -115,7 +116,7 @@ def _series(group: Group, run: Run) -> dict[str, Any]:
     several = len(group.seeds) > 1
     return {
         "variant": run.variant,
-        "label": f"{run.variant}, seed {run.seed}" if several else run.variant,
+        "label": f"{run.label}, seed {run.seed}" if several else run.label,
         "look": asdict(look(run.types)),
         "symbol": symbol(group, run.variant).plotly,
         "loss": _points(downsample(run.train)),

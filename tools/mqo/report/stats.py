@@ -16,7 +16,7 @@ class TensorStats:
     """The tensors that a file holds, and the tables of the chosen ones.
 
     held: name, shape and dtype of each. tables: name, axis (of mx blocks), amax, and rows with the
-    format's choices, sqnr_db (None without a signal) and, from 0 to 1,
+    format's choices, sqnr_db (None without a signal; "inf" and "nan" as text) and, from 0 to 1,
     underflow (of the nonzero elements) and saturation.
     """
 
@@ -57,7 +57,8 @@ def lines(stats: TensorStats) -> list[str]:
     """A table a tensor: SQNR in dB, underflow of the nonzero and saturation of all, in percent."""
     text = []
     for table in stats.tables:
-        text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {table['amax']:.6g}")
+        amax = float(table["amax"])
+        text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {amax:.6g}")
         head = ("type", "block", "scale", "SQNR dB", "underflow %", "saturation %")
         text.append("{:<15} {:>7} {:<6} {:>8} {:>12} {:>12}".format(*head))
         text += [_row(row) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
@@ -69,6 +70,6 @@ def _row(row: dict[str, Any]) -> str:
     block += f"x{block}" * (row["tile"] == "square")
     scale = row["scale_rule"] or ("tensor" if row["tensor_scale"] else "-")
     sqnr = row["sqnr_db"]
-    shown = "-" if sqnr is None else f"{sqnr:.2f}"
+    shown = "-" if sqnr is None else f"{float(sqnr):.2f}"
     shares = f"{100 * row['underflow']:>12.4f} {100 * row['saturation']:>12.4f}"
     return f"{row['quant_type']:<15} {block:>7} {scale:<6} {shown:>8} {shares}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from mqo.report.collect import LeftOut, Site
 from mqo.report.compare import Group, Row, Spread, final_loss, quantized
-from mqo.terminal import plain
+from mqo.terminal import jsonable
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
 Table = list[dict[str, Any]]
@@ -38,7 +38,7 @@ def write(folder: Path, made: Mapping[str, Table]) -> None:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    text = json.dumps({"schema": 1} | plain(dict(made)), indent=1, allow_nan=False)
+    text = json.dumps({"schema": 1} | jsonable(dict(made)), indent=1, allow_nan=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -125,7 +125,7 @@ def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
 
 
 def layer_values(model: Model, layer: int, attention: Attention, *, uneven: float = 1) -> int:
-    """Values that a layer keeps for backward of a token, the scores apart.
+    """Return values that a layer keeps for backward of a token, the scores apart.
 
     Both norms keep what comes in and what goes out: the latter is the next linear layers' input.
     The rotation keeps sines and cosines, twice, of a sequence: of a token in micro-batches of one.
@@ -144,7 +144,7 @@ def layer_packed(
     uneven: float = 1,
     width: int = BF16,
 ) -> float:
-    """Bytes of a token that a layer keeps less, with its linear layers' inputs as codes.
+    """Return bytes of a token that a layer keeps less, with its linear layers' inputs as codes.
 
     Each linear layer has codes of its own, also two of one input (latent attention's first ones).
     An input that another operation keeps is not freed, and its codes come on top: fused attention
@@ -170,12 +170,12 @@ def layer_packed(
 
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
-    """Bytes less for so many values that are freed, and so many codes in their place."""
+    """Return the bytes saved by so many values that are freed, and so many codes in their place."""
     return width * freed - formats.FORMATS[linear].packed_bytes * codes if linear != NONE else 0
 
 
 def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
-    """Query, key, value and context, and the width that is rotated.
+    """Return query, key, value and context, and the width that is rotated.
 
     Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
     recomputed, the value is kept as a view of all that was projected.
@@ -202,7 +202,7 @@ def _latent(model: Model, attention: Attention) -> tuple[int, int]:
 
 
 def _mlp(model: Model, layer: int, uneven: float) -> int:
-    """Gate and up, and their product, which is the input of what leads down again.
+    """Return gate and up, and their product, which is the input of what leads down again.
 
     Experts have inputs of their own. A router keeps some numbers an expert.
     """
@@ -215,14 +215,14 @@ def _mlp(model: Model, layer: int, uneven: float) -> int:
 
 
 def _scores(model: Model, training: Training, layout: Layout, kept: int, width: int) -> int:
-    """Bytes of all s x s tensors of unfused attention; those of `kept` layers stay."""
+    """Return bytes of all s x s tensors of unfused attention; those of `kept` layers stay."""
     heads = model.num_attention_heads // layout.tensor
     one = training.micro_batch * heads * training.sequence**2 // layout.context
     return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
 
 
 def _rounded(model: Model, training: Training, layout: Layout, weights: Weights) -> int:
-    """Values of the rounded operands of one linear layer: the largest weight, and its input.
+    """Return values of the rounded operands of one linear layer: the largest weight, and its input.
 
     Attention's are less than that, and are left out.
     """

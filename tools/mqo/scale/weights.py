@@ -22,13 +22,13 @@ class Weights:
 
 
 def padded_vocabulary(model: Model, layout: Layout) -> int:
-    """Rows of the embedding, as upstream pads them for its tensor-parallel ranks."""
+    """Return rows of the embedding, as upstream pads them for its tensor-parallel ranks."""
     multiple = VOCABULARY_MULTIPLE * layout.tensor
     return -(-model.vocab_size // multiple) * multiple
 
 
 def rank_weights(model: Model, layout: Layout, stage: int) -> Weights:
-    """Those of a rank of pipeline stage `stage`."""
+    """Return the weights of a rank of pipeline stage `stage`."""
     hidden, tensor = model.hidden_size, layout.tensor
     last = stage == layout.pipeline - 1
     table = padded_vocabulary(model, layout) * hidden // tensor
@@ -56,12 +56,12 @@ def rank_weights(model: Model, layout: Layout, stage: int) -> Weights:
 
 
 def is_sparse(model: Model, layer: int) -> bool:
-    """Whether the layer has experts."""
+    """Return whether the layer has experts."""
     return model.moe is not None and layer >= model.moe.dense_layers
 
 
 def _mlp(model: Model, width: int) -> int:
-    """Gate, up and down."""
+    """Return gate, up and down."""
     return 3 * model.hidden_size * width
 
 

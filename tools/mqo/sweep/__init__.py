@@ -1,1 +1,1 @@
-"""Many cells of the matrix, side by side: `mqo sweep`."""
+"""`mqo sweep`: trains many runs side by side."""

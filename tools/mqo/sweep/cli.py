@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mqo.project import Project
-    from mqo.sweep.cells import Job
+    from mqo.sweep.configs import Job
     from mqo.sweep.local import Local
     from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
@@ -25,22 +25,23 @@ def sweep(
     modes: Annotated[
         str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
     ] = None,
-    training_config: Annotated[str, typer.Option(help="Sizes and schedule.")] = "tiny",
+    training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "tiny",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default as many as fit.")
+        int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between; a run each.")] = "",
-    gemms: Annotated[str, typer.Option(help="fprop; or all: dgrad and wgrad, too.")] = "fprop",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")] = "",
+    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
     exclude: Annotated[
         list[str] | None,
         typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
-    data_prefix: Annotated[Path | None, typer.Option(help="An index; of one dataset.")] = None,
+    data_prefix: Annotated[Path | None, typer.Option(help="An index, for one dataset.")] = None,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes of a job.")] = 1,
     slurm: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs, with these options.")
+        str | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options."),
     ] = None,
     folder: Annotated[
         Path | None,
@@ -48,25 +49,25 @@ def sweep(
             "-o",
             "--out",
             metavar="FOLDER",
-            help="The sweep's; by default one below runs/sweeps, the same for the same cells.",
+            help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
         ),
     ] = None,
-    flags: Annotated[list[str] | None, typer.Argument(help="Behind `--`: Megatron's own.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")] = None,
 ) -> None:
-    """Train many cells side by side; the same command again goes on where this one ended.
+    """Train many runs side by side; the same command again continues where this one ended.
 
-    Exit 1 if a cell failed, twice; the others run all the same.
+    Exit 1 if a run failed twice; the others still run.
     """
     from mqo.errors import MqoError
     from mqo.launch.config import Cluster
     from mqo.matrix import tables
     from mqo.project import Project
-    from mqo.sweep import cells
+    from mqo.sweep import configs
     from mqo.sweep.state import SweepFolder
 
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
-    asked = cells.jobs(
+    asked = configs.jobs(
         models,
         datasets,
         modes,
@@ -82,7 +83,7 @@ def sweep(
     )
     if data_prefix and len({job.config.experiment.dataset.name for job in asked}) > 1:
         raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
-    cells.check(asked)
+    configs.check(asked)
     project = Project.here()
     place = SweepFolder((folder or default_folder(project, asked)).resolve())
     with place.held():
@@ -92,7 +93,7 @@ def sweep(
 
 
 def default_folder(project: Project, asked: Sequence[Job]) -> Path:
-    """The same for the same cells, so that the same command goes on."""
+    """Return a folder named for these runs, so that the same command continues in it."""
     import hashlib
 
     text = "\n".join(f"{job.name} {job.digest}" for job in asked)
@@ -112,22 +113,22 @@ def _seeds(text: str) -> list[int]:
 
 
 def _executor(
-    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, cells: int
+    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, runs: int
 ) -> Local | Slurm:
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
     if slurm is None:
-        return Local(shares(detect(), jobs, processes, cells))
+        return Local(shares(detect(), jobs, processes, runs))
     from mqo.sweep.slurm import Slurm, options
 
-    return Slurm(place, options(slurm), jobs or cells)
+    return Slurm(place, options(slurm), jobs or runs)
 
 
 def _run(
     project: Project, place: SweepFolder, asked: Sequence[Job], executor: Local | Slurm
 ) -> list[Entry]:
-    """Prepare what all cells share, run them, and print the summary; the entries of the cells."""
+    """Prepare what all runs share, run them, print the summary, and return their entries."""
     from rich.console import Console
 
     from mqo.sweep.pool import Pool
@@ -138,13 +139,14 @@ def _run(
     entries = place.entries(asked)  # before the preparation: a folder of another sweep is refused
     if any(entries[job.name].state != "done" for job in asked):
         prepare(project, asked)
-    with shown(console) as view:
+    labels = {job.name: job.label for job in asked}
+    with shown(console, labels) as view:
         pool = Pool(place, asked, executor, view)
         if pool.skipped:
-            view.say(f"{pool.skipped} of {len(asked)} cells are done already, and skipped")
+            view.say(f"{pool.skipped} of {len(asked)} runs are done already and skipped")
         entries = pool.run()
     ended = [entries[job.name] for job in asked]
-    console.print(summary(ended))
+    console.print(summary(ended, labels))
     for entry in ended:
         if entry.state == "failed":
             text = f"failed   : {entry.name}: {entry.reason} ({place.run_of(entry).root})"
@@ -154,7 +156,7 @@ def _run(
 
 
 def prepare(project: Project, asked: Sequence[Job]) -> None:
-    """Bring about what all cells share, once."""
+    """Prepare what all runs share, once."""
     from mqo.launch.prepare import ready_data, ready_tree
     from mqo.overlay.series import Series
 

@@ -1,6 +1,6 @@
-"""`python -m mqo.sweep.job FOLDER`: trains the cell that FOLDER/cell.json names, in FOLDER.
+"""`python -m mqo.sweep.job FOLDER`: trains in FOLDER what its cell.json says.
 
-A process of its own for each cell: whatever becomes of it, the sweep goes on.
+Each run has a process of its own: the sweep goes on, whatever becomes of it.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def train(folder: RunFolder) -> None:
-    """Train the folder's cell in it."""
+    """Train in a folder what its cell.json says."""
     config = RunConfig.read(folder)
     result = run(Project.here(), config, report=lambda text: print(text, flush=True), folder=folder)
     print(f"result   : {result.line()}")

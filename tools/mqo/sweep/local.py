@@ -17,12 +17,12 @@ GRACE_S = 3 * process.GRACE_S
 
 
 def log_of(run: RunFolder) -> Path:
-    """What a job prints; the training's own output is in `run.log`."""
+    """Return what a job prints; the training's own output is in `run.log`."""
     return run.root / "job.txt"
 
 
 def command(run: RunFolder) -> list[str]:
-    """The command of a job."""
+    """Return the command of a job."""
     return [sys.executable, "-m", "mqo.sweep.job", str(run.root)]
 
 
@@ -30,10 +30,10 @@ def shares(
     machine: Machine,
     jobs: int | None,
     processes: int,
-    cells: int,
+    runs: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[dict[str, str]]:
-    """The variables of each of `jobs` that run at once; None: as many of `cells` as there is room.
+    """Return the variables of each of `jobs` at once; None: as many of `runs` as there is room.
 
     On GPUs a job has one for each of its `processes`, and no other job has it; on CPUs it has as
     many threads as cores are left to it. MqoError for more than there is room for.
@@ -43,7 +43,7 @@ def shares(
         devices = [str(n) for n in range(machine.gpus)]
     units, what = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
     room = units // processes
-    count = jobs or max(1, min(room, cells))
+    count = jobs or max(1, min(room, runs))
     if count > room and (machine.has_cuda or count > 1):
         raise MqoError(
             f"{count} jobs of {processes} processes each want {count * processes} {what}",

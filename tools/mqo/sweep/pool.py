@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mqo.launch.progress import Progress
 from mqo.process import held, stops_raise
 from mqo.runs import RunFolder
-from mqo.sweep.cells import Job
+from mqo.sweep.configs import Job
 from mqo.sweep.local import Child, Local, log_of
 from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
@@ -72,7 +72,7 @@ class Pool:
             self._start(job, slot)
 
     def _may_start(self, job: Job) -> bool:
-        """Whether no other job is just writing the index that this one shares with it.
+        """Return whether no other job is just writing the index that this one shares with it.
 
         Upstream writes it in place: a reader of half of it fails.
         """
@@ -139,7 +139,7 @@ class Pool:
 
 
 def reason_of(run: RunFolder, code: int) -> str:
-    """Why a job failed: its own error, or the last line that it printed."""
+    """Return why a job failed: its own error, or the last line that it printed."""
     try:
         lines = log_of(run).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

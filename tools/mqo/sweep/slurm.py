@@ -30,7 +30,7 @@ def options(text: str) -> dict[str, str | int]:
 
 
 def call(words: list[str], log: Path) -> int:
-    """On the node: run a command, its output in a file; the exit code."""
+    """Run a command on the node, its output in a file; return the exit code."""
     with log.open("wb") as output:
         return subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT

@@ -1,4 +1,4 @@
-"""A sweep's folder: sweep.json, which says how far each cell is, beside the cells' run folders."""
+"""A sweep's folder: sweep.json, which says how far each run is, beside the runs' folders."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
 from mqo.runs import RunFolder
-from mqo.sweep.cells import Job
+from mqo.sweep.configs import Job
 
 SCHEMA = 1
 State = Literal["queued", "running", "done", "failed"]
@@ -21,7 +21,7 @@ State = Literal["queued", "running", "done", "failed"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell in sweep.json. `run` is the folder of its last attempt, below the sweep's own.
+    """A run in sweep.json. `run` is the folder of its last attempt, below the sweep's own.
 
     Losses are in nats per token, `seconds` the training's whole life, as in the run's result.json.
     """
@@ -38,7 +38,7 @@ class Entry:
     seconds: float | None = None
 
     def ended_well(self, run: RunFolder) -> Self | None:
-        """The entry with the run's result; None where the run left none."""
+        """Return the entry with the run's result; None where the run left none."""
         try:
             result = json.loads(run.result.read_text(encoding="utf-8"))
             names = ("iterations", "train_loss", "valid_loss", "seconds")
@@ -55,16 +55,16 @@ class SweepFolder:
 
     @property
     def file(self) -> Path:
-        """What says how far each cell is."""
+        """Return the file that says how far each run is."""
         return self.root / "sweep.json"
 
     def run_of(self, entry: Entry) -> RunFolder:
-        """The folder of the entry's last attempt, which it must have had."""
+        """Return the folder of the entry's last attempt, which it must have had."""
         return RunFolder(self.root / str(entry.run))
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One sweep at a time in this folder; MqoError for the second."""
+        """Hold the folder for one sweep; MqoError for a second one."""
         self.root.mkdir(parents=True, exist_ok=True)
         holder, lock = self.root / ".holder", FileLock(self.root / ".lock")
         try:
@@ -83,10 +83,10 @@ class SweepFolder:
             lock.release()
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:
-        """{name: entry} of what the folder holds already, and of the jobs.
+        """Return {name: entry} of what the folder holds already, and of the jobs.
 
         A run that ended well counts, though the sweep did not live to note it; what was running
-        when a sweep ended is queued again, and what failed, too. MqoError where a cell of the same
+        when a sweep ended is queued again, and what failed, too. MqoError where a run of the same
         name was another one.
         """
         found = {entry.name: self._seen(entry) for entry in self.read()}
@@ -121,7 +121,7 @@ class SweepFolder:
         return entry.ended_well(self.run_of(entry)) or replace(entry, state="queued")
 
     def read(self) -> list[Entry]:
-        """The entries as they were last written; none without a file."""
+        """Return the entries as they were last written; none without a file."""
         try:
             table = json.loads(self.file.read_text(encoding="utf-8"))
             if table["schema"] != SCHEMA:
@@ -144,7 +144,7 @@ class SweepFolder:
         partial.replace(self.file)
 
     def new_run(self, job: Job) -> RunFolder:
-        """A folder for an attempt, which holds the cell: that is what `mqo.sweep.job` takes."""
+        """Make a folder for an attempt, with the configuration in it, for `mqo.sweep.job`."""
         for name in (job.name, *(f"{job.name}_{n}" for n in range(2, 1000))):
             run = RunFolder(self.root / name)
             try:

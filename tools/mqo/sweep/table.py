@@ -1,7 +1,7 @@
 """Shows a sweep: a live table on a terminal, plain lines elsewhere, and the summary at its end."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from mqo.display import EVERY_S, duration
 from mqo.launch.progress import Progress
 from mqo.sweep.state import Entry
 
-COLUMNS = ("cell", "state", "step", "loss", "tok/s", "ETA")
+COLUMNS = ("run", "state", "step", "loss", "tok/s", "ETA")
 _STYLES = {"done": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 # What else a live table has: the title, the head, and the line of the cursor.
 _OTHER_LINES = 4
@@ -42,8 +42,8 @@ class Lines:
 class LiveTable:
     """For a terminal: the failed, the running, and as many others as there is room for."""
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
+    def __init__(self, live: Live, labels: Mapping[str, str]) -> None:
+        self.live, self.labels = live, labels
 
     def say(self, text: str) -> None:
         """Print failures above the table, which shows all else."""
@@ -55,7 +55,10 @@ class LiveTable:
         room = max(1, self.live.console.height - _OTHER_LINES)
         order = ("failed", "running", "queued", "done")
         chosen = sorted(entries, key=lambda entry: order.index(entry.state))[:room]
-        rows = [_row(entry, running.get(entry.name)) for entry in chosen]
+        rows = [
+            (self.labels.get(entry.name, entry.name), *_row(entry, running.get(entry.name)))
+            for entry in chosen
+        ]
         self.live.update(table(counts(entries), COLUMNS, rows), refresh=True)
 
 
@@ -63,19 +66,19 @@ View = Lines | LiveTable
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[View]:
-    """The view that suits the console."""
+def shown(console: Console, labels: Mapping[str, str]) -> Iterator[View]:
+    """Yield the view that suits the console; `labels` are what its table calls the runs."""
     if not console.is_terminal:
         yield Lines(console)
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveTable(live)
+        yield LiveTable(live, labels)
 
 
-def summary(entries: Sequence[Entry]) -> Table:
-    """How each cell ended: losses in nats per token."""
-    columns = ("cell", "state", "steps", "loss", "valid", "time")
-    return table("", columns, [_ended(entry) for entry in entries])
+def summary(entries: Sequence[Entry], labels: Mapping[str, str]) -> Table:
+    """Return how each run ended: losses in nats per token."""
+    columns = ("run", "state", "steps", "loss", "valid", "time")
+    return table("", columns, [(labels[entry.name], *_ended(entry)) for entry in entries])
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -91,7 +94,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def counts(entries: Sequence[Entry]) -> str:
-    """'3 of 60 done, 2 running, 1 failed'."""
+    """Return '3 of 60 done, 2 running, 1 failed'."""
     number = {state: sum(entry.state == state for entry in entries) for state in _STYLES}
     rest = [f"{number[s]} {s}" for s in ("running", "failed") if number[s]]
     return ", ".join([f"{number['done']} of {len(entries)} done", *rest])
@@ -99,10 +102,9 @@ def counts(entries: Sequence[Entry]) -> str:
 
 def _row(entry: Entry, progress: Progress | None) -> tuple[str, ...]:
     if progress is None:
-        return (*_ended(entry)[:4], "", "")
+        return (*_ended(entry)[:3], "", "")
     speed, left = progress.tokens_per_s, progress.seconds_left
     return (
-        entry.name,
         entry.state,
         f"{progress.step}/{progress.steps}",
         _loss(progress.loss),
@@ -115,7 +117,7 @@ def _ended(entry: Entry) -> tuple[str, ...]:
     steps = "" if entry.iterations is None else str(entry.iterations)
     time = "" if entry.seconds is None else duration(entry.seconds)
     losses = _loss(entry.train_loss), _loss(entry.valid_loss)
-    return entry.name, entry.state, steps, *losses, time
+    return entry.state, steps, *losses, time
 
 
 def _loss(loss: float | None) -> str:

@@ -227,12 +227,12 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Inside, upstream does not list its arguments."""
+    """Keep upstream from listing its arguments."""
     return redirect_stdout(io.StringIO())
 
 
 def quantize(args: argparse.Namespace, scratch: Path) -> None:
-    """All of it, in order; the checks that cost nothing come first."""
+    """Quantize and export, in order; the checks that cost nothing come first."""
     check_targets(args)
     source = describe(args, scratch)
     if importlib.util.find_spec("modelopt") is None:
@@ -269,7 +269,7 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run; what the user can mend ends it with one paragraph and exit code 2."""
+    """Run; a user-correctable error ends it with one paragraph and exit code 2."""
     args = parse_args(argv)
     # A job that is told to end clears what it began.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

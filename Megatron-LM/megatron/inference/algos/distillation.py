@@ -174,7 +174,7 @@ _CRITERIA = {"cosine": HiddenStateCosineLoss, "mse": HiddenStateMSELoss}
 
 
 class Projection(nn.Linear):
-    """From the student's width to the teacher's, learnt with the student."""
+    """From the student's width to the teacher's, learned with the student."""
 
     def __init__(self, student: TransformerConfig, teacher: TransformerConfig) -> None:
         super().__init__(student.hidden_size, teacher.hidden_size)
@@ -338,8 +338,8 @@ def adjust_distillation_model_for_mcore(
     teacher = model.teacher_model
     exempt(teacher.requires_grad_(False).eval())
     # ModelOpt holds them as a set, whose order differs between ranks: that of the pairs does not.
-    learnt = [loss for loss in distill_cfg["criterion"].values() if list(loss.parameters())]
-    model._loss_modules = exempt(nn.ModuleList(learnt))
+    learned = [loss for loss in distill_cfg["criterion"].values() if list(loss.parameters())]
+    model._loss_modules = exempt(nn.ModuleList(learned))
     for method in (sharded_state_dict, forward, set_input_tensor):
         setattr(model, method.__name__, MethodType(method, model))
     teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)
@@ -349,7 +349,7 @@ def adjust_distillation_model_for_mcore(
 
 
 def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]]:
-    """For the schedule's `adjust_tensor_shapes_fn`: shapes (..., h) with the teacher's h added.
+    """Return an `adjust_tensor_shapes_fn` of the schedule, which adds the teacher's h to (..., h).
 
     `model` is a distillation model without wrappers.
     """
@@ -365,7 +365,7 @@ def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]
 
 
 def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The student's, with the learnt projections."""
+    """The student's, with the learned projections."""
     with self.hide_teacher_model():
         return type(self).sharded_state_dict(self, *args, **kwargs)
 

@@ -82,7 +82,7 @@ def model_provider(
 def build_model(
     config: GPTModelConfig, pre_process: bool, post_process: bool, parallel_output: bool
 ) -> MCoreGPTModel:
-    """This rank's part of the model; its layers need not be alike."""
+    """Return this rank's part of the model; its layers may differ."""
     config.parallel_output = parallel_output
     groups = ProcessGroupCollection.use_mpu_process_groups()
     builder = config.get_builder_cls()(config)

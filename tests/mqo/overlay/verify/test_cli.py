@@ -132,7 +132,7 @@ def test_the_series_is_green_on_every_release(run):
     assert {result["forward"] for result in results.values()} == {"run"}
     for version, result in results.items():
         outcomes = {entry["name"]: entry["outcome"] for entry in result["entries"]}
-        # The trainer comes with the wheels since 0.17; old ones need no mending for Python.
+        # The trainer comes with the wheels since 0.17; old ones need no fix for Python.
         trainer = tuple(map(int, version.split("."))) >= (0, 17)
         assert outcomes.pop("run_hooks") == ("applied" if trainer else "not needed")
         del outcomes["python_compat"]

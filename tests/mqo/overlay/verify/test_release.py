@@ -69,7 +69,7 @@ def test_a_wrong_anchor_is_drift_with_a_report_and_the_other_entries_are_still_t
     assert result.faults == ()
 
 
-def test_a_sweep_that_leaves_something_is_drift_at_upstreams_line(trial):
+def test_a_codemod_that_leaves_something_is_drift_at_upstreams_line(trial):
     trial.change("patches/new_engine.py", '"new_engine")', '"old_engine")')
     result = trial.verify()
     assert not result.green

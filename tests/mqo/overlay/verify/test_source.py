@@ -9,7 +9,7 @@ GADGET = "megatron/core/gadget.py"
 
 
 def faults_of(mini, source):
-    """What is said of the gadget, when upstream's is `source` and a sweep changes the engine."""
+    """What is said of the gadget, when upstream's is `source` and a codemod changes the engine."""
     tree = materialize(mini.tree.root, {**FILES, GADGET: source.encode()})
     apply(tree, mini.series)
     return [fault for fault in compile_faults(tree) if fault.startswith(GADGET)]

@@ -3,7 +3,7 @@ from mqo.overlay.verify.cli import lines
 from mqo.overlay.verify.release import EntryResult, Verified
 from mqo.project import Project
 
-APPLIED = (EntryResult("sites", "applied", 2), EntryResult("wide_sweep", "not needed"))
+APPLIED = (EntryResult("sites", "applied", 2), EntryResult("wide_rule", "not needed"))
 DRIFTED = (EntryResult("sites", "drifted", why="`g(a)` occurs 0 times"), APPLIED[1])
 UNTRIED = tuple(EntryResult(entry.name, "not tried") for entry in APPLIED)
 
@@ -19,7 +19,7 @@ def test_a_row_a_release_and_what_is_to_be_said_below():
     assert lines(results) == [
         "             1.0 1.10 2.0  3.0  4.0",
         "sites        yes yes  LOST yes  ?",
-        "wide_sweep   -   -    -    -    ?",
+        "wide_rule    -   -    -    -    ?",
         "forward pass run comp ?    FAIL ?",
         "NOT green: 2.0.0, 3.0.0, 4.0.0",
         "1.10.0: compiled only: needs torch, which is not installed",

@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="quant_type_modifier.py",
-        description="Shows and sets the quant types that stand in Megatron's source.",
+        description="Show and set the quant types in Megatron's source.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
     )

@@ -186,7 +186,7 @@ def _typed_errors() -> Iterator[None]:
         raise OverlayError(
             f"{error.filename or 'The tree'}: {error.strerror or error}",
             expected="a tree that may be read and written",
-            help=f"Mend that and repeat the command; `{COMMAND} --check` shows what the tree says",
+            help=f"Correct that and repeat; `{COMMAND} --check` shows what the tree says",
         ) from error
 
 

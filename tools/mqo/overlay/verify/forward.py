@@ -62,7 +62,7 @@ class Step:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Step:
-        """From the program's JSON."""
+        """Read the program's JSON."""
         rows = table.get("records", ())
         once = ((s, layer, kind) for s, layer, _, kind, calls in rows if calls == 1)
         return cls(**table | {"records": Counter(once)})

@@ -61,7 +61,7 @@ class Verified:
         return sound and self.forward in fit and not self.faults and not self.error
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {**asdict(self), "green": self.green}
 
 
@@ -93,7 +93,7 @@ def verify(
 def verify_tree(
     tree: Tree, pin: Pin, series: Series, cache: Path, *, report: Say = print
 ) -> Verified:
-    """As `verify`, on upstream's files of a tree: of HEAD, say, in a git work tree.
+    """Verify upstream's files of a tree: those of HEAD in a git work tree.
 
     The tree itself is only read. Raises OverlayError where it holds no Megatron.
     """
@@ -129,7 +129,7 @@ def _verify(
 
 
 def _try(tree: Tree, series: Series, version: str, folder: Path, display: Display) -> Verified:
-    """All checks of the patched tree, which is restored in the end; snapshots go to `folder`."""
+    """Check the patched tree, which is restored in the end; snapshots go to `folder`."""
     faults = _claim_faults(tree, series, version)
     # The range is what this command finds out, so it must not stop it.
     anywhere = replace(series, supported="")

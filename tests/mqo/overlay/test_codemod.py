@@ -4,15 +4,15 @@ import warnings
 
 import pytest
 from mqo.errors import DriftError
+from mqo.overlay.codemod import Codemod, Source, Splice, apply_codemod
 from mqo.overlay.drift import Place
-from mqo.overlay.sweep import Source, Splice, Sweep, sweep_file
 
 
 def named(source, name):
     return (n for n in source.walk() if isinstance(n, ast.Name) and n.id == name)
 
 
-RENAME = Sweep(
+RENAME = Codemod(
     roots=("core/",),
     needle=re.compile(rb"old"),
     splices=lambda source: (Splice.over(node, "brand_new") for node in named(source, "old")),
@@ -20,12 +20,12 @@ RENAME = Sweep(
 )
 
 
-def swept(content, sweep=RENAME):
-    return sweep_file("core/x.py", content, sweep, "the_sweep")
+def rewritten(content, codemod=RENAME):
+    return apply_codemod("core/x.py", content, codemod, "the_codemod")
 
 
 def rule(splices=lambda source: (), leftovers=lambda source: ()):
-    return Sweep(("core/",), re.compile(rb"old"), splices, leftovers)
+    return Codemod(("core/",), re.compile(rb"old"), splices, leftovers)
 
 
 def with_import(source):
@@ -51,29 +51,29 @@ def test_matches_change_and_every_other_byte_stays(source):
     literal, comment = b"'old'", b"# old"
     expected = source.replace(literal, b"'%'").replace(comment, b"# %")
     expected = expected.replace(b"old", b"brand_new").replace(b"%", b"old")
-    assert swept(source) == expected
+    assert rewritten(source) == expected
 
 
-def test_a_second_sweep_changes_nothing():
-    once = swept(b"x = old\n")
-    assert swept(once) == once
+def test_a_second_codemod_changes_nothing():
+    once = rewritten(b"x = old\n")
+    assert rewritten(once) == once
 
 
 def test_of_an_insertion_and_a_replacement_at_one_place_the_insertion_goes_first():
     splices = rule(
         lambda s: [Splice.over(s.tree.body[0].value, "new"), s.import_splice("import q")]
     )
-    assert swept(b"old\n", splices) == b"import q\nnew\n"
+    assert rewritten(b"old\n", splices) == b"import q\nnew\n"
 
 
 def test_a_file_without_a_match_is_given_back_as_it_is():
-    assert swept(b"word = 'old'  \r\n") == b"word = 'old'  \r\n"
+    assert rewritten(b"word = 'old'  \r\n") == b"word = 'old'  \r\n"
 
 
-# -- what a sweep concerns ---------------------------------------------------------------------
+# -- what a codemod concerns ---------------------------------------------------------------------
 
 
-def test_a_sweep_concerns_files_below_its_roots_that_hold_its_needle():
+def test_a_codemod_concerns_files_below_its_roots_that_hold_its_needle():
     assert RENAME.concerns("core/a/b.py", b"old")
     assert not RENAME.concerns("other/a.py", b"old")
     assert not RENAME.concerns("core/a.py", b"young")
@@ -88,18 +88,18 @@ def test_a_walk_enters_the_statements_whose_lines_hold_the_needle():
 # -- the postcondition -------------------------------------------------------------------------
 
 
-def test_a_leftover_stops_the_sweep_and_is_named_with_its_line():
+def test_a_leftover_stops_the_codemod_and_is_named_with_its_line():
     blind = rule(leftovers=lambda s: [Place(3, "old()"), Place(2, "old")])
     with pytest.raises(DriftError) as caught:
-        swept(b"old\n\n\n", blind)
-    for part in ("sweep 'the_sweep' leaves 2 behind", "core/x.py:2 old, core/x.py:3 old()"):
+        rewritten(b"old\n\n\n", blind)
+    for part in ("codemod 'the_codemod' leaves 2 behind", "core/x.py:2 old, core/x.py:3 old()"):
         assert part in str(caught.value)
 
 
 def test_leftovers_are_looked_for_in_the_result():
     half = rule(lambda s: [Splice.over(next(named(s, "old")), "new")], RENAME.leftovers)
     with pytest.raises(DriftError, match="leaves 1 behind"):
-        swept(b"old + old\n", half)
+        rewritten(b"old + old\n", half)
 
 
 def test_a_leftover_is_named_with_the_line_of_the_file_as_upstream_wrote_it():
@@ -108,9 +108,11 @@ def test_a_leftover_is_named_with_the_line_of_the_file_as_upstream_wrote_it():
 
     blind = rule(import_alone, RENAME.leftovers)
     with pytest.raises(DriftError, match=r"core/x\.py:3 old\."):
-        sweep_file("core/x.py", b"import a\nimport b\n\nold\n", blind, "s", pristine=b"#\n\nold\n")
+        apply_codemod(
+            "core/x.py", b"import a\nimport b\n\nold\n", blind, "s", pristine=b"#\n\nold\n"
+        )
     with pytest.raises(DriftError, match=r"core/x\.py:4 old\."):
-        swept(b"import a\nimport b\n\nold\n", blind)
+        rewritten(b"import a\nimport b\n\nold\n", blind)
 
 
 def test_what_a_rule_refuses_is_named_with_its_file():
@@ -118,12 +120,12 @@ def test_what_a_rule_refuses_is_named_with_its_file():
         raise DriftError("line 1 is odd", expected="an even one")
 
     with pytest.raises(DriftError, match=r"core/x\.py: line 1 is odd.*an even one"):
-        swept(b"old\n", rule(refuse))
+        rewritten(b"old\n", rule(refuse))
 
 
 def test_a_result_that_is_no_python_is_refused():
-    with pytest.raises(DriftError, match="is no Python after sweep 'the_sweep'"):
-        swept(b"old\n", rule(lambda s: [Splice.over(s.tree.body[0], "new(")]))
+    with pytest.raises(DriftError, match="is no Python after codemod 'the_codemod'"):
+        rewritten(b"old\n", rule(lambda s: [Splice.over(s.tree.body[0], "new(")]))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_result_that_is_no_python_is_refused():
 )
 def test_source_that_is_no_python_in_utf_8_is_refused(source):
     with pytest.raises(DriftError, match=r"core/x\.py does not parse"):
-        swept(source)
+        rewritten(source)
 
 
 # -- where an import goes ----------------------------------------------------------------------
@@ -154,7 +156,7 @@ def test_source_that_is_no_python_in_utf_8_is_refused(source):
     ],
 )
 def test_an_import_goes_behind_docstring_and_future_imports(source, expected):
-    assert swept(source, rule(with_import)) == expected
+    assert rewritten(source, rule(with_import)) == expected
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_statements_in_the_place_of_one_are_indented_as_it_was(source, expected)
         old = next(n for n in parsed.walk() if isinstance(n, ast.Expr))
         yield parsed.lines_over(old, ["one", "two"])
 
-    assert swept(source, rule(two_lines)) == expected
+    assert rewritten(source, rule(two_lines)) == expected
 
 
 def test_an_invalid_escape_sequence_in_upstream_is_read_without_a_warning():

@@ -1,10 +1,10 @@
 import pytest
 from mqo.errors import DataError, MqoError
-from mqo.sweep import cells
+from mqo.sweep import configs
 
 
 def jobs(models="llama32-1b", datasets="wikipedia", modes="bf16", training="tiny", **rest):
-    return cells.jobs(models, datasets, modes, training, **rest)
+    return configs.jobs(models, datasets, modes, training, **rest)
 
 
 def test_all_by_all_by_the_modes_of_the_scripts_are_sixty():
@@ -22,23 +22,31 @@ def test_each_seed_is_a_run_with_the_flag_last():
     ]
 
 
+def test_a_table_says_that_bf16_is_a_mode_where_the_dtype_is_another():
+    labels = [job.label.removeprefix("llama32-1b_wikipedia_") for job in jobs(modes="bf16,mxfp8")]
+    assert labels == ["bf16 (unquantized)", "mxfp8"]
+    assert jobs(seeds=(1,))[0].label.endswith("_bf16_seed1 (unquantized)")
+    assert jobs(dtype="bf16")[0].label.endswith("_bf16")
+    assert jobs(schedule=("fprop: mxfp8 after 9",))[0].label.endswith("_bf16")
+
+
 def test_neighbors_write_the_index_of_different_datasets():
     first, second, third, _ = jobs(datasets="all", modes="bf16,FA_mxfp8")
     assert first.data_key != second.data_key
     assert first.data_key == third.data_key
 
 
-def test_all_bad_cells_are_named_before_any_is_started():
+def test_all_bad_runs_are_named_before_any_is_started():
     good, bad = jobs(), jobs("llama*", extra_flags=("--seq-length", "65"))
-    cells.check(good)
-    with pytest.raises(MqoError, match="2 of 3 cells cannot run") as error:
-        cells.check([*good, *bad])
+    configs.check(good)
+    with pytest.raises(MqoError, match="2 of 3 runs cannot start") as error:
+        configs.check([*good, *bad])
     named = [line.partition(": ")[0] for line in error.value.detail.splitlines()]
     assert named == [job.name for job in bad]
     assert error.value.detail.count("Sequences of 65 tokens") == 2
 
 
-def test_what_ails_all_cells_is_said_once():
+def test_what_ails_all_runs_is_said_once():
     with pytest.raises(DataError, match="No data was given for wikipedia") as error:
-        cells.check(jobs(modes="bf16,mxfp8", training="fast"))
+        configs.check(jobs(modes="bf16,mxfp8", training="fast"))
     assert not error.value.detail

@@ -1,4 +1,4 @@
-"""The cells of a sweep, from lists of names and globs; all are checked before any runs."""
+"""Makes the configurations of a sweep from lists of names and globs, and checks them."""
 
 import hashlib
 import itertools
@@ -13,19 +13,25 @@ from mqo.matrix import tables
 
 @dataclass(frozen=True)
 class Job:
-    """A cell of a sweep, under the name that its run folder has."""
+    """A run of a sweep, under the name that its run folder has."""
 
     name: str
     config: RunConfig
 
     @property
+    def label(self) -> str:
+        """Return the name as tables show it."""
+        how = self.config.quantization
+        return self.name + self.config.mode_label.removeprefix(how.mode)
+
+    @property
     def digest(self) -> str:
-        """What tells two cells of one name apart."""
+        """Return what tells two runs of one name apart."""
         return hashlib.sha256(self.config.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def data_key(self) -> tuple:
-        """Runs that agree in it share the index of shuffles, which the first of them writes."""
+        """Return the key of the index of shuffles; the first run with a key writes the index."""
         of = self.config.experiment
         return of.dataset, of.data_prefix, of.training, of.extra_flags
 
@@ -40,7 +46,7 @@ def jobs(
     extra_flags: tuple[str, ...] = (),
     **rest: object,
 ) -> list[Job]:
-    """The product of the names, a job each; `modes` None are those that have scripts.
+    """Return a job for each combination; `modes` None are those that have scripts.
 
     Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
     names. `rest` goes to `resolve`. Neighbors have different datasets: see `data_key`.
@@ -63,7 +69,7 @@ def jobs(
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """MqoError that lists all cells that could not run, each with its reason."""
+    """Raise MqoError with all jobs that cannot run, each with its reason."""
     bad = []
     for job in jobs:
         try:
@@ -75,7 +81,7 @@ def check(jobs: Sequence[Job]) -> None:
     if len(bad) == len(jobs) and len({str(error) for _, error in bad}) == 1:
         raise bad[0][1]
     raise MqoError(
-        f"{len(bad)} of {len(jobs)} cells cannot run, so that none was started",
+        f"{len(bad)} of {len(jobs)} runs cannot start, so none was started",
         help="Leave them out, or change what is said below",
         detail="\n".join(f"{job.name}: {error}" for job, error in bad),
     )

@@ -1,0 +1,182 @@
+"""The vocabulary of codemods: a rule over many files, found with `ast`, spliced into the bytes.
+
+A codemod does not demand a count (upstream's differs by version) but a postcondition: after it, its
+`leftovers` find nothing. `ast` rather than LibCST because a codemod visits hundreds of files, and
+splicing leaves every byte outside a match alone by construction.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from mqo.errors import DriftError
+from mqo.overlay.drift import Place, in_upstream
+
+
+@dataclass(frozen=True)
+class Splice:
+    """Replace the source of `node` (or, if empty, insert before it) by `text`."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: bytes
+
+    @classmethod
+    def over(cls, node: ast.AST, text: str) -> Splice:
+        """A splice in the place of `node`, an expression or statement with a position."""
+        return cls(
+            node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text.encode()
+        )
+
+
+@dataclass(frozen=True)
+class Codemod:
+    """A rule over the files below `roots` in whose bytes `needle` is found.
+
+    `splices` returns the changes for one parsed file, `leftovers` the places that it should have
+    changed and did not; the two are written independently, so that the second checks the first.
+    Every form that they look for must hold a match of `needle`, in one line: both walk such
+    statements alone.
+    """
+
+    roots: tuple[str, ...]
+    needle: re.Pattern[bytes]
+    splices: Callable[[Source], Iterable[Splice]]
+    leftovers: Callable[[Source], Iterable[Place]]
+
+    def concerns(self, path: str, source: bytes) -> bool:
+        """Whether the file at tree-relative `path` is worth parsing."""
+        return path.startswith(self.roots) and self.needle.search(source) is not None
+
+
+class Source:
+    """One parsed file: its bytes, its syntax tree, and the bytes of any node."""
+
+    def __init__(self, content: bytes, needle: re.Pattern[bytes]) -> None:
+        self.content = content
+        content.decode()  # in any other encoding the columns would not be those of the bytes
+        # Python 3.12 warns of upstream's invalid escape sequences: not the user's concern.
+        with warnings.catch_warnings(action="ignore"):
+            self.tree = ast.parse(content)
+        # ast counts columns in bytes of UTF-8, from behind a byte order mark.
+        self._bom = len(b"\xef\xbb\xbf") if content.startswith(b"\xef\xbb\xbf") else 0
+        self._starts = [0]
+        for line in content.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        hits = (match.start() for match in needle.finditer(content))
+        self._hits = [bisect_right(self._starts, hit) for hit in hits]
+
+    def concerns(self, node: ast.AST) -> bool:
+        """Whether a statement's lines hold the needle; true for what is no statement."""
+        if not isinstance(node, ast.stmt):
+            return True
+        at = bisect_left(self._hits, _first_line(node))
+        return at < len(self._hits) and self._hits[at] <= node.end_lineno
+
+    def walk(self) -> Iterator[ast.AST]:
+        """The nodes of the statements that hold the needle, and of what encloses them."""
+        todo: list[ast.AST] = [self.tree]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += [child for child in ast.iter_child_nodes(node) if self.concerns(child)]
+
+    @property
+    def newline(self) -> bytes:
+        """How the file ends its lines."""
+        return b"\r\n" if b"\r\n" in self.content else b"\n"
+
+    def offset(self, line: int, column: int) -> int:
+        """The byte offset of a 1-based line and a 0-based column."""
+        return self._starts[line - 1] + column + (self._bom if line == 1 else 0)
+
+    def segment(self, node: ast.AST) -> bytes:
+        """The bytes of a node."""
+        start = self.offset(node.lineno, node.col_offset)
+        return self.content[start : self.offset(node.end_lineno, node.end_col_offset)]
+
+    def spliced(self, splices: Iterable[Splice]) -> bytes:
+        """The content with the splices made; of two at one place, an insertion goes first."""
+        parts, done = [], 0
+        for s in sorted(splices, key=lambda s: (s.line, s.column, s.end_line, s.end_column)):
+            start = self.offset(s.line, s.column)
+            assert start >= done, f"splices overlap at line {s.line}"
+            parts += [self.content[done:start], s.text]
+            done = self.offset(s.end_line, s.end_column)
+        return b"".join([*parts, self.content[done:]])
+
+    def lines_over(self, node: ast.stmt, statements: list[str]) -> Splice:
+        """Put several one-line statements in the place of one, indented as it is."""
+        before = self.content[self.offset(node.lineno, 0) :][: node.col_offset]
+        separator = "; " if before.strip() else self.newline.decode() + before.decode()
+        return Splice.over(node, separator.join(statements))
+
+    def import_splice(self, statement: str) -> Splice:
+        """Insert an import line behind the docstring and the `__future__` imports."""
+        after = 0
+        for i, node in enumerate(self.tree.body):
+            docstring = (
+                i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            )
+            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            if docstring or future:
+                after = node.end_lineno
+            else:
+                break
+        if after == 0 and self.tree.body:
+            after = _first_line(self.tree.body[0]) - 1
+        return Splice(after + 1, 0, after + 1, 0, statement.encode() + self.newline)
+
+
+def apply_codemod(
+    path: str, content: bytes, codemod: Codemod, entry: str, *, pristine: bytes | None = None
+) -> bytes:
+    """`content` after the codemod; raises DriftError when its postcondition does not hold.
+
+    `pristine` is what earlier entries made `content` of, if they did: the error gives its lines.
+    """
+    try:
+        source = Source(content, codemod.needle)
+    except (SyntaxError, ValueError) as error:
+        raise DriftError(
+            f"{path} does not parse as Python ({error})",
+            expected=f"upstream's source, which codemod '{entry}' rewrites",
+            help="`mqo vendor` fetches it again",
+        ) from error
+    try:
+        new = source.spliced(codemod.splices(source))
+    except DriftError as error:  # of the rule, which knows no path
+        raise DriftError(
+            f"{path}: {error.found}", expected=error.expected, help=error.help
+        ) from error
+    try:
+        after = source if new == content else Source(new, codemod.needle)
+    except SyntaxError as error:
+        raise DriftError(
+            f"{path} is no Python after codemod '{entry}' ({error})",
+            expected="a rule that fits every form that it finds",
+            help="The rule in patches/ needs this form added",
+        ) from error
+    left = sorted(codemod.leftovers(after), key=lambda place: place.line)
+    if left:
+        origin = content if pristine is None else pristine
+        places = in_upstream(left, origin, new)
+        raise DriftError(
+            f"codemod '{entry}' leaves {len(places)} behind: "
+            + ", ".join(f"{path}:{place.line} {place.code}" for place in places),
+            expected="none",
+            help="The rule in patches/ needs this form added",
+        )
+    return new
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
