@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from mqo.matrix import tables
-from mqo.matrix.tables import DTYPES
+from mqo.matrix.tables import DTYPES, quant_types
 from mqo.perf.verdicts import Noisy, Tables, Threshold, exactly, judge, tables
 from pydantic import ValidationError
 
@@ -71,9 +70,7 @@ def test_a_threshold_has_one_bound_and_a_reason():
 
 def test_the_file_has_a_threshold_for_all_that_is_judged():
     assert judge("a type without one", 1.0, "sqnr_int3").outcome == "not judged"
-    names = {f"sqnr_{kind}" for kind in tables.quant_types()} | {
-        f"product_{kind}" for kind in DTYPES
-    }
+    names = {f"sqnr_{kind}" for kind in quant_types()} | {f"product_{kind}" for kind in DTYPES}
     names |= {f"{what}_{kind}" for what in ("step", "memory") for kind in ("cpu", "gpu")}
     names |= {"loss", "bit_equal", "unlabeled", "efficiency"}
     assert set(tables().thresholds) == names
