@@ -143,6 +143,17 @@ def test_hifp8_around_every_bfloat16_value(assert_same_bits, overflow, below):
     assert_like_reference(assert_same_bits, bits.view(torch.float32), spec)
 
 
+@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("amax", [0.0, 2.0**-149, 1e-3, 1.0, 447.0, 3.38e38])
+def test_every_bfloat16_pattern_under_a_tensors_scale(assert_same_bits, kind, rounding, amax):
+    every = patterns(torch.arange(0x7F80), torch.bfloat16)  # also those that the amax saturates
+    spec, largest = QuantSpec(kind, rounding=rounding), torch.tensor(amax)
+    for x in (every, every.float()):
+        expected = reference.qdq(x, spec, seed=SEED, amax=largest)
+        assert_same_bits(cpu.qdq(x, spec, seed=SEED, amax=largest), expected)
+
+
 def blocks_of_one_scale(exponent, dtype):
     """All bfloat16 values up to the largest of a binade, 31 to a block with that largest one."""
     amax = exponent << 7 | 0x7F

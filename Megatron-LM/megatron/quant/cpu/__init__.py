@@ -187,6 +187,8 @@ def _how(spec: QuantSpec) -> How:
     element, scale = spec.format.element, spec.format.scale
     if isinstance(element, TaperedFormat):
         return How("tensor" if spec.tensor_scale else scale, spec.rounding, "tapered")
+    if scale == "power-of-two":  # the largest one that keeps amax within the element's range
+        scale = "e8m0"
     return How(scale, spec.rounding, "complement" if element.complement else "minifloat")
 
 
@@ -197,8 +199,9 @@ def _constants(spec: QuantSpec) -> _Ints:
     if isinstance(element, TaperedFormat):
         top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
         return (0, 0, top, 0, 0)
+    rule = "rceil" if spec.format.scale == "power-of-two" else spec.scale_rule
     return (
-        _carry(element, spec.scale_rule),
+        _carry(element, rule),
         element.emax * UNIT,
         _pattern(element.max_value),
         _pattern(2.0**element.emin),

@@ -363,13 +363,8 @@ def _e8m0(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
     return _inverse_power(scale), scale.maximum(HALF)
 
 
-def _power_of_two(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
-    up = _to_top(amax, c) & EXPONENT
-    return up, _inverse_power(up)
-
-
 def _fp32(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
-    up = _to_top(amax, c)
+    up = amax.constant(ONE).where(amax.equals(0), c.top.over(amax).minimum(LARGEST))
     return up, up.constant(ONE).over(up)
 
 
@@ -382,14 +377,9 @@ def _two_level(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
 
 _FACTORS = {
     "e8m0": _e8m0,
-    "power-of-two": _power_of_two,
     "fp32": _fp32,
     "two-level": _two_level,
 }
-
-
-def _to_top(amax: Lanes, c: Constants) -> Lanes:
-    return amax.constant(ONE).where(amax.equals(0), c.top.over(amax).minimum(LARGEST))
 
 
 def _inverse_power(pattern: Lanes) -> Lanes:
