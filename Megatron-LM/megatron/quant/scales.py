@@ -24,7 +24,7 @@ _LARGEST = torch.finfo(torch.float32).max
 _NONE = torch.empty(0, dtype=torch.float32)
 _E4M3 = ELEMENTS["e4m3"]
 # The scale of HiFloat4, E6M2: 2^-48 .. 49152, and the code 255 for NaN.
-_E6M2 = Minifloat("e6m2", 8, 15, -48, 2, 49152.0)
+E6M2 = Minifloat("e6m2", 8, 15, -48, 2, 49152.0)
 _HIF4_RUN = 4  # elements that share all three of its scales
 
 
@@ -210,13 +210,13 @@ def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]
     blocks = blocks_of(x, spec.block).abs().double()
     amax = blocks.amax(dim=-1)
     seventh = bf16(torch.full_like(amax, 1 / 7))
-    scale = bf16(amax.nan_to_num(posinf=1.0) * seventh).clamp(2.0**-48, _E6M2.max_value)
-    scale = round_even(scale, _E6M2)
+    scale = bf16(amax.nan_to_num(posinf=1.0) * seventh).clamp(2.0**-48, E6M2.max_value)
+    scale = round_even(scale, E6M2)
     inverse = bf16(1 / scale).unsqueeze(-1)
     eights = fp32(blocks.unflatten(-1, (8, 8)).amax(dim=-1) * inverse) >= 4
     half = torch.where(eights, 0.5, 1.0).repeat_interleave(2, dim=-1)
     fours = fp32(blocks.unflatten(-1, (16, 4)).amax(dim=-1) * inverse) * half >= 2
-    code = torch.where(amax.isfinite(), _to_code(scale, _E6M2) - 4, 255)  # no subnormals: 4 less
+    code = torch.where(amax.isfinite(), _to_code(scale, E6M2) - 4, 255)  # no subnormals: 4 less
     encode = inverse * half * torch.where(fours, 0.5, 1.0)
     encode = torch.where(amax.isfinite().unsqueeze(-1), encode, torch.nan).flatten(-2)
     bits = torch.cat((eights, fours), dim=-1).unflatten(-1, (3, 8)).long()
@@ -227,7 +227,7 @@ def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]
 
 def _hif4_decode(stored: Tensor) -> Tensor:
     code = stored[..., :1].long()
-    scale = torch.where(code == 255, torch.nan, _from_code(code + 4, _E6M2))
+    scale = torch.where(code == 255, torch.nan, _from_code(code + 4, E6M2))
     bits = stored[..., 1:].long().unsqueeze(-1) >> torch.arange(8, device=stored.device) & 1
     powers = torch.where(bits.flatten(-2) == 1, 2.0, 1.0).double()
     return (scale * powers[..., :8].repeat_interleave(2, dim=-1) * powers[..., 8:]).flatten(-2)

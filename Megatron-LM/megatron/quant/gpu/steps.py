@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..formats import ELEMENTS, Minifloat, TaperedFormat
-from ..scales import _E6M2, run_of
+from ..scales import E6M2, run_of
 from ..spec import QuantSpec
 
 # -- what follows from a spec ----------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Element:
         return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
 
 
-_SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(_E6M2)}
+_SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(E6M2)}
 
 
 @dataclass(frozen=True)
