@@ -53,7 +53,7 @@ _SILENT_LINK = re.compile(
 
 _SPACES = (r"[ \t\u00a0\u2009]+", " ")
 # What removals leave, and what takes its place: applied in this order.
-_MENDS = [
+_CLEAN_UPS = [
     (re.compile(pattern, re.MULTILINE), text)
     for pattern, text in (
         (r"__[A-Z]+__", ""),  # a magic word
@@ -170,6 +170,6 @@ def _template(node: Template) -> str:
 
 def _tidy(text: str) -> str:
     """Clean up what removals leave: empty brackets, stray marks, runs of spaces and empty lines."""
-    for pattern, replacement in _MENDS:
+    for pattern, replacement in _CLEAN_UPS:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..formats import ELEMENTS, SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
+from .arithmetic import EXPONENT, NAN, ONE, UNIT, How
 from .compile import kernel
-from .steps import EXPONENT, NAN, ONE, RUN, TILE, UNIT, How
+from .steps import RUN, TILE
 from .threads import launch
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _columns(
 
 # -- constants ---------------------------------------------------------------------------------
 
-_Scales = tuple[int, int]  # the constants `first` and `second` of steps.py
+_Scales = tuple[int, int]  # the constants `first` and `second` of arithmetic.py
 _TOP = 2
 
 
@@ -194,7 +195,7 @@ def _how(spec: QuantSpec) -> How:
 
 @functools.cache
 def _constants(spec: QuantSpec) -> _Ints:
-    """Return carry, emax, top, floor, steps: see steps.py."""
+    """Return carry, emax, top, floor, steps: see arithmetic.py."""
     element = spec.format.element
     if isinstance(element, TaperedFormat):
         top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)

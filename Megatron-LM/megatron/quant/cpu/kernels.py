@@ -2,21 +2,20 @@
 
 A kernel takes the address of an int64 array and returns nothing. Several threads call it with the
 same array: its first entry is a counter from which they take their work, `grain` units at a time.
-Entries 9 to 16 are the constants of steps.py. Where a rounding draws, the memory is in the order of
-the tensor's elements, so that an element's place in memory is its index.
+Entries 9 to 16 are the constants of arithmetic.py. Where a rounding draws, the memory is in the
+order of the tensor's elements, so that an element's place in memory is its index.
 """
 
 from collections.abc import Callable
 
 from numba import njit, types
 
+from .arithmetic import CONSTANTS, How
 from .steps import (
-    CONSTANTS,
     RUN,
     STRIP,
     TILE,
     VECTOR,
-    How,
     emit_block_amax,
     emit_block_round,
     emit_claim,
@@ -67,6 +66,23 @@ def _constants(table) -> tuple[int, ...]:
     )
 
 
+def _over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
+    """Return a kernel that does `work(table, unit, scratch)` for each unit of its thread."""
+    stack = _stack(scratch_bytes)
+
+    def run(table) -> None:
+        units, grain, scratch, mode = field(table, 1), field(table, 2), stack(), normal_floats()
+        while True:
+            first = claim(table, grain)
+            if first >= units:
+                break
+            for unit in range(first, min(first + grain, units)):
+                work(table, unit, scratch)
+        restore_floats(mode)
+
+    return run
+
+
 def amax(bits: int) -> Callable[[int], None]:
     """The pattern of a tensor's largest magnitude, which entry 7 of the table becomes.
 
@@ -110,7 +126,6 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
     has_amax = how.has_amax
     side_by_side = has_amax and block * bits < VECTOR
     span = RUN if side_by_side else block
-    stack = _stack(span * width)
 
     @_inline
     def quantize(target, source, index, constants) -> None:
@@ -120,34 +135,22 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
             one(target, source, largest(source) if has_amax else 0, index, constants)
 
     @_inline
-    def row(target, source, index, size, scratch, constants) -> None:
-        for at in range(0, size // span * span, span):
-            quantize(target + at * width, source + at * width, index + at, constants)
-        rest = size % span
+    def row(table, unit, scratch) -> None:
+        size, constants = field(table, 5), _constants(table)
+        start = unit * size
+        source, target = field(table, 3) + start * width, field(table, 4) + start * width
+        count = min(size, field(table, 6) - start)
+        for at in range(0, count // span * span, span):
+            quantize(target + at * width, source + at * width, start + at, constants)
+        rest = count % span
         if rest:
-            at = size - rest
+            at = count - rest
             clear(scratch, span * width)
             copy(scratch, source + at * width, rest * width)
-            quantize(scratch, scratch, index + at, constants)
+            quantize(scratch, scratch, start + at, constants)
             copy(target + at * width, scratch, rest * width)
 
-    def run(table) -> None:
-        units, grain = field(table, 1), field(table, 2)
-        source, target = field(table, 3), field(table, 4)
-        size, total = field(table, 5), field(table, 6)
-        constants, scratch, mode = _constants(table), stack(), normal_floats()
-        while True:
-            first = claim(table, grain)
-            if first >= units:
-                break
-            for unit in range(first, min(first + grain, units)):
-                start = unit * size
-                at = start * width
-                count = min(size, total - start)
-                row(target + at, source + at, start, count, scratch, constants)
-        restore_floats(mode)
-
-    return run
+    return _over_units(row, span * width)
 
 
 def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
@@ -158,63 +161,47 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
     width = bits // 8
     largest = step(emit_block_amax, types.int64, bits=bits, block=block)
     quantize = step(emit_block_round, bits=bits, block=block, how=how)
-    block_bytes = block * width
-    stack = _stack(block * block_bytes)
+    pitch = block * width  # of a copy
 
     @_inline
-    def square(target, source, index, pitch, height, constants) -> None:
-        """`pitch` is the way from a row to the next one, in elements."""
+    def square(target, source, index, size, height, constants) -> None:
+        """Quantize a square in rows of `size` elements."""
         found = 0
         for i in range(height):
-            found = max(found, largest(source + i * pitch * width))
+            found = max(found, largest(source + i * size * width))
         for i in range(height):
-            at = i * pitch
+            at = i * size
             quantize(target + at * width, source + at * width, found, index + at, constants)
 
     @_inline
-    def part_of_square(target, source, index, pitch, height, count, scratch, constants) -> None:
+    def part_of_square(target, source, index, size, height, count, scratch, constants) -> None:
+        """Quantize `count` columns, less than a square has, in a copy."""
         found = 0
-        clear(scratch, block * block_bytes)
+        clear(scratch, block * pitch)
         for i in range(height):
-            copy(scratch + i * block_bytes, source + i * pitch * width, count * width)
-            found = max(found, largest(scratch + i * block_bytes))
+            copy(scratch + i * pitch, source + i * size * width, count * width)
+            found = max(found, largest(scratch + i * pitch))
         for i in range(height):
-            place = scratch + i * block_bytes
-            quantize(place, place, found, index + i * pitch, constants)
-            copy(target + i * pitch * width, place, count * width)
+            place = scratch + i * pitch
+            quantize(place, place, found, index + i * size, constants)
+            copy(target + i * size * width, place, count * width)
 
-    def run(table) -> None:
-        units, grain = field(table, 1), field(table, 2)
-        source, target = field(table, 3), field(table, 4)
-        size, total = field(table, 5), field(table, 6)
-        constants, scratch, mode = _constants(table), stack(), normal_floats()
-        while True:
-            first = claim(table, grain)
-            if first >= units:
-                break
-            for unit in range(first, min(first + grain, units)):
-                height = min(block, total - unit * block)
-                start = unit * block * size
-                for column in range(0, size // block * block, block):
-                    at = start + column
-                    place = at * width
-                    square(target + place, source + place, at, size, height, constants)
-                rest = size % block
-                if rest:
-                    at = start + size - rest
-                    part_of_square(
-                        target + at * width,
-                        source + at * width,
-                        at,
-                        size,
-                        height,
-                        rest,
-                        scratch,
-                        constants,
-                    )
-        restore_floats(mode)
+    @_inline
+    def band(table, unit, scratch) -> None:
+        size, constants = field(table, 5), _constants(table)
+        height = min(block, field(table, 6) - unit * block)
+        start = unit * block * size
+        source, target = field(table, 3) + start * width, field(table, 4) + start * width
+        for at in range(0, size // block * block, block):
+            place = at * width
+            square(target + place, source + place, start + at, size, height, constants)
+        rest = size % block
+        if rest:
+            at = size - rest
+            source, target, index = source + at * width, target + at * width, start + at
+            part_of_square(target, source, index, size, height, rest, scratch, constants)
 
-    return run
+    return _over_units(band, block * pitch)
 
 
 def columns(bits: int, block: int, how: How) -> Callable[[int], None]:
@@ -224,12 +211,46 @@ def columns(bits: int, block: int, how: How) -> Callable[[int], None]:
     table: counter, units, grain, source, target, size, inner, blocks, tiles, the constants.
     """
     width = bits // 8
-    strip_width, spare_bytes = STRIP * width, block * STRIP * width
-    run_rows, group, scratch_bytes = block // how.groups, group_bytes(), strip_bytes(how)
+    strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(how)
+    strips = _strips(bits, block, how)
+
+    @_inline
+    def rest_of_row(target, source, index, inner, height, count, scratch, constants) -> None:
+        """Quantize less than a strip, `count` elements wide, in a copy."""
+        spare, pitch = scratch + plans, inner * width
+        for i in range(height):
+            copy(spare + i * strip_width, source + i * pitch, count * width)
+        strips(spare, spare, index, strip_width, inner, height, 1, scratch, constants)
+        for i in range(height):
+            copy(target + i * pitch, spare + i * strip_width, count * width)
+
+    @_inline
+    def tile(table, unit, scratch) -> None:
+        size, inner = field(table, 5), field(table, 6)
+        blocks, tiles, constants = field(table, 7), field(table, 8), _constants(table)
+        column, block_row = unit % tiles * TILE, unit // tiles
+        row = block_row % blocks * block
+        height, used = min(block, size - row), min(TILE, inner - column)
+        index = (block_row // blocks * size + row) * inner + column
+        source, target = field(table, 3) + index * width, field(table, 4) + index * width
+        count, pitch = used // STRIP, inner * width
+        strips(target, source, index, pitch, inner, height, count, scratch, constants)
+        rest = used % STRIP
+        if rest:
+            done = count * STRIP
+            source, target, index = source + done * width, target + done * width, index + done
+            rest_of_row(target, source, index, inner, height, rest, scratch, constants)
+
+    return _over_units(tile, plans + block * strip_width)
+
+
+def _strips(bits: int, block: int, how: How) -> Callable:
+    """Return what quantizes strips of columns side by side, each column in a block of its own."""
+    strip_width = STRIP * bits // 8
+    run_rows, group, plan_bytes = block // how.groups, group_bytes(), strip_bytes(how)
     take = step(emit_strip_amax, bits=bits)
     plan = step(emit_strip_plan, bits=bits, how=how)
     quantize = step(emit_strip_round, bits=bits, how=how)
-    stack, spare_stack = _stack(TILE // STRIP * scratch_bytes), _stack(spare_bytes)
 
     @_inline
     def strips(target, source, index, pitch, stride, height, count, scratch, constants) -> None:
@@ -237,79 +258,21 @@ def columns(bits: int, block: int, how: How) -> Callable[[int], None]:
 
         `stride` is the way from a row to the next one in the draws.
         """
-        clear(scratch, count * scratch_bytes)
+        clear(scratch, count * plan_bytes)
         for i in range(height):
             for s in range(count):
-                place = scratch + s * scratch_bytes + i // run_rows * group
+                place = scratch + s * plan_bytes + i // run_rows * group
                 take(place, source + i * pitch + s * strip_width)
         for s in range(count):
-            plan(scratch + s * scratch_bytes, constants)
+            plan(scratch + s * plan_bytes, constants)
         for i in range(height):
             for s in range(count):
                 at = i * pitch + s * strip_width
-                place = scratch + s * scratch_bytes + i // run_rows * group
+                place = scratch + s * plan_bytes + i // run_rows * group
                 drawn = index + i * stride + s * STRIP
                 quantize(target + at, source + at, place, drawn, constants)
 
-    @_inline
-    def rest_of_row(target, source, index, inner, height, count, spare, scratch, constants) -> None:
-        """Quantize less than a strip, `count` elements wide, in a copy."""
-        pitch = inner * width
-        for i in range(height):
-            copy(spare + i * strip_width, source + i * pitch, count * width)
-        strips(spare, spare, index, strip_width, inner, height, 1, scratch, constants)
-        for i in range(height):
-            copy(target + i * pitch, spare + i * strip_width, count * width)
-
-    def run(table) -> None:
-        units, grain = field(table, 1), field(table, 2)
-        source, target = field(table, 3), field(table, 4)
-        size, inner = field(table, 5), field(table, 6)
-        blocks, tiles = field(table, 7), field(table, 8)
-        constants, mode = _constants(table), normal_floats()
-        scratch, spare = stack(), spare_stack()
-        while True:
-            first = claim(table, grain)
-            if first >= units:
-                break
-            for unit in range(first, min(first + grain, units)):
-                column = unit % tiles * TILE
-                block_row = unit // tiles
-                row = block_row % blocks * block
-                height = min(block, size - row)
-                index = (block_row // blocks * size + row) * inner + column
-                at = index * width
-                used = min(TILE, inner - column)
-                count = used // STRIP
-                strips(
-                    target + at,
-                    source + at,
-                    index,
-                    inner * width,
-                    inner,
-                    height,
-                    count,
-                    scratch,
-                    constants,
-                )
-                rest = used % STRIP
-                if rest:
-                    index += count * STRIP
-                    at = index * width
-                    rest_of_row(
-                        target + at,
-                        source + at,
-                        index,
-                        inner,
-                        height,
-                        rest,
-                        spare,
-                        scratch,
-                        constants,
-                    )
-        restore_floats(mode)
-
-    return run
+    return strips
 
 
 def hif8(bits: int) -> Callable[[int], None]:
