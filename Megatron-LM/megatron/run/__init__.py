@@ -10,7 +10,7 @@ from .guard import GuardError, after_step, before_model, before_step
 from .implementation import ImplementationError, check_available
 from .labels import label_timers
 from .record import recorded
-from .resume import note_checkpoint
+from .resumed_types import note_checkpoint
 from .unpickle import protect
 
 # Every program that reads a checkpoint imports this package before.

@@ -17,7 +17,7 @@ from .modelopt import quantized_layers
 from .nan import watch
 from .observe import end_step
 from .ranks import all_ranks, rank
-from .resume import keep_types
+from .resumed_types import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
 from .unpickle import check_spec
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from megatron.quant import RECORDER, QuantSpec, config
-from megatron.run import guard, observe, resume
+from megatron.run import guard, observe, resumed_types
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def run(tmp_path, monkeypatch):
         return tmp_path
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(resume, "_of_checkpoint", {})
+    monkeypatch.setattr(resumed_types, "_of_checkpoint", {})
     for name, value in (("_checked", None), ("_found", None), ("_usage", None), ("_calls", {})):
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)

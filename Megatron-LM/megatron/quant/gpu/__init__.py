@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..spec import QuantSpec
-from .steps import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
+from .arithmetic import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
 from .tiles import Strides, plan_tiles
 
 
