@@ -15,9 +15,6 @@ from mqo.launch.evaluation import AS_TRAINED, Loss, Place, lines
 EVALUATE = """
 import json, os, sys, tomllib
 from pathlib import Path
-
-pytestmark = pytest.mark.slow
-
 command, checkpoint, target, *words = sys.argv[1:]
 if (Path(checkpoint) / "fail.json").exists():
     Path(os.environ["MQO_FAILURE"]).write_text((Path(checkpoint) / "fail.json").read_text())
