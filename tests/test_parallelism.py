@@ -142,7 +142,13 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("layout", DENSE.values(), ids=DENSE)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=name, marks=[] if name == "tensor" else pytest.mark.slow)
+        for name, layout in DENSE.items()
+    ],
+)
 def test_without_types_a_layout_trains_as_one_process(train, layout):
     assert max(deviations(train(layout), train())) < 1e-5
 

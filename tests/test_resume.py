@@ -194,6 +194,7 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
 EIGHT = (*TINY, "--train-samples", "64", "--save-interval", "2")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
     """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
     rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}

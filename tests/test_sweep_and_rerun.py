@@ -19,6 +19,7 @@ if not (Project.here().tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_its_runs_side_by_side_and_goes_on_where_it_ended(tmp_path):
     words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_linear_mxf*")
     command = [sys.executable, "-m", "mqo", "sweep", *words, "-o", str(tmp_path), "--", *TINY]

@@ -76,6 +76,7 @@ def quantized(found):
     return {key: round(share * found.flops) for key, share in found.shares.items()}
 
 
+@pytest.mark.slow
 def test_the_flops_are_those_computed_by_hand(measured):
     for name in ("bf16", "FA", "linear", "bare"):
         assert measured[name].flops == TOTAL

@@ -1,7 +1,8 @@
 """The quantizers for the CPU, compiled by numba: every format, rounding and kind of scale.
 
 They give the reference's bits for every input, and need no C compiler. Unlike the reference they
-give them under torch.set_flush_denormal(True), too, as if it were not set.
+give them under torch.set_flush_denormal(True), too, as if it were not set; but a scale of the
+tensor follows from an amax that is flushed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from mqo.project import Project
 from .... import forking
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 FOLDER = Project.here().tree / "examples/parallelism"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 HELPERS = {"world", "moe_model"}

@@ -4,6 +4,8 @@ from mqo.overlay.verify import release as module
 
 from ..conftest import GEMMS, PLAIN, release
 
+pytestmark = pytest.mark.slow
+
 SITE_PATCH = "patches/quant_sites.py"
 PROGRAM = "Megatron-LM/tools/verify_forward.py"
 
