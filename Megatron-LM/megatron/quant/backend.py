@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .formats import check_choice, check_seed
 from .spec import QuantSpec
+from .stochastic import signed
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_BACKEND"
 
@@ -67,7 +68,7 @@ def fake_quantize(
         raise ValueError(f"out is {_describe(out)}; valid: {_describe(x)}, as x")
     if not _is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)
-    arguments = (amax, axis, _signed(seed), *_fields(spec))
+    arguments = (amax, axis, signed(seed or 0), *_fields(spec))
     if out is None:
         return torch.ops.megatron_quant.fake_quantize(x, *arguments)
     torch.ops.megatron_quant.fake_quantize_out(x, out, *arguments)
@@ -156,10 +157,6 @@ def _is_traced(x: Tensor) -> bool:
 def _fields(spec: QuantSpec) -> tuple[Any, ...]:
     choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
     return (spec.quant_type, *choices, spec.tile)
-
-
-def _signed(seed: int | None) -> int:
-    return 0 if seed is None else seed - 2**64 if seed >= 2**63 else seed
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")

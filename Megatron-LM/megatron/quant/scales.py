@@ -19,6 +19,7 @@ from .formats import (
     Minifloat,
 )
 from .spec import QuantSpec
+from .tensor_amax import largest
 
 _LARGEST = torch.finfo(torch.float32).max
 _NONE = torch.empty(0, dtype=torch.float32)
@@ -66,6 +67,23 @@ def scales_of(x: Tensor, spec: QuantSpec, amax: Tensor | None = None) -> Scales:
 def run_of(spec: QuantSpec) -> int | None:
     """Return how many elements in a row share all their scales; None: all of the tensor."""
     return _HIF4_RUN if spec.format.scale == "hif4" else spec.block
+
+
+def carry_of(spec: QuantSpec) -> int:
+    """Return what, added to an amax's float32 pattern, carries where its scale is the next one.
+
+    It is for scales of `e8m0`, and for `power-of-two`: the largest that keeps amax within the
+    element's range is the one of the rule 'rceil'.
+    """
+    element, unit = spec.format.element, 1 << 23
+    fraction = int((element.max_value / 2.0**element.emax - 1.0) * unit)
+    carries = {
+        "floor": 0,
+        "rceil": unit - 1 - fraction,
+        "ceil": unit - 1,
+        "even": unit >> (element.mantissa_bits + 1),
+    }
+    return carries["rceil" if spec.format.scale == "power-of-two" else spec.scale_rule]
 
 
 def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
@@ -249,9 +267,7 @@ _FIND: dict[str, _Find] = {
 
 
 def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
-    if given is not None:
-        return given.double()
-    return (x.abs().amax() if x.numel() else x.new_zeros(())).double()
+    return (largest(x) if given is None else given).double()
 
 
 def _block_amax(x: Tensor, spec: QuantSpec) -> Tensor:

@@ -51,13 +51,14 @@ def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> T
     """Return what each element of a tensor of `shape` draws: int64, 0 .. 2^24 - 1."""
     # int64 wraps as uint64 does; only its right shifts must be rid of the sign.
     index = torch.arange(1, shape.numel() + 1, device=device)
-    z = index * _signed(0x9E3779B97F4A7C15) + _signed(seed)
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    z = index * signed(0x9E3779B97F4A7C15) + signed(seed)
+    z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * signed(0x94D049BB133111EB)
     return _shift(z ^ _shift(z, 31), 64 - RANDOM_BITS).reshape(shape)
 
 
-def _signed(unsigned: int) -> int:
+def signed(unsigned: int) -> int:
+    """Return the int64 of the same 64 bits."""
     return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 

@@ -205,7 +205,7 @@ class Mode(Row):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return what it is, whatever it is called."""
+        """Return the types of its linear layers, QK and PV: equal for equal modes."""
         return self.linear, self.qk, self.pv
 
     def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
@@ -283,7 +283,7 @@ class Training(Row):
 
 RowT = TypeVar("RowT", bound=Row)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
-TYPES_T = f"T is one of {', '.join(name for name, row in formats.FORMATS.items() if row.modes)}"
+TYPES_T = f"T is one of {', '.join(formats.QUANT_TYPES[1:])}"
 
 
 @functools.cache
@@ -367,7 +367,7 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 def quant_types() -> tuple[str, ...]:
     """Return the types that a mode may name, 'none' apart."""
-    return tuple(name for name, row in formats.FORMATS.items() if row.modes)
+    return formats.QUANT_TYPES[1:]
 
 
 def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..formats import ELEMENTS, SCALE_EXPONENT_MIN, Minifloat, TaperedFormat
+from ..formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat
+from ..scales import carry_of
+from ..stochastic import signed
 from .arithmetic import EXPONENT, NAN, ONE, UNIT, How
 from .compile import kernel
 from .steps import RUN, TILE
@@ -49,9 +51,11 @@ def qdq(
     if x.numel() == 0:
         return target
     x, result = x.detach(), target.detach()
+    half = x.dtype == torch.float16
+    x = x.float() if half else x
     scales = _tensor_scales(x, spec, amax)
-    if x.dtype == torch.float16:
-        result.copy_(_in_place(x.float(), spec, axis, scales, seed))
+    if half:
+        result.copy_(_in_place(x, spec, axis, scales, seed))
     elif not _is_dense(result):
         result.copy_(_in_place(x.clone(), spec, axis, scales, seed))
     elif x.stride() != result.stride():
@@ -100,41 +104,37 @@ def _dense(
         out.copy_(_in_place(x.contiguous(), spec, axis, scales, seed))
         return
     how = _how(spec)
-    constants = (*_constants(spec), *scales, _signed(seed))
+    constants = (*_constants(spec), *scales, signed(seed or 0))
     if how == ("none", "nearest-away", "tapered"):
         _hif8(x, out, constants[_TOP])
         return
     if spec.block is None:
         _rows(x, out, how, constants, RUN, x.numel())
         return
-    if spec.tile == "square":
-        _square_tiles(x, out, spec, axis, scales, seed)
-        return
+    width = _matrix_width(x, axis) if spec.tile == "square" else None
     order = _memory_order(x)
     sizes = [x.shape[i] for i in order]
     place = order.index(axis % x.dim())
     size, inner = sizes[place], prod(sizes[place + 1 :])
-    if inner == 1:
-        _rows(x, out, how, constants, spec.block, size)
-    elif inner < _NARROW and spec.rounding != "stochastic":
+    if width:
+        _squares(x, out, how, constants, spec.block, width)
+    elif spec.tile == "square" or (1 < inner < _NARROW and spec.rounding != "stochastic"):
         moved = x.movedim(axis, -1).contiguous()
         out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
+    elif inner == 1:
+        _rows(x, out, how, constants, spec.block, size)
     else:
         _columns(x, out, how, constants, spec.block, size, inner)
 
 
-def _square_tiles(
-    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, scales: _Scales, seed: int | None
-) -> None:
-    """Quantize the matrix of the other axes, in their order, by `axis`; either may be the rows."""
-    size = x.shape[axis]
+def _matrix_width(x: Tensor, axis: int) -> int | None:
+    """Return the row length of the matrix of `axis` and the others in order; None if it is none.
+
+    Either may be its rows: squares are the same.
+    """
     if x.movedim(axis, -1).is_contiguous():
-        _squares(x, out, spec, scales, seed, width=size)
-    elif x.movedim(axis, 0).is_contiguous():
-        _squares(x, out, spec, scales, seed, width=x.numel() // size)
-    else:
-        moved = x.movedim(axis, -1).contiguous()
-        out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
+        return x.shape[axis]
+    return x.numel() // x.shape[axis] if x.movedim(axis, 0).is_contiguous() else None
 
 
 def _hif8(x: Tensor, out: Tensor, top: int) -> None:
@@ -157,14 +157,11 @@ def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: 
     launch(kernel("rows", 8 * x.itemsize, block, how), units, grain, *entries)
 
 
-def _squares(
-    x: Tensor, out: Tensor, spec: QuantSpec, scales: _Scales, seed: int | None, width: int
-) -> None:
-    block, height = spec.block, x.numel() // width
-    constants = (*_constants(spec), *scales, _signed(seed))
+def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, width: int) -> None:
+    height = x.numel() // width
     units, grain = -(-height // block), -(-_GRAIN // (block * width))
     entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
-    launch(kernel("squares", 8 * x.itemsize, block, _how(spec)), units, grain, *entries)
+    launch(kernel("squares", 8 * x.itemsize, block, how), units, grain, *entries)
 
 
 def _columns(
@@ -189,7 +186,7 @@ def _how(spec: QuantSpec) -> How:
     element, scale = spec.format.element, spec.format.scale
     if isinstance(element, TaperedFormat):
         return How("tensor" if spec.tensor_scale else scale, spec.rounding, "tapered")
-    if scale == "power-of-two":  # the largest one that keeps amax within the element's range
+    if scale == "power-of-two":
         scale = "e8m0"
     return How(scale, spec.rounding, "complement" if element.complement else "minifloat")
 
@@ -201,25 +198,13 @@ def _constants(spec: QuantSpec) -> _Ints:
     if isinstance(element, TaperedFormat):
         top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
         return (0, 0, top, 0, 0)
-    rule = "rceil" if spec.format.scale == "power-of-two" else spec.scale_rule
     return (
-        _carry(element, rule),
+        carry_of(spec),
         element.emax * UNIT,
         _pattern(element.max_value),
         _pattern(2.0**element.emin),
         (23 - element.mantissa_bits) * UNIT,
     )
-
-
-def _carry(element: Minifloat, scale_rule: str) -> int:
-    """Return what carries into the exponent of amax where the rule takes the next scale."""
-    fraction = _pattern(element.max_value) % UNIT
-    return {
-        "floor": 0,
-        "rceil": UNIT - 1 - fraction,
-        "ceil": UNIT - 1,
-        "even": UNIT >> (element.mantissa_bits + 1),
-    }[scale_rule]
 
 
 def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
@@ -252,8 +237,6 @@ def _to_top(top: float, amax: np.float32) -> np.float32:
 def _tensor_amax(x: Tensor) -> np.float32:
     if not _is_dense(x):
         x = x.contiguous()
-    if x.dtype == torch.float16:
-        x = x.float()
     units = -(-x.numel() // _ROW)
     entries = (x.data_ptr(), 0, _ROW, x.numel(), 0)
     table = launch(kernel("amax", 8 * x.itemsize), units, _GRAIN // _ROW, *entries)
@@ -262,10 +245,6 @@ def _tensor_amax(x: Tensor) -> np.float32:
 
 def _pattern(value: float) -> int:
     return int(np.float32(value).view(np.int32))
-
-
-def _signed(seed: int | None) -> int:
-    return 0 if seed is None else seed - 2**64 if seed >= 2**63 else seed
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -104,9 +104,8 @@ class Lanes:
     def counting(cls, builder: ir.IRBuilder, start: ir.Value, offsets: list[int]) -> Lanes:
         """Return a vector of `start` and an offset in each lane."""
         kind = ir.VectorType(start.type, len(offsets))
-        return Lanes(builder, start).like(Lanes(builder, ir.Constant(kind, offsets))) + Lanes(
-            builder, ir.Constant(kind, offsets)
-        )
+        steps = Lanes(builder, ir.Constant(kind, offsets))
+        return Lanes(builder, start).like(steps) + steps
 
     def narrowed(self, kind: ir.Type) -> Lanes:
         """Return the low bits of each lane."""

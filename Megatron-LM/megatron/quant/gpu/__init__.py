@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..spec import QuantSpec
+from ..stochastic import signed
 from .arithmetic import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
 from .tiles import Strides, plan_tiles
 
@@ -126,7 +127,7 @@ def _launch(
     # What a kernel does not use is the same in all calls: it would be compiled for each value.
     draws = (0, _NO_STRIDES)
     if spec.rounding == "stochastic":
-        draws = (seed - 2**64 if seed >= 2**63 else seed, plan.index)
+        draws = (signed(seed), plan.index)
     seen = torch.int16 if x.dtype == torch.bfloat16 else x.dtype
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         _kernel[(plan.programs,)](

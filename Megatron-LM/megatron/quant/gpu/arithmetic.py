@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..formats import ELEMENTS, Minifloat, TaperedFormat
-from ..scales import E6M2, run_of
+from ..scales import E6M2, carry_of, run_of
 from ..spec import QuantSpec
 
 # -- what follows from a spec ----------------------------------------------------------------------
@@ -97,33 +97,23 @@ class Steps:
 @functools.cache
 def steps_of(spec: QuantSpec) -> Steps:
     """Return the steps of a spec."""
-    element, scale, rule = spec.format.element, spec.format.scale, spec.scale_rule
+    element, scale = spec.format.element, spec.format.scale
     if scale == "none" and spec.tensor_scale:
         scale = "tensor-power"
     if scale == "power-of-two":
-        scale, rule = "e8m0", "rceil"
+        scale = "e8m0"
     tapered = isinstance(element, TaperedFormat)
     return Steps(
         element=Element.of(element, spec.overflow),
         rounding=spec.rounding,
         scale=scale,
         emax=element.widths[0][0] if tapered else element.emax,
-        carry=_carry(element, rule) if scale == "e8m0" else 0,
+        carry=carry_of(spec) if scale == "e8m0" else 0,
         run=run_of(spec) or 32,
         side=spec.block if spec.tile == "square" else 1,
         exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
         scale_element=_SCALE_ELEMENTS.get(scale),
     )
-
-
-def _carry(element: Minifloat, scale_rule: str) -> int:
-    """Return 2^23 less the fraction field from which on the exponent of amax goes up."""
-    return {
-        "floor": 0,
-        "rceil": 0x7FFFFF - (_pattern(element.max_value) & 0x7FFFFF),
-        "ceil": 0x7FFFFF,
-        "even": 1 << (22 - element.mantissa_bits),
-    }[scale_rule]
 
 
 # -- numbers ---------------------------------------------------------------------------------------
