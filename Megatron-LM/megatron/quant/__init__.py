@@ -9,6 +9,7 @@ from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
     ELEMENTS,
+    FAMILIES,
     FORMATS,
     MX_ELEMENTS,
     OVERFLOWS,
@@ -40,11 +41,11 @@ from .measure import Measurement, measure, merge_measurements
 from .operands import gemm_operands
 from .pack import PackedTensor, pack
 from .packed_activations import saved_operands
-from .progress import set_step
+from .progress import set_replica, set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
 from .shards import cut_blocks
 from .source import site_types
-from .spec import QuantSpec
+from .spec import Hadamard, OperandSpec, QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
 from .weights import cached_bytes, weights_changed
 
@@ -53,6 +54,7 @@ quantise_dequantise = fake_quantize  # its name in version 0.1
 __all__ = [
     "BLOCK_SIZES",
     "ELEMENTS",
+    "FAMILIES",
     "FORMATS",
     "MX_ELEMENTS",
     "OVERFLOWS",
@@ -64,8 +66,10 @@ __all__ = [
     "SITES",
     "FiniteError",
     "FoundLayer",
+    "Hadamard",
     "Layer",
     "Measurement",
+    "OperandSpec",
     "PackedTensor",
     "QuantConfig",
     "QuantRecord",
@@ -98,6 +102,7 @@ __all__ = [
     "pack",
     "quantise_dequantise",
     "saved_operands",
+    "set_replica",
     "set_step",
     "setup_traps",
     "site_coverage",

@@ -6,13 +6,15 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from . import excludes
-from .formats import SITES, check_choice, check_type
+from . import excludes, operand_table
+from .formats import NONE, SITES, GemmSite, check_choice, check_type
+from .operand_table import PLAIN, LayerRule, OperandRow, parse_operands, parse_rules
 from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
 from .schedule import Phase, Schedule, parse, type_at
-from .spec import QuantSpec
+from .spec import Hadamard, OperandSpec, QuantSpec
 
 
 @dataclass(frozen=True)
@@ -21,27 +23,76 @@ class QuantConfig(Options):
 
     `asked` maps a site to the type the run's mode wants there; the guard holds the records against
     it. `schedule` maps a site to the types that it runs as, the first of which is the one in the
-    source.
+    source. `operands` maps SITE.OPERAND to what differs for it, and `rules` are of layers.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    operands: Mapping[str, OperandRow] = field(default_factory=dict)
+    rules: tuple[LayerRule, ...] = ()
 
     def phases(self, site: str) -> Schedule:
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
     def spec(self, quant_type: str) -> QuantSpec:
-        """Return how `quant_type` is quantized."""
-        choices = (self.block, self.scale_rule, self.rounding, self.overflow, self.tensor_scale)
-        return QuantSpec(quant_type, *choices)
+        """Return how a format is quantized where no row of [operands] says otherwise."""
+        return self._spec(quant_type, PLAIN)
+
+    def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
+        """Return the format of an operand of `layer` where the site's type is `quant_type`.
+
+        It is 'none' for one that is not quantized, as those of an excluded layer are. Raises
+        ValueError where no row says what an operand of a 'mixed' site is.
+        """
+        if any(excludes.matches(pattern, site, layer) for pattern in self.exclude):
+            return NONE
+        return operand_table.resolve(self.operands, self.rules, site, operand, layer, quant_type)
+
+    def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
+        """Return how an operand of `layer` is quantized; arguments as `operand_type`."""
+        return self._operand(
+            f"{site}.{operand}", self.operand_type(site, operand, layer, quant_type)
+        )
+
+    def _operand(self, name: str, quant_type: str) -> OperandSpec:
+        row = self.operands.get(name, PLAIN)
+        hadamard = row.hadamard and Hadamard(row.hadamard, row.signs or "fixed")
+        return OperandSpec(self._spec(quant_type, row), hadamard, row.gain)
+
+    def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
+        return QuantSpec(
+            quant_type,
+            self.block,
+            row.scale_rule or self.scale_rule,
+            row.rounding or self.rounding,
+            self.overflow,
+            self.tensor_scale,
+            row.tile or "row",
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether an operand is rounded stochastically."""
+        rows = (row.rounding for row in self.operands.values())
+        return "stochastic" in (self.rounding, *rows)
 
     def blocks(self) -> dict[str, int]:
-        """Return the longest block of each site that quantizes in blocks at any step."""
-        sizes = {
-            site: [self.spec(p.quant_type).block or 0 for p in self.phases(site)] for site in SITES
-        }
-        return {site: max(found) for site, found in sizes.items() if any(found)}
+        """Return the longest block of each site, of a scale or a transform, at any step."""
+        sizes = {name: self._longest(site) for name, site in SITES.items()}
+        return {name: size for name, size in sizes.items() if size}
+
+    def _longest(self, site: GemmSite) -> int:
+        types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
+        # Which layers match a rule, the model knows.
+        types += [rule.quant_type for rule in self.rules] if types else []
+        found = [
+            self._operand(f"{site.name}.{operand}", kind).longest_block
+            for operand in (site.lhs, site.rhs)
+            for quant_type in types
+            if (kind := self.operand_type(site.name, operand, "", quant_type)) != NONE
+        ]
+        return max(found, default=0)
 
 
 # The tables of the file, with a check for each of their keys.
@@ -49,6 +100,7 @@ _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
     table: {o.name: o.check for o in OPTIONS.values() if o.table == table} for table in TABLES
 }
 _CHECKS |= {"asked": dict.fromkeys(SITES, check_type), "schedule": dict.fromkeys(SITES, parse)}
+_TABLES = (*_CHECKS, "operands", "rules")
 
 
 @functools.cache
@@ -65,15 +117,24 @@ def current() -> QuantConfig:
 
 
 @functools.cache
-def spec_of(quant_type: str) -> QuantSpec:
-    """Return how this process quantizes to `quant_type`; raises what `current` raises."""
-    return current().spec(quant_type)
+def spec_of(site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
+    """Return `QuantConfig.operand_spec` of this process; raises what `current` raises."""
+    return current().operand_spec(site, operand, layer, quant_type)
+
+
+@functools.cache
+def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
+    """Return `QuantConfig.operand_type` of this process; raises what `current` raises."""
+    return current().operand_type(site, operand, layer, quant_type)
 
 
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
     """Whether this process leaves `layer` unquantized at `site`; raises what `current` raises."""
-    return any(excludes.matches(pattern, site, layer) for pattern in current().exclude)
+    options = current()
+    rule = operand_table.rule_for(options.rules, site, layer)
+    left_out = any(excludes.matches(pattern, site, layer) for pattern in options.exclude)
+    return left_out or (rule is not None and rule.quant_type == NONE)
 
 
 def scheduled(site: str, quant_type: str) -> str:
@@ -89,6 +150,7 @@ def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
     current.cache_clear()
     spec_of.cache_clear()
+    type_of.cache_clear()
     is_excluded.cache_clear()
 
 
@@ -98,19 +160,32 @@ def load(path: Path) -> QuantConfig:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         if "quantiser" in tables:  # its name in version 0.1
             tables.setdefault("quantizer", tables.pop("quantiser"))
+        operands = parse_operands(tables.pop("operands", {}))
+        rules = parse_rules(tables.pop("rules", []))
         for name, table in tables.items():
             _check_table(name, table)
+        _check_packed(tables, operands.get("fprop.x", PLAIN))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     asked = tables.pop("asked", {})
     schedule = {site: parse(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
-    return QuantConfig(asked=asked, schedule=schedule, **(options | lists))
+    parts = {"asked": asked, "schedule": schedule, "operands": operands, "rules": rules}
+    return QuantConfig(**parts, **(options | lists))
+
+
+def _check_packed(tables: Mapping[str, Any], x: OperandRow) -> None:
+    saved = tables.get("quantizer", {}).get("save_activations")
+    if saved == "packed" and (not x.is_plain or x.quant_type == NONE):
+        raise ValueError(
+            "[quantizer] save_activations = 'packed' saves fprop.x as it is quantized; valid: "
+            "operands.fprop.x with a type, without hadamard and gain"
+        )
 
 
 def _check_table(name: str, table: object) -> None:
-    check_choice("table", name, tuple(_CHECKS))
+    check_choice("table", name, _TABLES)
     if not isinstance(table, dict):
         raise ValueError(f"{name} = {table!r} should be a table, [{name}]")
     for key, value in table.items():

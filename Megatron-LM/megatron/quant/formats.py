@@ -94,7 +94,6 @@ class Format:
     dark: Sequence[str]
     block: int | None = None
     square: bool = False
-    modes: bool = True
     scripts: bool = False
     least_sqnr: float | None = None
     sqnr_reason: str = ""
@@ -118,6 +117,15 @@ class Format:
     def packed_bytes(self) -> float:
         """Bytes of a packed element, with its share of a block's scale."""
         return self.code_bits / 8 + (SCALE_BYTES[self.scale] / self.block if self.block else 0)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A type of a site whose operands differ; None leaves the formats to quant.toml."""
+
+    name: str
+    gradients: str | None = None
+    others: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,13 +200,14 @@ HADAMARD_SIGNS: tuple[str, ...] = tuple(_FILE["hadamard_signs"])
 SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
 ELEMENTS = {name: _element(name, row) for name, row in _FILE["elements"].items()}
 FORMATS = {name: _format(name, row) for name, row in _FILE["formats"].items()}
+FAMILIES = {name: Family(name, **row) for name, row in _FILE["families"].items()}
 SITES = {
     name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"])
     for name, row in _FILE["sites"].items()
 }
 
 # The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec.
-QUANT_TYPES = (NONE, *(name for name, row in FORMATS.items() if row.modes))
+QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)
 REFERENCE_TYPES = (NONE, *FORMATS)
 # The elements of OCP's formats.
 MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.is_mx}

@@ -1,21 +1,34 @@
 """Holds what a run asked for against what its quantizers did: no mode may fail silently."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .formats import SITES, check_choice, check_type
+from .formats import NONE, SITES, GemmSite, check_choice, check_type
 from .layers import Layer
+from .operand_table import member
 from .operands import UNLABELED
 from .record import EXCLUDED, QuantRecord
 from .traps import IsExcluded
 
+# (site, operand, layer, the site's type) -> the format of that operand, 'none' for none.
+TypeOf = Callable[[str, str, str, str], str]
 
-def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[str]:
+
+def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str:
+    """The format of an operand where no recipe says otherwise."""
+    del site, layer
+    return member(quant_type, operand)
+
+
+def missing(
+    asked: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
+) -> list[str]:
     """Say, one text a fault, where a run did not quantize what it was asked to.
 
     Args:
         asked: site -> quant type; an absent site is asked 'none'.
         records: of all ranks, for a pipeline stage may hold no site of a kind.
+        type_of: what the run's recipe makes of a site's type, for an operand of a layer.
 
     Faults are a site that never ran, ran as another type, ran with one operand only, or ran
     though nobody asked. Excluded layers did not run. An empty list means that the run did as asked.
@@ -30,7 +43,7 @@ def missing(asked: Mapping[str, str], records: Iterable[QuantRecord]) -> list[st
     faults = []
     for name in SITES:
         here = [record for record in records if record.site == name and record.calls]
-        faults += _site_faults(name, asked.get(name, "none"), here)
+        faults += _site_faults(name, asked.get(name, NONE), here, type_of)
     return faults
 
 
@@ -75,11 +88,12 @@ def site_coverage(
     used: Collection[str],
     records: Iterable[QuantRecord],
     is_excluded: IsExcluded,
+    type_of: TypeOf = _by_site,
 ) -> SiteCoverage:
     """Hold the layers of one rank against its own records, after a forward and backward pass.
 
-    `used` names the layers that ran. Frozen layers are find_traps's to name. A layer that ran on
-    no token counts as run, on both sides.
+    `used` names the layers that ran, and `type_of` is as in `missing`. Frozen layers are
+    find_traps's to name. A layer that ran on no token counts as run, on both sides.
     """
     ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
     wanted = [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
@@ -90,10 +104,16 @@ def site_coverage(
                 continue
             if layer.name not in used:
                 idle.add(layer.name)
-            elif not {(site.name, layer.name, op) for op in (site.lhs, site.rhs)} <= ran:
+            elif not _due(site, layer.name, asked[site.name], type_of) <= ran:
                 missed.add((site.name, layer.name))
     lost = {site for site, layer, _ in ran if layer == UNLABELED}
     return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))
+
+
+def _due(site: GemmSite, layer: str, quant_type: str, type_of: TypeOf) -> set[tuple[str, str, str]]:
+    operands = (site.lhs, site.rhs)
+    due = (op for op in operands if type_of(site.name, op, layer, quant_type) != NONE)
+    return {(site.name, layer, op) for op in due}
 
 
 def coverage_faults(ranks: Iterable[SiteCoverage]) -> list[str]:
@@ -117,21 +137,27 @@ def idle_layers(ranks: Iterable[SiteCoverage]) -> list[str]:
     return sorted({name for rank in ranks for name in rank.idle})
 
 
-def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str]:
+def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: TypeOf) -> list[str]:
     excluded = bool(records)
     records = [record for record in records if record.quant_type != EXCLUDED]
-    if wanted != "none" and not records:
+    if wanted != NONE and not records:
         why = "every layer is excluded" if excluded else "its quantizer never ran"
         return [f"{name}: asked for {wanted}, but {why}"]
-    faults = []
-    for ran in sorted({record.quant_type for record in records}):
-        here = [record for record in records if record.quant_type == ran]
-        if ran != wanted:
-            faults.append(f"{name}: asked for {wanted}, but {_layers(here)} ran as {ran}")
-        operands = {record.operand for record in here}
-        for operand in (SITES[name].lhs, SITES[name].rhs):
-            if operand not in operands:
-                faults.append(f"{name}: ran as {ran}, but its operand {operand} never did")
+    wrong: dict[tuple[str, str], list[QuantRecord]] = {}
+    for record in records:
+        asked = type_of(name, record.operand, record.layer, wanted)
+        if record.quant_type != asked:
+            wrong.setdefault((asked, record.quant_type), []).append(record)
+    faults = [
+        f"{name}: asked for {asked}, but {_layers(here)} ran as {ran}"
+        for (asked, ran), here in sorted(wrong.items())
+    ]
+    for operand in (SITES[name].lhs, SITES[name].rhs):
+        others = [record for record in records if record.operand != operand]
+        due = any(type_of(name, operand, r.layer, wanted) != NONE for r in others)
+        if due and len(others) == len(records):
+            ran = ", ".join(sorted({record.quant_type for record in others}))
+            faults.append(f"{name}: ran as {ran}, but its operand {operand} never did")
     return faults
 
 

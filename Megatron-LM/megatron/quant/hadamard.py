@@ -7,42 +7,25 @@ A block of d points of the axis, from 0 on and the last one filled up with zeros
 float32 and in this order:
 
     y[i] = sign[i] * x[i]
-    for s in 1, 2, 4, ..., d/2: (y[i], y[i+s]) = (y[i] + y[i+s], y[i] - y[i+s])  where i has no bit s
+    for s in 1, 2, 4, ..., d/2, and each i without the bit s:
+        (y[i], y[i+s]) = (y[i] + y[i+s], y[i] - y[i+s])
     y[i] = y[i] * float32(gain / sqrt(d))
 
 and is then rounded to the dtype of x, as Transformer Engine's reference has it. That is x times
 diag(sign) times Sylvester's matrix over sqrt(d).
 """
 
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .formats import HADAMARD_POINTS, HADAMARD_SIGNS, check_choice
+from .spec import Hadamard
 from .stochastic import RANDOM_BITS, draws
 
 # NVIDIA's for the wgrad of NVFP4: arXiv 2509.25149, and Transformer Engine.
 _FIXED = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-
-
-@dataclass(frozen=True)
-class Hadamard:
-    """A transform of blocks of `points` elements.
-
-    points: one of HADAMARD_POINTS. signs: what the elements are multiplied by first: 'fixed', the
-    16 published ones, repeated; 'random', from a seed; 'none'. Raises ValueError, naming the valid
-    ones, for an unknown choice.
-    """
-
-    points: int
-    signs: str = "fixed"
-
-    def __post_init__(self) -> None:
-        check_choice("Hadamard size", self.points, HADAMARD_POINTS)
-        check_choice("Hadamard signs", self.signs, HADAMARD_SIGNS)
 
 
 def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:

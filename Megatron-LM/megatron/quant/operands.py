@@ -1,25 +1,32 @@
 """What the patched Megatron source calls: quantizes the two operands of a GEMM on their way in."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from . import micro_batches
 from .backend import fake_quantize
 from .config import current, is_excluded, scheduled, spec_of
 from .finite import check_finite
-from .formats import SITES, GemmSite, check_choice, check_type
+from .formats import NONE, SITES, GemmSite, check_choice, check_type
+from .hadamard import transform
 from .layers import LABEL, SHARDS, is_exempt
 from .packed_activations import save_packed
+from .progress import replica, step
 from .record import RECORDER
-from .spec import QuantSpec
-from .stochastic import operand_seed
-from .tensor_amax import Shards, largest, shared_amax
+from .spec import OperandSpec, QuantSpec
+from .stochastic import derive_seed
+from .tensor_amax import Shards, largest, shard_rank, shared_amax
 from .weights import cached
 
 UNLABELED = "unlabeled"
+# The sites that a layer's forward pass begins with.
+_FIRST = ("fprop", "qk")
 
 
 class GemmOperands:
@@ -37,6 +44,7 @@ class GemmOperands:
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
+        micro_batches.keep(ctx)
 
 
 _UNQUANTIZED = GemmOperands()
@@ -46,21 +54,23 @@ _UNQUANTIZED = GemmOperands()
 class QuantizedOperands(GemmOperands):
     """Quantizes the operands of one layer's GEMM, and records that it did.
 
-    Gradients pass straight through, also where the rounding saturates.
+    `quant_type` is the site's. Where the run transforms the operands, what the GEMM sees is a
+    multiple of the transform's points long. Gradients pass straight through, also where the
+    rounding saturates.
     """
 
     site: GemmSite
-    spec: QuantSpec
+    quant_type: str
     layer: str
     shards: Shards | None = None
 
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand, quantized along the site's contraction axis."""
-        return self._quantize(tensor, self.site.lhs, self.site.lhs_axis)
+        return self._straight_through(tensor, self.site.lhs, self.site.lhs_axis)
 
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand, quantized along the site's contraction axis."""
-        return self._quantize(tensor, self.site.rhs, self.site.rhs_axis)
+        return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """With `save_activations = "packed"`, save the activation as codes; else change nothing.
@@ -68,46 +78,86 @@ class QuantizedOperands(GemmOperands):
         `activation` is this rank's: under sequence parallelism not the left operand, `gathered`,
         but a part of it.
         """
+        micro_batches.keep(ctx)
         if current().save_activations == "packed":
-            site, spec = self.site, self.spec
-            amax = self._amax(gathered, site.lhs)
+            operand, axis = self.site.lhs, self.site.lhs_axis
+            spec = self._how(operand).spec
+            amax = self._amax(gathered, operand, spec)
             if amax is None and spec.format.needs_tensor_amax:
                 amax = largest(gathered)
-            seed = self._seed(site.lhs)
-            save_packed(ctx, activation, weight, spec, site.lhs_axis, seed, amax)
+            save_packed(ctx, activation, weight, spec, axis, self._seed(operand, spec), amax)
 
-    def _quantize(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
-        site, spec, layer = self.site.name, self.spec, self.layer
-        seed = self._seed(operand)
+    def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
+        how = self._how(operand)
+        if how.spec.quant_type == NONE and how.hadamard is None:
+            return tensor
+        return _StraightThrough.apply(tensor, partial(self._quantize, operand, how, axis))
 
-        def quantize(original: Tensor) -> Tensor:
-            def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-                amax = self._amax(original, operand)
-                return fake_quantize(original, spec, axis=axis, out=out, seed=seed, amax=amax), amax
+    def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
+        spec = how.spec
+        keeps = isinstance(original, Parameter) and current().cache_weights
+        seed = self._seed(operand, spec, keeps)
 
-            if isinstance(original, Parameter) and current().cache_weights:
-                quantized, amax = cached(original, spec, axis, seed, make)
-            else:
-                quantized, amax = make()
-            if current().check_nan:
-                check_finite(original, f"{operand} of {site}, layer {layer}")
-                kind = spec.quant_type
-                check_finite(quantized, f"{operand} of {site} as {kind}, layer {layer}")
-            RECORDER.observe(site, layer, operand, spec, axis, original, quantized, amax)
-            return quantized
+        @functools.cache
+        def prepared() -> Tensor:
+            return self._prepared(how, axis, original)
 
-        return _StraightThrough.apply(tensor, quantize)
+        def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+            x = prepared()
+            if x is not original:  # nobody else has it, but for what is measured
+                out = None if RECORDER.measuring else x
+            amax = self._amax(x, operand, spec)
+            return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
 
-    def _amax(self, tensor: Tensor, operand: str) -> Tensor | None:
+        if keeps:
+            quantized, amax = cached(original, how, axis, seed, make)
+        else:
+            quantized, amax = make()
+        if current().check_nan:
+            place = f"{operand} of {self.site.name}"
+            check_finite(original, f"{place}, layer {self.layer}")
+            check_finite(quantized, f"{place} as {spec.quant_type}, layer {self.layer}")
+        if spec.quant_type != NONE:
+            measured = prepared() if RECORDER.measuring else original
+            place = (self.site.name, self.layer, operand)
+            RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
+        return quantized if how.gain == 1.0 else quantized * (1.0 / how.gain)
+
+    def _how(self, operand: str) -> OperandSpec:
+        return spec_of(self.site.name, operand, self.layer, self.quant_type)
+
+    def _prepared(self, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
+        """Return what is to be rounded; the same signs are drawn for both operands, all step."""
+        if how.hadamard is None:
+            return original if how.gain == 1.0 else original.detach() * how.gain
+        random = how.hadamard.signs == "random"
+        seed = self._seed_of("signs", micro_batch=0, shard=0) if random else None
+        return transform(original, how.hadamard, axis=axis, gain=how.gain, seed=seed)
+
+    def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
         """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
-        if not self.spec.format.needs_tensor_amax:
+        if spec.quant_type == NONE or not spec.format.needs_tensor_amax:
             return None
         return shared_amax(tensor, operand, self.shards)
 
-    def _seed(self, operand: str) -> int | None:
-        if self.spec.rounding != "stochastic":
+    def _seed(self, operand: str, spec: QuantSpec, keeps: bool = False) -> int | None:
+        """Return the operand's seed; what is kept for a step has one for all micro-batches."""
+        if spec.rounding != "stochastic":
             return None
-        return operand_seed(current().seed, self.site.name, operand, self.layer)
+        rank, ranks = replica()
+        micro_batch = 0 if keeps else micro_batches.now() * ranks + rank
+        return self._seed_of(operand, micro_batch, shard_rank(operand, self.shards))
+
+    def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
+        return derive_seed(
+            current().seed,
+            step=step(),
+            micro_batch=micro_batch,
+            shard=shard,
+            site=self.site.name,
+            operand=operand,
+            layer=self.layer,
+        )
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -126,7 +176,8 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     Args:
         site: a name in SITES, which says along which axes the operands are quantized.
         quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
-            schedule of the run's may say another type at this step.
+            schedule of the run's may say another type at this step, and the run's rules another
+            one of this layer.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
             labels, set by `label_layers`, are read here, since a view of it has none. Both
             operands of a layer that is exempt, or that the run excludes, pass through as they are.
@@ -136,12 +187,13 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     """
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
-    quant_type = scheduled(site, quant_type)
-    if quant_type == "none" or is_exempt(owner):
-        return _UNQUANTIZED
     layer = getattr(owner, LABEL, UNLABELED)
+    if site in _FIRST and current().is_random:
+        micro_batches.begin(layer)
+    quant_type = scheduled(site, quant_type)
+    if quant_type == NONE or is_exempt(owner):
+        return _UNQUANTIZED
     if is_excluded(site, layer):
         RECORDER.record_excluded(site, layer)
         return _UNQUANTIZED
-    shards = getattr(owner, SHARDS, None)
-    return QuantizedOperands(SITES[site], spec_of(quant_type), layer, shards)
+    return QuantizedOperands(SITES[site], quant_type, layer, getattr(owner, SHARDS, None))

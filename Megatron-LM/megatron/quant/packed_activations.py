@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
+from . import micro_batches
 from .pack import PackedTensor, pack
 from .scales import Stored
 from .spec import QuantSpec
@@ -42,8 +43,9 @@ def save_packed(
 def saved_operands(ctx: object) -> tuple[Tensor, ...]:
     """Return what the forward pass of `ctx` saved: the input, unpacked if it is packed, and weight.
 
-    The patched Megatron reads it in the place of `ctx.saved_tensors`.
+    The patched Megatron reads it in the place of `ctx.saved_tensors`, when backward begins.
     """
+    micro_batches.resume(ctx)
     form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)
     if form is None:
         return ctx.saved_tensors

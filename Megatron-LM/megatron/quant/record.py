@@ -92,10 +92,12 @@ class Recorder:
         original: Tensor,
         quantized: Tensor,
         amax: Tensor | None = None,
+        dump: Tensor | None = None,
     ) -> None:
         """Count one call, measure it if its step is measured; that never waits for the device.
 
-        `amax` is what `fake_quantize` was given.
+        `amax` is what `fake_quantize` was given, and `dump` is what is kept of a step to be dumped
+        in the place of `original`: what that was made of.
         """
         tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
         tally.calls += 1
@@ -104,7 +106,7 @@ class Recorder:
             tally.step = sums if tally.step is None else tally.step.add(sums)
             tally.step_calls += 1
         if self._dumping:
-            self._keep(f"{site}/{layer}/{operand}", original)
+            self._keep(f"{site}/{layer}/{operand}", original if dump is None else dump)
 
     def _keep(self, name: str, original: Tensor) -> None:
         """Keep what the first call of a step was given; later micro-batches are as good."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from .formats import (
     BLOCK_SIZES,
     FORMATS,
+    HADAMARD_POINTS,
+    HADAMARD_SIGNS,
+    NONE,
     OVERFLOWS,
     REFERENCE_TYPES,
     ROUNDINGS,
@@ -65,3 +68,45 @@ class QuantSpec:
     def format(self) -> Format:
         """The format's row; KeyError for 'none'."""
         return FORMATS[self.quant_type]
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """A transform of blocks of `points` elements along the contraction axis; hadamard.py does it.
+
+    points: one of HADAMARD_POINTS. signs: what the elements are multiplied by first: 'fixed', the
+    16 published ones, repeated; 'random', from a seed; 'none'. Raises ValueError, naming the valid
+    ones, for an unknown choice.
+    """
+
+    points: int
+    signs: str = "fixed"
+
+    def __post_init__(self) -> None:
+        check_choice("Hadamard size", self.points, HADAMARD_POINTS)
+        check_choice("Hadamard signs", self.signs, HADAMARD_SIGNS)
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """How an operand of a GEMM is quantized: multiplied by `gain`, transformed, rounded as `spec`.
+
+    The product of both operands is that of unquantized ones but for rounding: what is rounded is
+    divided by the gain, and the other operand has the same transform.
+    """
+
+    spec: QuantSpec
+    hadamard: Hadamard | None = None
+    gain: float = 1.0
+
+    @property
+    def longest_block(self) -> int:
+        """Elements of the contraction axis that belong together: 0 if each is for itself."""
+        return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)
+
+    @property
+    def is_same_along_all_axes(self) -> bool:
+        """Whether a matrix has the same values whichever axis is the contraction axis."""
+        if self.hadamard or self.spec.rounding == "stochastic":
+            return False
+        return self.spec.quant_type == NONE or not self.spec.block or self.spec.tile == "square"

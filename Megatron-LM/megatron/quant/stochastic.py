@@ -24,27 +24,21 @@ import json
 import torch
 from torch import Tensor
 
-from .progress import step
-
 RANDOM_BITS = 24
 
 
-def derive_seed(base: int, *, rank: int, step: int, site: str, operand: str, layer: str) -> int:
-    """Return the seed, 0 .. 2^64 - 1, of one operand of one layer's GEMM in one training step.
+def derive_seed(
+    base: int, *, step: int, micro_batch: int, shard: int, site: str, operand: str, layer: str
+) -> int:
+    """Return the seed, 0 .. 2^64 - 1, of one operand of one layer's GEMM in one micro-batch.
 
     It is the first 8 bytes, little-endian, of BLAKE2b-64 over the JSON list of the arguments in the
-    order above. Equal in all micro-batches of a step, so that a recomputed forward pass repeats the
-    rounding of the first.
+    order above. `step` counts optimizer steps; `micro_batch` all micro-batches of a step, over all
+    data-parallel ranks, so that the rounding of the step's gradient averages; `shard` is the rank
+    among those that hold shards of the operand.
     """
-    text = json.dumps([base, rank, step, site, operand, layer])
+    text = json.dumps([base, step, micro_batch, shard, site, operand, layer])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def operand_seed(base: int, site: str, operand: str, layer: str) -> int:
-    """`derive_seed` at this process's rank and step."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = torch.distributed.get_rank() if distributed else 0
-    return derive_seed(base, rank=rank, step=step(), site=site, operand=operand, layer=layer)
 
 
 def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> Tensor:

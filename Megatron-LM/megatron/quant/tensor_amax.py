@@ -37,6 +37,11 @@ def shards_of(module: torch.nn.Module) -> Shards | None:
     return Shards(_SHARDED[names[0]], group)
 
 
+def shard_rank(operand: str, shards: Shards | None) -> int:
+    """Return which shard of `operand` this rank holds, 0 if it holds the whole."""
+    return shards.group.rank() if shards and operand in shards.operands else 0
+
+
 def largest(x: Tensor) -> Tensor:
     """Return the largest magnitude of `x`, float32 []: NaN if there is one, 0 if `x` is empty."""
     if not x.numel():

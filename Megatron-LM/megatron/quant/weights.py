@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .spec import QuantSpec
+from .spec import OperandSpec
 
 _epoch = 0
 
@@ -48,7 +48,7 @@ class _Entry:
     amax: Tensor | None
 
 
-# weight -> {(spec, axis): entry}; an entry goes with its weight.
+# weight -> {(how, axis): entry}; an entry goes with its weight.
 _entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -68,24 +68,27 @@ register_optimizer_step_post_hook(_after_step)
 
 def cached(
     weight: Tensor,
-    spec: QuantSpec,
+    how: OperandSpec,
     axis: int,
     seed: int | None,
     quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `weight` as quantized to `spec` along `axis` with `seed`, as it is now, and its amax.
+    """Return `weight` as quantized by `how` along `axis` with `seed`, as it is now, and its amax.
+
+    A weight that has the same values along all axes has one copy for all.
 
     `quantize(out)` is called when the cache has nothing that is still right: it writes to `out`,
     the memory of the outdated copy, or to new memory if that is None. The amax is what it used, if
     any. What is returned is not to be written to.
     """
     kept = _entries.setdefault(weight, {})
-    entry = kept.get((spec, axis))
+    place = (how, None if how.is_same_along_all_axes else axis)
+    entry = kept.get(place)
     storage = StorageWeakRef(weight.untyped_storage())
     made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seed)
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantized, weight)
-        entry = kept[(spec, axis)] = _Entry(made_of, *quantize(out))
+        entry = kept[place] = _Entry(made_of, *quantize(out))
     # Another tensor of the same memory: a graph that it becomes part of is not the cache's.
     return entry.quantized.detach(), entry.amax
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron import quant
-from megatron.quant.config import current, is_excluded, scheduled
+from megatron.quant.config import current, is_excluded, scheduled, type_of
 from megatron.quant.record import Key
 from torch.nn import Module
 
@@ -16,7 +16,7 @@ from .files import run_folder
 from .modelopt import quantized_layers
 from .nan import watch
 from .observe import end_step
-from .ranks import all_ranks, rank
+from .ranks import all_ranks, data_rank, rank
 from .resumed_types import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
 from .unpickle import check_spec
@@ -54,11 +54,12 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
 
     `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
     `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
-    step. The quantizers learn which one it is, so that their random numbers change.
+    step. The quantizers learn which step and which rank it is, so that their random numbers change.
     """
     global _found, _usage, _calls
     done = getattr(args, "curr_iteration", 0)
     quant.set_step(done, getattr(args, "train_iters", None))
+    quant.set_replica(*data_rank())
     divergence.begin_step(args)
     if run_folder() is None:
         return
@@ -95,7 +96,7 @@ def after_step(iteration: int) -> None:
     if run_folder() is not None and types != _checked:
         _checked, when = types, f"iteration {iteration}"
         here = since(_calls, quant.RECORDER.entries())
-        _end(quant.missing(types, quant.merge(all_ranks(here))), when)
+        _end(quant.missing(types, quant.merge(all_ranks(here)), type_of), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [one.layer for one in _found or ()], used, here, when)
@@ -125,7 +126,8 @@ def inspect(layers: list[quant.Layer], setup: quant.Setup) -> None:
     A collective: `layers` are this rank's.
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
-    faults = quant.unmatched(current().exclude, everywhere) + contradictions(current())
+    patterns = (*current().exclude, *(rule.layers for rule in current().rules))
+    faults = quant.unmatched(patterns, everywhere) + contradictions(current())
     asked = ever_asked(current())
     _end(faults + quant.find_traps(asked, setup, everywhere, is_excluded), "before the first step")
     _say(quant.notes(asked, everywhere))
@@ -177,7 +179,7 @@ def check_all(records: list[quant.QuantRecord]) -> None:
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(quant.missing(asked, rest), "at the end")
+    _end(quant.missing(asked, rest, type_of), "at the end")
 
 
 def check_layers(
@@ -192,7 +194,7 @@ def check_layers(
     `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
     said.
     """
-    here = quant.site_coverage(asked, layers, used, records, is_excluded)
+    here = quant.site_coverage(asked, layers, used, records, is_excluded, type_of)
     ranks = all_ranks(here)
     _end(quant.coverage_faults(ranks), when)
     idle = quant.idle_layers(ranks)

@@ -22,6 +22,16 @@ def all_ranks(here: T) -> list[T]:
     return ranks
 
 
+def data_rank() -> tuple[int, int]:
+    """Which data-parallel rank this process is, of how many; ranks of a context count as such."""
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return 0, 1
+    size = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    return parallel_state.get_data_parallel_rank(with_context_parallel=True), size
+
+
 def with_group() -> None:
     """Be a group of one process, unless there is a group: upstream's collectives want one."""
     if not torch.distributed.is_initialized():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron.quant import RECORDER, config
+from megatron.quant import RECORDER, config, set_step
 
 torch.set_num_threads(1)
 # Kernels compile once for all test runs of this checkout, and nothing is left in the user's cache.
@@ -19,6 +19,7 @@ def fresh_state(monkeypatch):
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     config.reset()
     RECORDER.reset()
+    set_step(0)
     yield
     config.reset()
     RECORDER.reset()

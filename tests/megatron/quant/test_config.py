@@ -77,18 +77,19 @@ def test_the_file_is_read_once_until_reset(options):
 
 
 def test_the_options_make_the_spec_of_each_type(options):
-    assert config.spec_of("hifp8") == QuantSpec("hifp8")
+    assert config.current().spec("hifp8") == QuantSpec("hifp8")
     options(FULL)
     expected = {"block": 64, "scale_rule": "even", "rounding": "stochastic", "overflow": "inf"}
-    assert config.spec_of("mxfp4") == QuantSpec("mxfp4", tensor_scale=True, **expected)
+    assert config.current().spec("mxfp4") == QuantSpec("mxfp4", tensor_scale=True, **expected)
 
 
 def test_a_spec_is_made_once_until_reset(options):
     path = options("[quantizer]\nblock = 16\n")
-    assert config.spec_of("mxfp8") is config.spec_of("mxfp8")
+    place = ("fprop", "x", "a", "mxfp8")
+    assert config.spec_of(*place) is config.spec_of(*place)
     path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
     config.reset()
-    assert config.spec_of("mxfp8").block == 128
+    assert config.spec_of(*place).spec.block == 128
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_spec_is_made_once_until_reset(options):
         ("[layers]\nexclude = 'output_layer'", "[layers] exclude: 'output_layer' is no list of"),
         ("[layers]\nexclude = ['']", "[layers] exclude: [''] is no list of patterns"),
         ("[layers]\nexclude = ['qk:']", "[layers] exclude: 'qk:' names no layer"),
-        ("[layers]\nexclude = ['mlp:*']", "unknown GEMM site 'mlp'; valid: fprop, dgrad"),
+        ("[layers]\nexclude = ['mlp:*']", "'mlp'; valid: fprop, dgrad, wgrad, qk, pv, linear"),
         ("[layers]\nexcludes = []", "[layers] 'excludes'; valid: exclude"),
         ("[asked\n", "Expected"),
     ],

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 from megatron.quant import RECORDER, Measurement, fake_quantize, gemm_operands
-from megatron.quant.config import spec_of
+from megatron.quant.config import current
 from megatron.run import after_step, before_step, recorded
 from megatron.run.files import RunFiles
 from safetensors import safe_open
@@ -57,7 +57,7 @@ def test_a_measured_step_writes_scalars_and_a_histogram(run, writer):
     }
     assert {row["iteration"] for row in found.values()} == {1}
     x = torch.cat(operands)
-    q = fake_quantize(x, spec_of("mxfp8"))
+    q = fake_quantize(x, current().spec("mxfp8"))
     sqnr = 10 * math.log10(x.double().square().sum() / (x.double() - q).square().sum())
     assert found[f"{TAG}/sqnr_db"]["value"] == pytest.approx(sqnr, abs=1e-3)
     assert found[f"{TAG}/amax"]["value"] == x.abs().max().item()
