@@ -27,6 +27,8 @@ from .weights import cached
 UNLABELED = "unlabeled"
 # The sites that a layer's forward pass begins with.
 _FIRST = ("fprop", "qk")
+# The operands that the unfused path of attention repeats for the query heads of a group.
+_GROUPED = ("key", "value")
 
 
 class GemmOperands:
@@ -55,7 +57,8 @@ class QuantizedOperands(GemmOperands):
     """Quantizes the operands of one layer's GEMM, and records that it did.
 
     `quant_type` is the site's. Where the run transforms the operands, what the GEMM sees is a
-    multiple of the transform's points long. Gradients pass straight through, also where the
+    multiple of the transform's points long. `repeats` is how many query heads of attention share a
+    key and a value. Gradients pass straight through, also where the
     rounding saturates.
     """
 
@@ -63,6 +66,7 @@ class QuantizedOperands(GemmOperands):
     quant_type: str
     layer: str
     shards: Shards | None = None
+    repeats: int = 1
 
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand, quantized along the site's contraction axis."""
@@ -91,7 +95,10 @@ class QuantizedOperands(GemmOperands):
         how = self._how(operand)
         if how.spec.quant_type == NONE and how.hadamard is None:
             return tensor
-        return _StraightThrough.apply(tensor, partial(self._quantize, operand, how, axis))
+        quantize = partial(self._quantize, operand, how, axis)
+        if how.spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
+            quantize = partial(_once_a_group, self.repeats, quantize)
+        return _StraightThrough.apply(tensor, quantize)
 
     def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
         spec = how.spec
@@ -170,6 +177,14 @@ class _StraightThrough(torch.autograd.Function):
         return grad, None
 
 
+def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:
+    """Quantize [tokens, heads, dim], in which each key or value stands `repeats` times, but once.
+
+    So it draws as the fused path has it draw, which repeats none.
+    """
+    return quantize(heads[:, ::repeats]).repeat_interleave(repeats, dim=1)
+
+
 def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     """Return what quantizes the operands of `owner`'s GEMM at `site`.
 
@@ -196,4 +211,10 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     if is_excluded(site, layer):
         RECORDER.record_excluded(site, layer)
         return _UNQUANTIZED
-    return QuantizedOperands(SITES[site], quant_type, layer, getattr(owner, SHARDS, None))
+    shards = getattr(owner, SHARDS, None)
+    return QuantizedOperands(SITES[site], quant_type, layer, shards, _repeats(owner))
+
+
+def _repeats(attention: object) -> int:
+    heads = getattr(attention, "num_attention_heads_per_partition", 1)
+    return heads // getattr(attention, "num_query_groups_per_partition", heads)

@@ -9,6 +9,7 @@ from megatron.quant import (
     fake_quantize,
     gemm_operands,
     label_layers,
+    set_step,
 )
 
 TYPES = ("mxfp8", "mxfp4", "hifp8")
@@ -198,3 +199,19 @@ def test_recomputation_counts_again_and_gives_the_same_gradients():
         grads.append((query.grad, key.grad))
         assert {entry.calls for entry in RECORDER.entries()} == {2 if recompute else 1}
     assert all(one.equal(two) for one, two in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("site", ["qk", "pv"])
+def test_heads_of_a_group_share_their_draws(options, site):
+    """The unfused path repeats a key for its group's queries, and the fused one does not."""
+    options('[quantizer]\nrounding = "stochastic"\n')
+    attention = torch.nn.Module()
+    attention.num_attention_heads_per_partition, attention.num_query_groups_per_partition = 8, 2
+    key = normal(32, 3, 2, 64)  # [sk, b, ng, hn]
+    fused = gemm_operands(site, "mxfp4", attention).rhs(key)
+    set_step(0)
+    repeated = key.repeat_interleave(4, dim=2).view(32, 3 * 8, 64).requires_grad_()
+    unfused = gemm_operands(site, "mxfp4", attention).rhs(repeated)
+    assert unfused.equal(fused.repeat_interleave(4, dim=2).view(32, 3 * 8, 64))
+    (grad,) = torch.autograd.grad(unfused, repeated, torch.ones_like(unfused))
+    assert grad.equal(torch.ones_like(grad))
