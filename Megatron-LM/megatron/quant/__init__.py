@@ -38,10 +38,11 @@ from .layers import (
     other_weights,
 )
 from .measure import Measurement, measure, merge_measurements
+from .micro_batches import set_replica
 from .operands import gemm_operands
 from .pack import PackedTensor, pack
 from .packed_activations import saved_operands
-from .progress import set_replica, set_step
+from .progress import set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
 from .shards import cut_blocks
 from .source import site_types

@@ -13,7 +13,8 @@ from .formats import NONE, SITES, GemmSite, check_choice, check_type
 from .operand_table import PLAIN, LayerRule, OperandRow, parse_operands, parse_rules
 from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
-from .schedule import Phase, Schedule, parse, type_at
+from .schedule import Phase, Schedule, type_at
+from .schedule import parse as read
 from .spec import Hadamard, OperandSpec, QuantSpec
 
 
@@ -99,7 +100,7 @@ class QuantConfig(Options):
 _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
     table: {o.name: o.check for o in OPTIONS.values() if o.table == table} for table in TABLES
 }
-_CHECKS |= {"asked": dict.fromkeys(SITES, check_type), "schedule": dict.fromkeys(SITES, parse)}
+_CHECKS |= {"asked": dict.fromkeys(SITES, check_type), "schedule": dict.fromkeys(SITES, read)}
 _TABLES = (*_CHECKS, "operands", "rules")
 
 
@@ -157,18 +158,23 @@ def reset() -> None:
 def load(path: Path) -> QuantConfig:
     """Read the options from the TOML file `path`; raises what `current` raises."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        if "quantiser" in tables:  # its name in version 0.1
-            tables.setdefault("quantizer", tables.pop("quantiser"))
-        operands = parse_operands(tables.pop("operands", {}))
-        rules = parse_rules(tables.pop("rules", []))
-        for name, table in tables.items():
-            _check_table(name, table)
-        _check_packed(tables, operands.get("fprop.x", PLAIN))
+        return parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def parse(text: str) -> QuantConfig:
+    """Read the options from TOML; ValueError names the key, and the valid ones."""
+    tables = tomllib.loads(text)
+    if "quantiser" in tables:  # its name in version 0.1
+        tables.setdefault("quantizer", tables.pop("quantiser"))
+    operands = parse_operands(tables.pop("operands", {}))
+    rules = parse_rules(tables.pop("rules", []))
+    for name, table in tables.items():
+        _check_table(name, table)
+    _check_packed(tables, operands.get("fprop.x", PLAIN))
     asked = tables.pop("asked", {})
-    schedule = {site: parse(text) for site, text in tables.pop("schedule", {}).items()}
+    schedule = {site: read(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": asked, "schedule": schedule, "operands": operands, "rules": rules}

@@ -11,23 +11,29 @@ from collections import Counter
 
 import torch
 
+from .progress import began
+
 _forward: Counter[str] = Counter()
 _recomputed: Counter[str] = Counter()
+_counted_since = 0
 _now = 0
+_replica: tuple[int, int] | None = None
 _KEPT = "mqo_micro_batch"
 
 
-def restart() -> None:
-    """Count from 0 again."""
-    global _now
-    _forward.clear()
-    _recomputed.clear()
-    _now = 0
+def set_replica(rank: int, size: int) -> None:
+    """Say which data-parallel rank this process is, of how many."""
+    global _replica
+    _replica = (rank, size)
 
 
 def begin(layer: str) -> None:
     """Say that a forward pass of `layer` begins."""
-    global _now
+    global _now, _counted_since
+    if _counted_since != began():
+        _counted_since = began()
+        _forward.clear()
+        _recomputed.clear()
     # Within a backward pass autograd has a graph task, and Megatron and torch recompute within it.
     recomputes = torch._C._current_graph_task_id() != -1
     counts = _recomputed if recomputes else _forward
@@ -47,5 +53,16 @@ def resume(ctx: object) -> None:
 
 
 def now() -> int:
-    """Return the micro-batch of the pass that runs, from 0 in each step."""
-    return _now
+    """Return the micro-batch of the pass that runs, counted over all data-parallel ranks.
+
+    As upstream's samplers deal them out: a step's first micro-batch of each rank, then the second.
+    """
+    rank, size = _replica or _process()
+    return _now * size + rank
+
+
+def _process() -> tuple[int, int]:
+    """Which process this is, of how many: what counts where nobody named the replica."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -17,7 +17,7 @@ from .formats import NONE, SITES, GemmSite, check_choice, check_type
 from .hadamard import transform
 from .layers import LABEL, SHARDS, is_exempt
 from .packed_activations import save_packed
-from .progress import replica, step
+from .progress import step
 from .record import RECORDER
 from .spec import OperandSpec, QuantSpec
 from .stochastic import derive_seed
@@ -151,8 +151,7 @@ class QuantizedOperands(GemmOperands):
         """Return the operand's seed; what is kept for a step has one for all micro-batches."""
         if spec.rounding != "stochastic":
             return None
-        rank, ranks = replica()
-        micro_batch = 0 if keeps else micro_batches.now() * ranks + rank
+        micro_batch = 0 if keeps else micro_batches.now()
         return self._seed_of(operand, micro_batch, shard_rank(operand, self.shards))
 
     def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
