@@ -8,7 +8,7 @@ reported only where a site of the source wrapped the operands of the very produc
 Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
 prints and judges.
 
-The run's excludes come as its other options do, from the file that MQO_QUANT_CONFIG names.
+The run's excludes and rules of layers come as its other options do, from the file that MQO_QUANT_CONFIG names.
 
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
 product is quantized to, the whole product is. Elementwise work is not counted. A token's content
@@ -96,9 +96,9 @@ class Operands:
 class Products(TorchDispatchMode):
     """Counts the products that run under it, by layer and GEMM."""
 
-    def __init__(self, is_excluded: Callable[[str, str], bool] = lambda site, layer: False) -> None:
+    def __init__(self, layer_type: Callable[[str, str, str], str] = lambda *said: said[-1]) -> None:
         super().__init__()
-        self.is_excluded = is_excluded
+        self.layer_type = layer_type
         self.found: Counter[Product] = Counter()
         self.flops = 0  # by torch's own formulas, of every operation that it has one for
         self.running: list[str] = []
@@ -111,8 +111,7 @@ class Products(TorchDispatchMode):
         """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
-        quant_type = "none" if self.is_excluded(site, layer) else quant_type
-        self.waiting = Operands(site, quant_type, layer)
+        self.waiting = Operands(site, self.layer_type(site, layer, quant_type), layer)
         return self.waiting
 
     @property
@@ -284,7 +283,7 @@ def take_over(products: Products) -> None:
     from megatron import device, quant
 
     quant.gemm_operands = products.operands
-    products.is_excluded = quant.config.is_excluded
+    products.layer_type = quant.config.layer_type
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"

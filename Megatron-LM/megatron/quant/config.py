@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import excludes, operand_table
+from . import excludes
 from .formats import NONE, SITES, GemmSite, check_choice, check_type
-from .operand_table import PLAIN, LayerRule, OperandRow, parse_operands, parse_rules
+from .operand_table import (
+    PLAIN,
+    LayerRule,
+    OperandRow,
+    member,
+    parse_operands,
+    parse_rules,
+    rule_for,
+)
 from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
 from .schedule import Phase, Schedule, type_at
@@ -40,15 +48,28 @@ class QuantConfig(Options):
         """Return how a format is quantized where no row of [operands] says otherwise."""
         return self._spec(quant_type, PLAIN)
 
+    def layer_type(self, site: str, layer: str, quant_type: str) -> str:
+        """Return the type of `layer` at `site`, whose literal or schedule says `quant_type`."""
+        left_out = any(excludes.matches(pattern, site, layer) for pattern in self.exclude)
+        if quant_type == NONE or left_out:
+            return NONE
+        rule = rule_for(self.rules, site, layer)
+        return rule.quant_type if rule else quant_type
+
     def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
         """Return the format of an operand of `layer` where the site's type is `quant_type`.
 
         It is 'none' for one that is not quantized, as those of an excluded layer are. Raises
         ValueError where no row says what an operand of a 'mixed' site is.
         """
-        if any(excludes.matches(pattern, site, layer) for pattern in self.exclude):
-            return NONE
-        return operand_table.resolve(self.operands, self.rules, site, operand, layer, quant_type)
+        found = self.layer_type(site, layer, quant_type)
+        own = self.operands.get(f"{site}.{operand}", PLAIN).quant_type
+        # A rule's type is that of both operands.
+        found = own if own and found == quant_type != NONE else found
+        if (kind := member(found, operand)) is None:
+            where = f"{site}.{operand}"
+            raise ValueError(f"{site} is '{found}', and [operands] has no quant_type for {where}")
+        return kind
 
     def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
         """Return how an operand of `layer` is quantized; arguments as `operand_type`."""
@@ -132,10 +153,13 @@ def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
     """Whether this process leaves `layer` unquantized at `site`; raises what `current` raises."""
-    options = current()
-    rule = operand_table.rule_for(options.rules, site, layer)
-    left_out = any(excludes.matches(pattern, site, layer) for pattern in options.exclude)
-    return left_out or (rule is not None and rule.quant_type == NONE)
+    return layer_type(site, layer, "mixed") == NONE
+
+
+@functools.cache
+def layer_type(site: str, layer: str, quant_type: str) -> str:
+    """Return `QuantConfig.layer_type` of this process; raises what `current` raises."""
+    return current().layer_type(site, layer, quant_type)
 
 
 def scheduled(site: str, quant_type: str) -> str:
@@ -152,6 +176,7 @@ def reset() -> None:
     current.cache_clear()
     spec_of.cache_clear()
     type_of.cache_clear()
+    layer_type.cache_clear()
     is_excluded.cache_clear()
 
 

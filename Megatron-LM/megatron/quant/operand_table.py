@@ -23,7 +23,6 @@ from .formats import (
     HADAMARD_POINTS,
     HADAMARD_SIGNS,
     LINEAR,
-    NONE,
     QUANT_TYPES,
     ROUNDINGS,
     SCALE_RULES,
@@ -125,38 +124,12 @@ def rule_for(rules: Iterable[LayerRule], site: str, layer: str) -> LayerRule | N
     return next((rule for rule in rules if excludes.matches(rule.layers, site, layer)), None)
 
 
-def member(quant_type: str, operand: str) -> str:
-    """Return the type of `operand` where a site's is `quant_type`, maybe a family of types."""
+def member(quant_type: str, operand: str) -> str | None:
+    """Return the format of `operand` where a site's type is `quant_type`; None for 'mixed'."""
     family = FAMILIES.get(quant_type)
     if family is None:
         return quant_type
     return family.gradients if operand == "grad" else family.others
-
-
-def resolve(
-    rows: Mapping[str, OperandRow],
-    rules: Iterable[LayerRule],
-    site: str,
-    operand: str,
-    layer: str,
-    quant_type: str,
-) -> str:
-    """Return the type of an operand of `layer` where the literal, or schedule, says `quant_type`.
-
-    Raises:
-        ValueError: the literal is 'mixed', and no row says what the operand is.
-    """
-    if quant_type == NONE:
-        return NONE
-    if rule := rule_for(rules, site, layer):
-        return member(rule.quant_type, operand)
-    own = rows.get(f"{site}.{operand}", PLAIN).quant_type
-    found = member(own or quant_type, operand)
-    if found is None:
-        raise ValueError(
-            f"{site} is '{quant_type}', and [operands] has no quant_type for {site}.{operand}"
-        )
-    return found
 
 
 def _row(where: str, kind: type, table: object) -> Any:

@@ -25,6 +25,8 @@ from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.recipes import recipe as recipes
+from mqo.recipes.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe
 from mqo.scale.devices import DEVICES
 from mqo.terminal import guarded
 
@@ -125,7 +127,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
-    add("--without", metavar="PATCH", help="a patch to leave out; repeatable", **repeatable)
+    what = "a patch to leave out, or what the recipe has of: " + ", ".join(INGREDIENTS)
+    add("--without", metavar="NAME", help=f"{what}; repeatable", **repeatable)
     add("--allow-edits", action="store_true", help="run a tree that was edited by hand")
     add("--dry-run", action="store_true", help="show the command and the memory; do nothing")
     names = ", ".join(DEVICES)
@@ -161,6 +164,7 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
         made.set_defaults(
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
+        made.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
         return
     made.set_defaults(front_end=False)
     which = f"GEMMs of linear layers to quantize: fprop, or all: also dgrad and wgrad {_DEFAULT}"
@@ -173,6 +177,12 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)
     add("--attention-quantization", metavar="T", help=attention)
+    recipe = f"how linear layers are quantized, operand by operand: {', '.join(recipes.names())}"
+    add("--recipe", metavar="NAME", help=f"{recipe}, or FILE.toml (docs/recipes.md)")
+    few = "run a recipe that leaves most of the linear layers' FLOPs unquantized"
+    add("--allow-mostly-unquantized", action="store_true", help=few)
+    head = f"what a recipe quantizes beside: {OUTPUT_LAYER}"
+    add("--with", dest="with_", metavar="NAME", help=head, action="append", default=[])
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -196,7 +206,8 @@ def config_from(
     Its processes are, unless given, as many as the machine has GPUs; by default that is this one.
     """
     mode = args.quantization
-    if mode is None and (args.linear_quantization or args.attention_quantization):
+    given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
+    if mode is None and any(given_types):
         mode = tables.UNQUANTIZED  # which these change
     for option, value in (
         ("--model", args.model),
@@ -213,6 +224,7 @@ def config_from(
     training = tables.pick(tables.trainings(), "training configuration", args.training_config)
     gpus = 0 if training.is_smoke else (machine or detect()).gpus
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
+    recipe, without = _recipe(args)
     plain = ("dtype", "gemms", *_POSITIONAL, "teacher", "distillation_config", "megatron")
     return resolve(
         args.model,
@@ -221,13 +233,29 @@ def config_from(
         args.training_config,
         linear=args.linear_quantization,
         attention=args.attention_quantization,
+        recipe=recipe,
+        allow_mostly_unquantized=args.allow_mostly_unquantized,
         cluster=Cluster(**where),
-        without=tuple(args.without),
+        without=without,
         schedule=tuple(args.schedule),
         extra_flags=tuple(extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
         **given(args),
     )
+
+
+def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
+    """Return the recipe as it was changed, and the patches to leave out."""
+    ingredients = [name for name in args.without if name in INGREDIENTS]
+    patches = tuple(name for name in args.without if name not in INGREDIENTS)
+    if args.recipe is None:
+        if switched := [*ingredients, *args.with_]:
+            raise MqoError(
+                f"{', '.join(switched)} is for recipes, and none was given", expected="--recipe"
+            )
+        return None, patches
+    recipe = recipes.read(args.recipe)
+    return recipes.changed(recipe, ingredients, args.with_), patches
 
 
 def listing(front_end: bool = False) -> str:
@@ -238,6 +266,7 @@ def listing(front_end: bool = False) -> str:
         "datasets": tables.datasets(),
         **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),
         "types T": tables.quant_types(),
+        **({} if front_end else {"recipes": recipes.names()}),
         "training configs": tables.trainings(),
     }
     return "\n".join(

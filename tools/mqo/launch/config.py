@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from mqo.errors import MqoError
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.matrix import tables
-from mqo.matrix.tables import Dataset, Dtype, Gemms, Mode, Model, Training
+from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
+from mqo.recipes.recipe import Recipe
 from mqo.runs import RunFolder
 
 SOURCE = "source"
@@ -45,15 +47,26 @@ class Quantization(_Part):
     """How a run quantizes.
 
     `types` are the quant types per site that are written into its source; None leaves the literals
-    of the tree as they are (`--quantization source`). `schedule` are 'SITE: schedule' texts. The
-    run itself checks that each layer it is to leave out is there.
+    of the tree as they are (`--quantization source`). Those of linear layers are the `recipe`'s
+    where there is one. `schedule` are 'SITE: schedule' texts. The run itself checks that each layer
+    it is to leave out is there.
     """
 
     mode: str
     types: dict[str, str] | None
     gemms: Gemms = "fprop"
     schedule: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    allow_mostly_unquantized: bool = False
     options: Chosen = {}
+
+    @property
+    def name(self) -> str:
+        """Return the mode's name, or the recipe's with what was switched and the mode's, if any."""
+        if self.recipe is None:
+            return self.mode
+        names = (self.recipe.label, *([self.mode] if self.mode != tables.UNQUANTIZED else []))
+        return " ".join(names)
 
 
 class Cluster(_Part):
@@ -112,21 +125,34 @@ class RunConfig(_Part):
     def mode_label(self) -> str:
         """Return the mode's name for tables and plots."""
         how = self.quantization
-        return tables.mode_label(how.mode, self.experiment.dtype, scheduled=bool(how.schedule))
+        return tables.mode_label(how.name, self.experiment.dtype, scheduled=bool(how.schedule))
 
     @property
     def title(self) -> str:
         """Name it for a folder; of several nodes each has a folder."""
         of = self.experiment
-        name = f"{of.model.name}_{of.dataset.name}_{self.quantization.mode}_{of.training.name}"
+        how = self.quantization.name.replace(" ", "-")
+        name = f"{of.model.name}_{of.dataset.name}_{how}_{of.training.name}"
         name += "_distilled" if of.teacher else ""
         where = self.placement.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
     def quant_toml(self, types: dict[str, str]) -> str:
         """Return quant.toml of a run whose source says `types`."""
-        options = self.quantization.options | self.recording.options
-        return quant_toml(types, options, self.quantization.schedule)
+        how, recipe = self.quantization, self.quantization.recipe
+        options = how.options | self.recording.options
+        operands = {name: row.as_row() for name, row in recipe.operands.items()} if recipe else {}
+        return quant_toml(types, options, how.schedule, operands, self._rules())
+
+    def layers_toml(self) -> str:
+        """Return what of quant.toml says which layers are left out, or have another type."""
+        left_out = {k: v for k, v in self.quantization.options.items() if k == "exclude"}
+        return quant_toml({}, left_out, rules=self._rules())
+
+    def _rules(self) -> list[dict[str, str]]:
+        recipe = self.quantization.recipe
+        rules = recipe.all_rules(num_layers(self.experiment)) if recipe else ()
+        return [rule.model_dump() for rule in rules]
 
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return it with these flags of a layout."""
@@ -149,12 +175,14 @@ def resolve(
     gemms: Gemms = "fprop",
     linear: str | None = None,
     attention: str | None = None,
+    recipe: Recipe | None = None,
     **rest: Any,
 ) -> RunConfig:
     """Return the configuration of these names; UnknownNameError lists the valid ones.
 
     `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
-    `attention` change the mode, as `tables.changed` has it. `rest` are fields of the parts, and
+    `attention` change the mode, as `tables.changed` has it. A `recipe` has the types of linear
+    layers; MqoError where the mode has one, too. `rest` are fields of the parts, and
     options by their names; without `keep_checkpoints`, as many stay as the training configuration
     says, and all where there are more.
     """
@@ -163,6 +191,11 @@ def resolve(
     config = tables.pick(tables.trainings(), "training configuration", training)
     mode = _mode(quantization, linear, attention)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
+    types = mode.types(gemms) if mode else None
+    if recipe is not None:
+        _check_beside(recipe, mode, gemms, options)
+        types, gemms = (types or {}) | recipe.types.model_dump(), "all"
+        options = recipe.options | options
     options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
     quantizer, recorder = split(options)
     parts = (Experiment, Quantization, Placement, Recording)
@@ -182,14 +215,47 @@ def resolve(
         ),
         quantization=Quantization(
             mode=mode.name if mode else SOURCE,
-            types=mode.types(gemms) if mode else None,
+            types=types,
             gemms=gemms,
+            recipe=recipe,
             options=quantizer,
             **how,
         ),
         placement=Placement(**where),
         recording=Recording(options=recorder, **what),
     )
+
+
+def num_layers(of: Experiment) -> int:
+    """Return the transformer blocks of a model, with what the user's own flags say."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--num-layers", type=int, default=of.model.num_layers)
+    try:
+        return parser.parse_known_args(of.extra_flags)[0].num_layers
+    except argparse.ArgumentError:  # check_layout says so
+        return of.model.num_layers
+
+
+def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict[str, Any]) -> None:
+    """MqoError where the recipe and what else was chosen say two things of one operand."""
+    where = f"beside the recipe {recipe.name}"
+    if mode is None or mode.linear != NONE:
+        found = f"the mode {mode.name} quantizes linear layers" if mode else "'source' was asked"
+        raise MqoError(
+            f"{where[0].upper()}{where[1:]}, {found}",
+            expected="a mode of attention alone: bf16, which is the default, or FA_T, say",
+        )
+    if gemms != "fprop":
+        raise MqoError(
+            f"--gemms {gemms} stands {where}", expected="none: a recipe has a type for each GEMM"
+        )
+    for name in ("rounding", "scale_rule"):
+        if name in options and any(name in row.as_row() for row in recipe.operands.values()):
+            raise MqoError(
+                f"--{name.replace('_', '-')} stands {where}, which has one for each operand",
+                expected="the one or the other",
+                help="A file of your own can have any: `mqo recipe show` prints one to start from",
+            )
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:

@@ -16,25 +16,28 @@ from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
-from mqo.errors import MqoError
+from mqo.errors import MqoError, RunError
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData, model_flags
 from mqo.launch.machine import Machine
-from mqo.launch.options import ENVIRONMENT_VARIABLE, quant_toml
+from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.products import Coverage, lines
+from mqo.matrix.tables import NONE
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.project import Project
+from mqo.recipes.recipe import OUTPUT_LAYER
 from mqo.runs import RunFolder
 
 PROGRAM = "tools/coverage.py"
 # What the program runs beside Megatron: a tree from elsewhere has none, or its own.
 OURS = (PROGRAM, "preflight.py", "pretrain_gpt.py")
 TIME_LIMIT_S = 300
+LEAST_SHARE = 0.5  # of the FLOPs that a recipe is for
 _CPU = Machine(1, 0)
 
 
@@ -55,7 +58,7 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project.tree / name, source / name)
         flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags]
-        return measure(project, source, flags, asked.options.get("exclude", ()))
+        return measure(project, source, flags, config.layers_toml())
 
 
 def record(
@@ -65,7 +68,11 @@ def record(
     data: RunData,
     report: Say,
 ) -> None:
-    """Write a run's coverage.json and coverage.txt; say where they cannot be had."""
+    """Write a run's coverage.json and coverage.txt; say where they cannot be had.
+
+    Raises:
+        RunError: a recipe leaves most of what it is for unquantized, and nobody said that it may.
+    """
     reads: list[Path] = []
     if data.vocab_size:
         words = ["--vocab-size", str(data.vocab_size)]
@@ -75,9 +82,9 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         # The words first: what the user gave behind `--` comes later and counts.
-        of, asked = config.experiment, config.quantization
+        of = config.experiment
         flags = [*words, *model_flags(of, _CPU), *of.extra_flags]
-        found = measure(project, folder.source, flags, asked.options.get("exclude", ()), reads)
+        found = measure(project, folder.source, flags, config.layers_toml(), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
@@ -85,6 +92,26 @@ def record(
     folder.coverage.write_text(facts, encoding="utf-8")
     folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
+    check_share(config, found)
+
+
+def check_share(config: RunConfig, coverage: Coverage) -> None:
+    """RunError where a recipe quantizes less than half of the FLOPs that it is for.
+
+    Those are the FLOPs of the transformer blocks' linear layers at the sites that have a type.
+    """
+    how = config.quantization
+    if how.recipe is None or how.allow_mostly_unquantized:
+        return
+    sites = [site for site, kind in how.recipe.types.model_dump().items() if kind != NONE]
+    share = coverage.share_of(sites, without=OUTPUT_LAYER)
+    if share < LEAST_SHARE:
+        raise RunError(
+            f"The recipe {how.recipe.name} quantizes {share:.1%} of the linear layers' FLOPs at "
+            f"{', '.join(sites)}; its rules and the excludes leave out the others",
+            expected=f"{LEAST_SHARE:.0%} or more",
+            help="--allow-mostly-unquantized runs it none the less",
+        )
 
 
 def as_text(config: RunConfig, coverage: Coverage) -> str:
@@ -105,15 +132,15 @@ def measure(
     project: Project,
     source: Path,
     flags: list[str],
-    exclude: Sequence[str] = (),
+    layers: str = "",
     reads: Sequence[Path] = (),
 ) -> Coverage:
     """What the program in `source` says, or said before; RunError when it fails.
 
-    `reads` are files outside of the source that the flags name, `exclude` globs of layers that are
-    left unquantized.
+    `reads` are files outside of the source that the flags name, `layers` a quant.toml that says
+    which layers are left unquantized, or have another type.
     """
-    kept = project.cache / "coverage" / f"{_key(source, [*flags, *exclude], reads)}.json"
+    kept = project.cache / "coverage" / f"{_key(source, [*flags, layers], reads)}.json"
     try:
         return Coverage.from_table(json.loads(kept.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, MqoError):
@@ -122,7 +149,7 @@ def measure(
     with temporary_folder("mqo-coverage-", kept.parent) as folder:
         target = folder / kept.name
         options = target.with_name("quant.toml")
-        options.write_text(quant_toml({}, {"exclude": list(exclude)}), encoding="utf-8")
+        options.write_text(layers, encoding="utf-8")
         run_program(
             source / PROGRAM,
             [str(target), *flags],

@@ -73,9 +73,15 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def quant_toml(
-    types: Mapping[str, str], options: Mapping[str, Any], schedule: Iterable[str] = ()
+    types: Mapping[str, str],
+    options: Mapping[str, Any],
+    schedule: Iterable[str] = (),
+    operands: Mapping[str, Mapping[str, Any]] | None = None,
+    rules: Iterable[Mapping[str, str]] = (),
 ) -> str:
     """Return quant.toml: the types of a run's source, for the guard to hold it to, and its options.
+
+    `operands` and `rules` are rows of its tables of that name.
 
     Raises:
         MqoError: `schedule` names a site that does not exist, or twice, or a kind of which no site
@@ -83,16 +89,28 @@ def quant_toml(
     """
     tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
+    tables["operands"] = {name: row for name, row in (operands or {}).items() if row}
     for name, option in OPTIONS.items():
         if name in options:
             tables.setdefault(option.table, {})[name] = options[name]
     lines = ["# What this run quantizes; its guard ends it when a site does not run so."]
     for name, table in tables.items():
         if table or name == "asked":
-            # A string, a number, a list of strings in JSON is one in TOML, too.
-            rows = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in table.items())
-            lines += [f"[{name}]", *rows]
+            lines += [f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]
+    for rule in rules:
+        lines += ["[[rules]]", *(f"{k} = {_value(v)}" for k, v in rule.items())]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return json.dumps(name) if "." in name else name
+
+
+def _value(value: Any) -> str:
+    """Return a value as TOML; a string, a number, a list of strings is in JSON as it is there."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{k} = {_value(v)}' for k, v in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ source, run once on tensors without content.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from string import ascii_lowercase
 from typing import Any
@@ -93,6 +93,12 @@ class Coverage:
     def share(self) -> float:
         """The quantized part of all FLOPs."""
         return sum(self.shares.values())
+
+    def share_of(self, sites: Collection[str], without: str) -> float:
+        """Return the quantized part of the FLOPs at some sites, but for the layer `without`."""
+        here = [p for p in self.products if p.gemm in sites and p.layer != without]
+        whole = sum(product.flops for product in here)
+        return sum(product.flops for product in here if not product.reason) / max(1, whole)
 
     def summary(self) -> str:
         """The share, and what it consists of."""

@@ -283,7 +283,7 @@ class Training(Row):
 
 RowT = TypeVar("RowT", bound=Row)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
-TYPES_T = f"T is one of {', '.join(formats.QUANT_TYPES[1:])}"
+TYPES_T = f"T is one of {', '.join(formats.FORMATS)}"
 
 
 @functools.cache
@@ -367,7 +367,7 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 def quant_types() -> tuple[str, ...]:
     """Return the types that a mode may name, 'none' apart."""
-    return formats.QUANT_TYPES[1:]
+    return tuple(formats.FORMATS)
 
 
 def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:

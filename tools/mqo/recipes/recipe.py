@@ -1,0 +1,209 @@
+"""A recipe: a data file beside this module or of the user's, read, changed and resolved.
+
+quant.toml of a run holds what becomes of it: megatron/quant/operand_table.py says how that is read.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from mqo.errors import MqoError
+from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
+from mqo.torch_free import formats, load
+
+HERE = Path(__file__).parent
+HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
+INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
+OUTPUT_LAYER = "output_layer"
+_operand_table = load("quant.operand_table")
+
+
+class Operand(Part):
+    """What differs for an operand: the fields of megatron.quant's OperandRow."""
+
+    quant_type: str | None = None
+    tile: str | None = None
+    scale_rule: str | None = None
+    rounding: str | None = None
+    hadamard: int | None = None
+    signs: str | None = None
+    gain: float = 1.0
+
+    def without(self, ingredient: str) -> Operand:
+        """Return it without an ingredient; itself where it has none."""
+        left_out = {
+            HADAMARD: {"hadamard": None, "signs": None},
+            # The gain makes room for rounding up, and has no other use.
+            STOCHASTIC: {"rounding": None, "gain": 1.0} if self.rounding == STOCHASTIC else {},
+            SQUARE: {"tile": None},
+        }
+        return self.model_copy(update=left_out.get(ingredient, {}))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the fields that are not the default."""
+        return self.model_dump(exclude_defaults=True)
+
+
+class Rule(Part):
+    """The type of the layers that a pattern names, as `--exclude` has patterns."""
+
+    layers: str
+    quant_type: str
+
+
+class Kept(Part):
+    """The transformer blocks that stay unquantized: a share of all, from either end."""
+
+    first: float = Field(default=0.0, ge=0.0, lt=1.0)
+    last: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    def blocks(self, count: int) -> list[int]:
+        """Return those of `count` blocks, numbered from 0; each end is rounded, halves up."""
+        first, last = (int(share * count + 0.5) for share in (self.first, self.last))
+        return sorted({*range(first), *range(count - last, count)})
+
+
+class Types(Part):
+    """The types of the linear sites: what the literals in the source say."""
+
+    fprop: str = NONE
+    dgrad: str = NONE
+    wgrad: str = NONE
+
+    @field_validator("*")
+    @classmethod
+    def _known(cls, quant_type: str) -> str:
+        formats.check_type(quant_type)
+        return quant_type
+
+
+class Recipe(Row):
+    """A recipe. `changes` say which ingredients were switched, as the command line does.
+
+    `options` are quantizer options that belong to it. The LM head is left out, unless
+    `output_layer`.
+    """
+
+    summary: str
+    source: str
+    types: Types
+    deviations: tuple[str, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+    operands: dict[str, Operand] = Field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    kept: Kept | None = None
+    output_layer: bool = False
+    changes: tuple[str, ...] = ()
+
+    @field_validator("operands")
+    @classmethod
+    def _fit(cls, operands: dict[str, Operand]) -> dict[str, Operand]:
+        linear = [n for n in _operand_table.OPERANDS if n.partition(".")[0] in LINEAR_SITES["all"]]
+        for name in operands:
+            if name not in linear:
+                raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
+        _operand_table.parse_operands({name: row.as_row() for name, row in operands.items()})
+        return operands
+
+    @field_validator("rules")
+    @classmethod
+    def _known(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        _operand_table.parse_rules([rule.model_dump() for rule in rules])
+        return rules
+
+    @model_validator(mode="after")
+    def _quantizes(self) -> Recipe:
+        if set(self.types.model_dump().values()) == {NONE}:
+            raise ValueError("all types are 'none'; valid: one of fprop, dgrad, wgrad has a type")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Return its name for tables and plots, with what was switched."""
+        return " ".join((f"{self.name} recipe", *self.changes))
+
+    @property
+    def ingredients(self) -> tuple[str, ...]:
+        """Return what can be switched off."""
+        rows = list(self.operands.values())
+        found = {KEPT} if self.kept else set()
+        found |= {name for name in INGREDIENTS if any(row.without(name) != row for row in rows)}
+        return tuple(name for name in INGREDIENTS if name in found)
+
+    def without(self, ingredient: str) -> Recipe:
+        """Return it without one of its `ingredients`; MqoError where it has none of that name."""
+        if ingredient not in self.ingredients:
+            raise MqoError(
+                f"The recipe {self.name} has no {ingredient} to leave out",
+                expected=f"one of {', '.join(self.ingredients)}"
+                if self.ingredients
+                else "nothing left out: it has no ingredient that can be",
+            )
+        operands = {name: row.without(ingredient) for name, row in self.operands.items()}
+        kept = None if ingredient == KEPT else self.kept
+        changes = (*self.changes, f"without {ingredient}")
+        return self.model_copy(update={"operands": operands, "kept": kept, "changes": changes})
+
+    def with_output_layer(self) -> Recipe:
+        """Return it with the LM head quantized."""
+        changes = (*self.changes, f"with {OUTPUT_LAYER}")
+        return self.model_copy(update={"output_layer": True, "changes": changes})
+
+    def all_rules(self, blocks: int) -> Iterator[Rule]:
+        """Yield the rules of a model of so many transformer blocks, the first that match first."""
+        if not self.output_layer:
+            yield Rule(layers=f"linear:{OUTPUT_LAYER}", quant_type=NONE)
+        for block in self.kept.blocks(blocks) if self.kept else ():
+            yield Rule(layers=f"linear:decoder.layers.{block}.*", quant_type=NONE)
+        yield from self.rules
+
+
+def names() -> list[str]:
+    """Return the names of the recipes that are there."""
+    return sorted(path.stem for path in HERE.glob("*.toml"))
+
+
+def read(name: str) -> Recipe:
+    """Return the recipe of that name, or of the file NAME.toml; MqoError where there is none."""
+    own = name.endswith(".toml")
+    if not own:
+        check_choice("recipe", name, names())
+    path = Path(name) if own else HERE / f"{name}.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Recipe(**{"name": path.stem, "summary": "", "source": str(path)} | table)
+    except OSError as error:
+        raise MqoError(
+            f"The recipe {path} cannot be read: {error.strerror}",
+            expected=f"a TOML file, or one of {', '.join(names())}",
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise MqoError(
+            f"{path} is no recipe: {_first(error)}",
+            help="`mqo recipe show nvfp4` shows what one holds; docs/recipes.md explains it",
+        ) from None
+
+
+def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Recipe:
+    """Return it without some ingredients, and with others; UnknownNameError for an unknown one."""
+    for name in dict.fromkeys(without):
+        check_choice("ingredient", name, INGREDIENTS)
+        recipe = recipe.without(name)
+    for name in dict.fromkeys(with_):
+        check_choice("ingredient", name, (OUTPUT_LAYER,))
+        recipe = recipe.with_output_layer()
+    return recipe
+
+
+def _first(error: Exception) -> str:
+    """Return what is wrong, of pydantic's faults the first one."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}".removeprefix(": ")
