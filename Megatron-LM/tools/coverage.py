@@ -8,7 +8,8 @@ reported only where a site of the source wrapped the operands of the very produc
 Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
 prints and judges.
 
-The run's excludes and rules of layers come as its other options do, from the file that MQO_QUANT_CONFIG names.
+The run's excludes and rules of layers come as its other options do, from the file that
+MQO_QUANT_CONFIG names.
 
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
 product is quantized to, the whole product is. Elementwise work is not counted. A token's content

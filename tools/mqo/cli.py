@@ -19,6 +19,7 @@ from mqo.launch import evaluation_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
 from mqo.project import Project
+from mqo.recipes.cli import recipe
 from mqo.report.cli import report
 from mqo.sweep.cli import sweep
 from mqo.terminal import JsonOption, emit, guarded
@@ -36,6 +37,7 @@ convert = typer.Typer(
 )
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
+app.add_typer(recipe, name="recipe")
 cli.register(app)
 evaluation_cli.register(app)
 app.command()(sweep)
@@ -154,8 +156,9 @@ def rerun(
 @app.command()
 def coverage(
     model: Annotated[str, typer.Option(help="A model.")],
-    mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")],
+    mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")] = "bf16",
     gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
+    recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
@@ -165,11 +168,13 @@ def coverage(
     from mqo.launch.config import resolve
     from mqo.matrix import tables
     from mqo.overlay.series import Series
+    from mqo.recipes.recipe import read
 
     project = Project.here()
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     # The sizes do not depend on the dataset: any will do.
-    config = resolve(model, next(iter(tables.datasets())), mode, training_config, gemms=gemms)
+    asked = {"gemms": gemms, "recipe": read(recipe) if recipe else None}
+    config = resolve(model, next(iter(tables.datasets())), mode, training_config, **asked)
     found = program.of_config(project, cli.settled(tree), Series.of(project), config)
     facts = program.names(config) | found.as_table()
     emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)

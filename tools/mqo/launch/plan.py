@@ -21,6 +21,9 @@ from mqo.matrix.tables import NONE, Mode
 from mqo.scale.choose import Job, choose, measure
 from mqo.scale.devices import GIB, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
+from mqo.torch_free import load
+
+_quant_config = load("quant.config")
 
 # A layout of the user's own: then the launcher chooses nothing.
 _OWN = re.compile(
@@ -85,7 +88,7 @@ def with_layout(
         check_layout(bare.with_layout(saved.flags() if saved else ()))
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
-            f"No layout of {of.model.name} in mode {config.quantization.mode}{where} fits "
+            f"No layout of {of.model.name} in mode {config.quantization.name}{where} fits "
             f"{job.gpus} GPUs of {_gib(job.limit)} usable GiB",
             expected="one whose memory, computed, does",
             help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
@@ -215,7 +218,8 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     groups = {"num_query_groups": sizes.num_query_groups}
     unfused = values(_words(of), "--attention-backend") == ["unfused"]
     scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
-    linear = types.get("fprop", NONE)
+    options = _quant_config.parse(config.quant_toml(dict(types)))
+    linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Job(
         model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
         training=of.training.model_copy(
@@ -231,7 +235,8 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
         gpus=where.processes,
         per_node=where.nproc_per_node,
         limit=usable(machine.memory),
-        cached=asked.options.get("cache_weights", False),
+        cached=options.cache_weights,
+        block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
     )
 
 

@@ -168,12 +168,17 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
+def path_of(name: str) -> Path:
+    """Return the file of a recipe, or FILE.toml itself; UnknownNameError lists the names."""
+    if name.endswith(".toml"):
+        return Path(name)
+    check_choice("recipe", name, names())
+    return HERE / f"{name}.toml"
+
+
 def read(name: str) -> Recipe:
-    """Return the recipe of that name, or of the file NAME.toml; MqoError where there is none."""
-    own = name.endswith(".toml")
-    if not own:
-        check_choice("recipe", name, names())
-    path = Path(name) if own else HERE / f"{name}.toml"
+    """Return the recipe of that name, or of FILE.toml; MqoError where there is none."""
+    path = path_of(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         return Recipe(**{"name": path.stem, "summary": "", "source": str(path)} | table)

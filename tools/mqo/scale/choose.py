@@ -8,7 +8,6 @@ from typing import get_args
 from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
 from mqo.scale.layout import Layout, Recompute
 from mqo.scale.memory import Memory, worst_stage
-from mqo.torch_free import formats
 
 SIZES = (1, 2, 4, 8)
 # What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
@@ -20,7 +19,8 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 class Job:
     """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
 
-    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay.
+    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
+    `block` is the longest block along which linear layers are quantized, 0 without one.
     """
 
     model: Model
@@ -31,6 +31,7 @@ class Job:
     per_node: int
     limit: int
     cached: bool = False
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,5 @@ def _is_whole(job: Job, layout: Layout) -> bool:
         return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = (model.hidden_size, model.ffn_hidden_size)
-    linear = formats.FORMATS.get(job.mode.linear)
-    block = max(LEAST_BLOCK, linear.block or 0) if linear else LEAST_BLOCK
+    block = max(LEAST_BLOCK, job.block)
     return all(size // layout.tensor % block == 0 for size in inputs)

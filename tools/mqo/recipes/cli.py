@@ -1,0 +1,49 @@
+"""`mqo recipe`: which recipes there are, and what each does to every operand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mqo.terminal import JsonOption, emit
+
+recipe = typer.Typer(help="Show how recipes quantize linear layers.", no_args_is_help=True)
+
+
+@recipe.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List the recipes."""
+    from mqo.recipes.recipe import names, read
+
+    found = [read(name) for name in names()]
+    text = "\n".join(f"{one.name:16}{one.summary}" for one in found)
+    rows = [one.model_dump(include={"name", "summary", "source"}) for one in found]
+    emit("recipes", None, text, as_json, recipes=rows)
+
+
+@recipe.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, or FILE.toml.")],
+    without: Annotated[
+        list[str] | None, typer.Option(help="An ingredient to leave out; repeatable.")
+    ] = None,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
+    ] = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the file, to start one of your own from.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a recipe does to each operand, and what it leaves out."""
+    from mqo.matrix.tables import models
+    from mqo.recipes.recipe import changed, path_of, read
+    from mqo.recipes.show import lines, resolved
+
+    found = changed(read(name), without or (), with_ or ())
+    if toml:
+        print(path_of(name).read_text(encoding="utf-8"), end="")
+        return
+    facts = found.model_dump(mode="json") | {"operands": resolved(found)}
+    emit("recipe", None, "\n".join(lines(found, models())), as_json, **facts)

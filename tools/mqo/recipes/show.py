@@ -1,0 +1,87 @@
+"""Prints recipes: a line each, or the resolved table of one, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from mqo.matrix.tables import NONE, Model
+from mqo.recipes.recipe import OUTPUT_LAYER, Recipe
+from mqo.torch_free import formats, load
+
+WIDTH = 80
+_config = load("quant.config")
+
+
+def resolved(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return, for each operand of the linear sites, how it is quantized, defaults filled in."""
+    types = recipe.types.model_dump()
+    rows = {name: row.as_row() for name, row in recipe.operands.items()}
+    options = _config.QuantConfig(operands=_config.parse_operands(rows), **recipe.options)
+    return [
+        _row(site, operand, options.operand_spec(site, operand, "", types[site]))
+        for site in types
+        for operand in (formats.SITES[site].lhs, formats.SITES[site].rhs)
+    ]
+
+
+def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
+    row = {"site": site, "operand": operand, "type": how.spec.quant_type}
+    if how.spec.quant_type == NONE and how.hadamard is None:
+        return row
+    spec, turned = how.spec, how.hadamard
+    size = spec.block or 0
+    tile = f"{size}x{size}" if spec.tile == "square" else f"1x{size}" if size else "tensor"
+    row |= {"tile": tile, "rounding": spec.rounding, "gain": how.gain}
+    row["scale_rule"] = spec.scale_rule if spec.quant_type != NONE and spec.format.is_mx else ""
+    return row | {"hadamard": f"{turned.points} {turned.signs}" if turned else ""}
+
+
+def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
+    """Yield the text of a recipe; kept blocks are those of `models`."""
+    yield from _wrapped(recipe.label, recipe.summary)
+    yield from _wrapped("source", recipe.source)
+    yield ""
+    yield f"{'':14}{'type':17}{'tile':9}{'rounding':13}{'scale':7}{'hadamard':11}gain"
+    for row in resolved(recipe):
+        yield _line(row)
+    yield ""
+    yield from _unquantized(recipe, models)
+    for rule in recipe.rules:
+        yield f"rule: {rule.layers} is {rule.quant_type}"
+    for name, value in recipe.options.items():
+        yield f"option: {name} = {value}"
+    for text in recipe.deviations:
+        yield from _wrapped("deviation", text)
+    switches = [f"--without {name}" for name in recipe.ingredients]
+    switches += [] if recipe.output_layer else [f"--with {OUTPUT_LAYER}"]
+    yield from _wrapped("switches", ", ".join(switches) or "none")
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['site']}.{row['operand']}"
+    gain = row.get("gain", 1.0)
+    cells = (row["type"], *(row.get(key, "") for key in ("tile", "rounding", "scale_rule")))
+    widths = (17, 9, 13, 7)
+    text = "".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"{name:14}{text}{row.get('hadamard', ''):11}{'' if gain == 1.0 else gain}".rstrip()
+
+
+def _unquantized(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
+    head = [] if recipe.output_layer else [OUTPUT_LAYER]
+    yield from _wrapped("unquantized", ", ".join([*head, "routers", "attention (the mode's)"]))
+    if recipe.kept is None:
+        return
+    yield (
+        f"kept blocks: the first {recipe.kept.first:.1%} and the last {recipe.kept.last:.1%}, "
+        "rounded"
+    )
+    for name, model in models.items():
+        found = recipe.kept.blocks(model.num_layers)
+        kept = ", ".join(map(str, found)) or "none"
+        yield f"  {name}: {kept} of {model.num_layers}"
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(f"{name}: {text}", WIDTH, subsequent_indent="  ")
