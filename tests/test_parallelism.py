@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from mqo.launch.config import Cluster, resolve
 from mqo.project import Project
+from mqo.recipes.recipe import names, read
 from mqo.runs import TRAIN_LOSS
 
 pytest.importorskip("torch")
@@ -36,8 +37,13 @@ LATENT = (
     "--moe-ffn-hidden-size 64 --moe-shared-expert-intermediate-size 64 --kv-lora-rank 32 "
     "--qk-head-dim 32 --qk-pos-emb-head-dim 32 --v-head-dim 32"
 )
+# Whose shards hold whole blocks of 128.
+WIDE = SIZES.replace(
+    "--hidden-size 64 --ffn-hidden-size 128", "--hidden-size 256 --ffn-hidden-size 512"
+)
 MODELS = {
     "dense": ("llama32-1b", SIZES),
+    "wide": ("llama32-1b", WIDE),
     "experts": ("llama32-1b", f"{SIZES} {EXPERTS}"),
     "latent": ("deepseek2_lite", LATENT),
 }
@@ -94,14 +100,16 @@ def train(tmp_path_factory, checkout_with):
     project = checkout_with(runs=root / "runs")
     done = {}
 
-    def run(model, layout, types, flags, **rest):
+    def run(model, layout, types, flags, recipe=None, **rest):
         name, sizes = MODELS[model]
         cell = resolve(
-            *(name, "wikipedia", "mxfp8", "smoke"),
+            *(name, "wikipedia", "bf16", "smoke"),
             extra_flags=tuple(f"{sizes} {flags}".split()),
             cluster=Cluster(nproc_per_node=layout.processes),
+            recipe=recipe and read(recipe),
             **rest,
         )
+        types = types | (cell.quantization.types if recipe else {})
         quantization = cell.quantization.model_copy(update={"types": types})
         return real_runs.run(project, cell.model_copy(update={"quantization": quantization}))
 
@@ -111,12 +119,12 @@ def train(tmp_path_factory, checkout_with):
             run(model, ONE, NONE, "--train-samples 4 --lr 0 --min-lr 0", checkpoint=place)
         return f"--load {place} --finetune --no-load-optim --no-load-rng"
 
-    def train(layout=ONE, types=NONE, model="dense"):
-        key = (layout, *types.values(), model)
+    def train(layout=ONE, types=NONE, model="dense", recipe=None):
+        key = (layout, *types.values(), model, recipe)
         if key not in done:
-            rate = "" if types == NONE else SHORT_STEPS
+            rate = "" if types == NONE and not recipe else SHORT_STEPS
             flags = f"{start(model)} {layout.flags} {rate}"
-            done[key] = run(model, layout, types, flags, dump=(1,))
+            done[key] = run(model, layout, types, flags, dump=(1,), recipe=recipe)
         return done[key]
 
     return train
@@ -182,6 +190,32 @@ def test_a_scale_of_the_whole_tensor_trains_as_in_one_process(train, kind, sites
     runs = train(layout, types, model), train(ONE, types, model)
     assert max(deviations(*runs, steps=1)) < 1e-4
     assert max(deviations(*runs)) < 1e-2
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("recipe", names())
+def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(train, recipe):
+    """The ranks draw for the elements of their shards as one process draws for others."""
+    layout = Layout(2, f"{TENSOR.flags} {RECOMPUTED}")
+    runs = train(layout, NONE, "wide", recipe), train(ONE, NONE, "wide", recipe)
+    loss, _ = deviations(*runs, steps=1)
+    assert loss < 1e-4
+    loss, norm = deviations(*runs)
+    assert loss < 1e-2
+    assert norm < 5e-2
+
+
+@pytest.mark.slow
+def test_data_parallel_ranks_draw_as_the_micro_batches_of_one_process(train):
+    runs = train(DATA, NONE, "dense", "nvfp4"), train(ONE, NONE, "dense", "nvfp4")
+    assert max(deviations(*runs, steps=1)) < 1e-5
+
+
+@pytest.mark.slow
+def test_recomputation_repeats_what_was_drawn(train):
+    layout = Layout(1, RECOMPUTED)
+    runs = train(layout, NONE, "dense", "nvfp4"), train(ONE, NONE, "dense", "nvfp4")
+    assert deviations(*runs) == [0.0, 0.0]
 
 
 @pytest.mark.slow

@@ -95,9 +95,10 @@ class QuantConfig(Options):
 
     @property
     def is_random(self) -> bool:
-        """Whether an operand is rounded stochastically."""
-        rows = (row.rounding for row in self.operands.values())
-        return "stochastic" in (self.rounding, *rows)
+        """Whether an operand is rounded stochastically, or transformed with random signs."""
+        rows = self.operands.values()
+        random = any(row.rounding == "stochastic" or row.signs == "random" for row in rows)
+        return random or self.rounding == "stochastic"
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site, of a scale or a transform, at any step."""

@@ -19,7 +19,7 @@ from .layers import LABEL, SHARDS, is_exempt
 from .packed_activations import save_packed
 from .progress import step
 from .record import RECORDER
-from .spec import OperandSpec, QuantSpec
+from .spec import Hadamard, OperandSpec, QuantSpec
 from .stochastic import derive_seed
 from .tensor_amax import Shards, largest, shard_rank, shared_amax
 from .weights import cached
@@ -111,7 +111,7 @@ class QuantizedOperands(GemmOperands):
 
         def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             x = prepared()
-            if x is not original:  # nobody else has it, but for what is measured
+            if not how.is_plain:  # nobody else has it, but for what is measured
                 out = None if RECORDER.measuring else x
             amax = self._amax(x, operand, spec)
             return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
@@ -128,18 +128,19 @@ class QuantizedOperands(GemmOperands):
             measured = prepared() if RECORDER.measuring else original
             place = (self.site.name, self.layer, operand)
             RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
-        return quantized if how.gain == 1.0 else quantized * (1.0 / how.gain)
+        if how.gain == 1.0:
+            return quantized
+        return (quantized * (1.0 / how.gain)).to(original.dtype)
 
     def _how(self, operand: str) -> OperandSpec:
         return spec_of(self.site.name, operand, self.layer, self.quant_type)
 
     def _prepared(self, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
-        """Return what is to be rounded; the same signs are drawn for both operands, all step."""
-        if how.hadamard is None:
-            return original if how.gain == 1.0 else original.detach() * how.gain
-        random = how.hadamard.signs == "random"
-        seed = self._seed_of("signs", micro_batch=0, shard=0) if random else None
-        return transform(original, how.hadamard, axis=axis, gain=how.gain, seed=seed)
+        """Return what is to be rounded: in float32 under a gain, which the dtype may not hold."""
+        x = original
+        if how.hadamard is not None:
+            x = transform(x, how.hadamard, axis=axis, seed=self._sign_seed(how.hadamard))
+        return x if how.gain == 1.0 else x.float() * how.gain
 
     def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
         """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
@@ -153,6 +154,13 @@ class QuantizedOperands(GemmOperands):
             return None
         micro_batch = 0 if keeps else micro_batches.now()
         return self._seed_of(operand, micro_batch, shard_rank(operand, self.shards))
+
+    def _sign_seed(self, hadamard: Hadamard) -> int | None:
+        """Return the seed of the signs, one for both operands of a GEMM."""
+        if hadamard.signs != "random":
+            return None
+        micro_batch = 0 if current().cache_weights else micro_batches.now()
+        return self._seed_of("signs", micro_batch, shard=0)
 
     def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
         return derive_seed(

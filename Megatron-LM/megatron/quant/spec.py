@@ -100,6 +100,11 @@ class OperandSpec:
     gain: float = 1.0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether what is rounded is the operand itself."""
+        return self.hadamard is None and self.gain == 1.0
+
+    @property
     def longest_block(self) -> int:
         """Elements of the contraction axis that belong together: 0 if each is for itself."""
         return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)

@@ -1,19 +1,26 @@
 """Says where a resumed run quantizes otherwise than the run that wrote its checkpoint."""
 
 from argparse import Namespace
+from dataclasses import asdict
 
 from megatron.quant import QuantConfig
+from megatron.quant.operand_table import PLAIN
 
 # An attribute of upstream's arguments, which its checkpoints hold: {site: types, by step}.
 TYPES = "mqo_types"
+# Another one: {operand, or layers of a rule: what differs}.
+ROWS = "mqo_operands"
 
+_PLAIN = "as its site says"
 _of_checkpoint: dict[str, str] = {}
+_rows_of_checkpoint: dict[str, str] | None = None
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
     """Take note of the types of a checkpoint that is being loaded; the patched trainer calls it."""
-    global _of_checkpoint
+    global _of_checkpoint, _rows_of_checkpoint
     _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
+    _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
 
 
 def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
@@ -25,11 +32,32 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
     total = getattr(args, "train_iters", None)
     types = {site: _by_step(options, site, total) for site in options.asked}
     setattr(args, TYPES, types)
-    return [
-        f"{site} was {was} in the run that wrote the checkpoint, and is {types.get(site, 'none')}"
+    rows = _rows(options)
+    setattr(args, ROWS, rows)
+    changed = [
+        (site, was, types.get(site, "none"))
         for site, was in _of_checkpoint.items()
         if was != types.get(site, "none")
     ]
+    if _rows_of_checkpoint is not None:
+        changed += [
+            (name, _rows_of_checkpoint.get(name, _PLAIN), rows.get(name, _PLAIN))
+            for name in sorted(_rows_of_checkpoint.keys() | rows.keys())
+            if _rows_of_checkpoint.get(name) != rows.get(name)
+        ]
+    return [
+        f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
+        for name, was, now in changed
+    ]
+
+
+def _rows(options: QuantConfig) -> dict[str, str]:
+    """What differs of operands and layers, as text."""
+    operands = {
+        name: ", ".join(f"{k} {v}" for k, v in asdict(row).items() if v != getattr(PLAIN, k))
+        for name, row in options.operands.items()
+    }
+    return operands | {rule.layers: rule.quant_type for rule in options.rules}
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:

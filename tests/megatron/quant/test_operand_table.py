@@ -118,7 +118,7 @@ def test_both_operands_are_transformed_then_quantized(options):
         assert quantize(tensor).equal(fake_quantize(turned, QuantSpec("nvfp4"), axis=0))
 
 
-def test_random_signs_are_the_same_for_both_operands_and_change_with_the_step(options):
+def test_random_signs_are_those_of_both_operands_and_of_one_step(options):
     kind = '{ quant_type = "none", hadamard = 32, signs = "random" }'
     options(f'[operands]\n"dgrad.grad" = {kind}\n"dgrad.weight" = {kind}\n')
     g, w = normal(8, 96).double().float(), normal(96, 64, seed=1)

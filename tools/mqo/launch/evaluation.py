@@ -229,6 +229,8 @@ def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
     words = ["describe", str(place.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
+    if recipe_rows(place.quant_config, types):
+        return AS_TRAINED, types
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
             return name, types
@@ -257,7 +259,8 @@ def _run(
         # No weight changes: to quantize each one once gives the same bits.
         options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        config.write_text(quant_toml(types, options), encoding="utf-8")
+        rest = recipe_rows(place.quant_config, types)
+        config.write_text(quant_toml(types, options, **rest), encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config)}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
@@ -268,5 +271,14 @@ def _run(
 def _options(config: Path | None) -> dict[str, Any]:
     """Return how a run quantized: its options, and the layers that it left out."""
     tables = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    found = {k: v for table in tables.values() for k, v in table.items() if k in OPTIONS}
+    named = [table for table in tables.values() if isinstance(table, dict)]
+    found = {k: v for table in named for k, v in table.items() if k in OPTIONS}
     return split(found)[0]
+
+
+def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rows of a run's recipe for `quant_toml`, where `types` are those of that run."""
+    rows = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
+    if _forward(rows.get("asked", {})) != _forward(types):
+        return {}
+    return {name: rows[name] for name in ("operands", "rules") if name in rows}

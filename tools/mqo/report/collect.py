@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.config import RunConfig
+from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import from_shell
@@ -262,7 +262,7 @@ def _run(
     facts = _json(folder.environment)
     device = _json(folder.device) if folder.device.exists() else {}
     peaks = device.get("peak_memory")
-    changed = changed_quantization(folder, config.quantization.gemms)
+    changed = changed_quantization(folder, config.quantization)
     return Run(
         folder=folder,
         name=name,
@@ -271,7 +271,7 @@ def _run(
         config=of.training.name,
         dtype=of.dtype,
         label=config.mode_label + changed,
-        variant=config.quantization.mode + changed,
+        variant=config.quantization.name + changed,
         types=result["types"],
         setting=_setting(config, command, facts),
         seed=" ".join(values(command, "--seed")) or "default",
@@ -306,17 +306,19 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def changed_quantization(run: RunFolder, gemms: str) -> str:
-    """Return what a run changed in its mode, to follow the mode's name."""
-    which = [] if gemms == "fprop" else [f"{gemms} GEMMs"]
-    return "".join(f", {text}" for text in (*which, *_options(run)))
+def changed_quantization(run: RunFolder, how: Quantization) -> str:
+    """Return what a run changed in its mode or recipe, to follow the name."""
+    which = [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
+    own = how.recipe.options if how.recipe else {}
+    return "".join(f", {text}" for text in (*which, *_options(run, own)))
 
 
-def _options(run: RunFolder) -> Iterator[str]:
-    """Yield the quantizers' options, the schedules, and the layers left out."""
+def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the quantizers' options but for `own`, the schedules, and the layers left out."""
     tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
     for table in ("quantizer", "quantiser", "schedule"):  # the second is version 0.1's name
-        yield from (f"{name} {value}" for name, value in tables.get(table, {}).items())
+        chosen = tables.get(table, {}).items()
+        yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
     yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.matrix.tables import mode_label
+from mqo.launch.config import RunConfig
 from mqo.report.collect import changed_quantization
 from mqo.report.colors import DASHES, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
@@ -71,12 +71,10 @@ def _types(run: RunFolder) -> dict[str, str]:
 
 
 def _label(run: RunFolder) -> str:
-    config = run.read_config()
-    of, asked = config["experiment"], config["quantization"]
-    mode = mode_label(asked["mode"], of["dtype"], scheduled=bool(asked.get("schedule")))
-    mode += changed_quantization(run, asked["gemms"])
-    names = (of["model"]["name"], of["dataset"]["name"], mode)
-    return f"{' '.join(names)}, {of['training']['name']}, {of['dtype']}"
+    config = RunConfig.read(run)
+    of, how = config.experiment, config.quantization
+    mode = config.mode_label + changed_quantization(run, how)
+    return f"{of.model.name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
 
 
 def _chance(run: RunFolder) -> float | None:
