@@ -19,32 +19,13 @@ SEQUENCE, BATCH, K, N = 45, 2, 160, 200  # no multiples of what is quantized or 
 STEP = 3
 
 UNBIASED = "mxfp4-backward"
-# 3/4 x by another rule than the recipe's, which gives the published scale; but half of it where the
-# amax of a block is a power of two.
-BY_RCEIL = f"{UNBIASED} by rceil"
-CLIPS = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the scale is that of 3/4 x by the rule 'floor', and what is then between 6 and 8 is "
-    "clipped; published is the scale of x, over which 3/4 x is 6 at most",
-)
-every_recipe = pytest.mark.parametrize(
-    "recipe", [*(pytest.param(r, marks=CLIPS if r == UNBIASED else ()) for r in RECIPES), BY_RCEIL]
-)
-
-
-def read(recipe):
-    name, _, rule = recipe.partition(" by ")
-    found = recipes.read(name)
-    changes = {"scale_rule": rule} if rule else {}
-    rows = {place: row.model_copy(update=changes) for place, row in found.operands.items()}
-    return found.model_copy(update={"operands": rows})
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 @pytest.fixture
 def types(options, recipe):
     """{site: what its literal says}, with the quant.toml of a run by the recipe in force."""
-    config = resolve("llama32-1b", "wikipedia", "bf16", "tiny", recipe=read(recipe))
+    config = resolve("llama32-1b", "wikipedia", "bf16", "tiny", recipe=recipes.read(recipe))
     literals = {site: config.quantization.types[site] for site in GEMMS}
     options(config.quant_toml(literals))
     return literals
@@ -81,7 +62,6 @@ def seed_of(site, operand):
 
 def oracle(recipe, given):
     """What the oracle makes of the tensors, with the numbers that are drawn here."""
-    recipe = recipe.partition(" by ")[0]
     matrices = {name: t.flatten(0, -2).float().numpy() for name, t in given.items()}
     drawn = {
         (site, name): draws(torch.Size(shape), seed_of(site, NAMES[name])).numpy()
@@ -123,16 +103,18 @@ def test_operands_of_bfloat16_are_the_oracles(types, recipe):
         assert np.array_equal(rhs, expected.rhs), f"right operand of {site}"
 
 
-@pytest.mark.parametrize("recipe", [BY_RCEIL])
+@pytest.mark.parametrize("recipe", [UNBIASED])
 @pytest.mark.parametrize("site", ["dgrad", "wgrad"])
-def test_unbiased_mxfp4_of_bfloat16_is_nearly_the_oracles(types, recipe, site):
+def test_unbiased_mxfp4_of_bfloat16_has_half_the_scale_where_amax_is_a_power_of_two(
+    types, recipe, site
+):
+    """Published is the scale of x by floor; that of 3/4 x by rceil is half of it there alone."""
     given = tensors(torch.bfloat16)
     expected = oracle(recipe, given)[site]
     found = operands(site, types[site], given).values()
     for actual, right in zip(found, (expected.lhs, expected.rhs), strict=True):
-        # Ours rounds 3/4 of the transformed x to bfloat16, published is 3/4 of the rounded one; and
-        # the amax of one block in a hundred is a power of two. Measured: 0.6 %, 0.04 of the norm.
-        assert (actual != right).mean() < 0.01
+        blocks = (actual != right).reshape(len(right), -1, 32).any(-1)
+        assert 0 < blocks.mean() < 0.02
         assert np.linalg.norm(actual - right) < 0.05 * np.linalg.norm(right)
 
 
