@@ -7,6 +7,7 @@ import pytest
 from mqo.launch import run as launch
 from mqo.launch.config import resolve
 from mqo.matrix import tables
+from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 # These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
@@ -43,12 +44,18 @@ class Starter:
         self.project, self.done = project, {}
 
     def __call__(self, quantization, **rest):
-        """The run folder of the cell: model, `flags` and all else that `resolve` takes."""
+        """The run folder of the cell: model, `flags` and all else that `resolve` takes.
+
+        A recipe by its name, as "nvfp4 without hadamard".
+        """
         model, training = rest.pop("model", "llama32-1b"), rest.pop("training", "smoke")
         key = (model, quantization, *([] if training == "smoke" else [training]))
         key += tuple(sorted(rest.items()))
         if key not in self.done:
             flags = STEPS + rest.pop("flags", ())
+            if (recipe := rest.pop("recipe", None)) is not None:
+                name, *without = recipe.split(" without ")
+                rest["recipe"] = recipes.changed(recipes.read(name), without, ())
             cell = resolve(model, "wikipedia", quantization, training, extra_flags=flags, **rest)
             self.done[key] = run(self.project, cell, coverage=key in MEASURED)
         return self.done[key]

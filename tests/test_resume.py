@@ -18,6 +18,7 @@ from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
 from mqo.matrix import tables
 from mqo.project import Project
+from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, RunFolder
 from mqo.scale.layout import Layout as Planned
 
@@ -179,16 +180,44 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
 ):
     own = {"model": model, "training": "tiny", "gemms": "all"}
     sizes = ("--train-samples", "24", "--global-batch-size", "4")
-    mode, half = f"linear_{quant_type}", ("--save-interval", "3", "--exit-interval", "3")
-    whole = start(mode, flags=sizes, **own)
+    whole = trained_in_two_parts(start, tmp_path, f"linear_{quant_type}", flags=sizes, **own)
+    ran = {(row["site"], row["quant_type"]) for row in stats_of(whole)}
+    assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
+
+
+def trained_in_two_parts(start, tmp_path, mode, flags, **own):
+    """A run that learned; another one that stopped and went on has its losses, to the bit."""
+    whole = start(mode, flags=flags, **own)
     own |= {"checkpoint": tmp_path / "checkpoint"}
-    begun = start(mode, flags=sizes + half, **own)
-    resumed = start(mode, flags=sizes, **own)
+    begun = start(mode, flags=(*flags, "--save-interval", "3", "--exit-interval", "3"), **own)
+    resumed = start(mode, flags=flags, **own)
     trained = losses(whole)[0]
     assert losses(begun)[0] + losses(resumed)[0] == trained
     assert trained[-1][1] < trained[0][1]
-    ran = {(row["site"], row["quant_type"]) for row in stats_of(whole)}
-    assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
+    return whole
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("recipe", recipes.names())
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+def test_every_recipe_trains_and_goes_on_bit_equal(start, tmp_path, model, recipe):
+    own = {"model": model, "training": "tiny", "recipe": recipe}
+    sizes = ("--train-samples", "24", "--global-batch-size", "4")
+    whole = trained_in_two_parts(start, tmp_path, "bf16", flags=sizes, **own)
+    types = {s: t for s, t in recipes.read(recipe).types.model_dump().items() if t != "none"}
+    rows = [row for row in stats_of(whole) if row["quant_type"] != "excluded"]
+    assert {row["site"] for row in rows} == set(types)
+    assert not [row for row in rows if row["layer"] == "output_layer"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["nvfp4"])
+def test_a_recipe_that_is_killed_goes_on_bit_equal(start, tmp_path, recipe):
+    whole = start("bf16", flags=EIGHT, checkpoint=tmp_path / "whole", recipe=recipe)
+    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
+    twin.kill_when(lambda: twin.last_step() >= 5)
+    twin.finish()
+    assert twin.agrees_with(whole)
 
 
 EIGHT = (*TINY, "--train-samples", "64", "--save-interval", "2")

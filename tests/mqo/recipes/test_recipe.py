@@ -1,0 +1,267 @@
+"""Recipes: what is in the files, what the switches change, and what becomes of it in a run."""
+
+import tomllib
+
+import pytest
+from mqo.errors import MqoError, UnknownNameError
+from mqo.launch.config import resolve
+from mqo.launch.options import quant_toml
+from mqo.matrix import tables
+from mqo.recipes import recipe as recipes
+from mqo.recipes.recipe import INGREDIENTS, KEPT, Kept
+from mqo.recipes.show import lines, resolved
+from mqo.torch_free import load
+
+# What facts say of each recipe: {operand: type, tile, rounding, Hadamard transform}.
+E4M3, E5M2 = ("fp8_tensor_e4m3", "tensor"), ("fp8_tensor_e5m2", "tensor")
+MX8, HIF4, ROW, SQUARE = ("mxfp8", "1x32"), ("hif4", "1x64"), ("nvfp4", "1x16"), ("nvfp4", "16x16")
+B128, W128 = ("fp8_block", "1x128"), ("fp8_block", "128x128")
+DRAWN, BACKWARD = "stochastic", ("mxfp4", "1x32", "stochastic", "64 random")
+PUBLISHED = {
+    "mxfp8": [MX8] * 6,
+    "fp8-tensorwise": [E4M3, E4M3, E5M2, E4M3, E5M2, E4M3],
+    "fp8-blockwise": [B128, W128, B128, W128, B128, B128],
+    "nvfp4": [
+        *(ROW, SQUARE, (*ROW, DRAWN), SQUARE),
+        *((*ROW, DRAWN, "16 fixed"), (*ROW, "nearest-even", "16 fixed")),
+    ],
+    "mxfp4-backward": [("none",), ("none",), *[BACKWARD] * 4],
+    "hif4": [(*HIF4, "nearest-away")] * 6,
+}
+
+
+def cells(row):
+    if row["type"] == "none":
+        return ("none",)
+    return row["type"], row["tile"], row["rounding"], row["hadamard"]
+
+
+def table(recipe):
+    return {f"{row['site']}.{row['operand']}": cells(row) for row in resolved(recipe)}
+
+
+def run(recipe, model="llama32-1b", mode="bf16", **rest):
+    return resolve(model, "wikipedia", mode, "tiny", recipe=recipe, **rest)
+
+
+def test_every_recipe_is_as_published():
+    assert set(recipes.names()) == set(PUBLISHED)
+    for name, rows in PUBLISHED.items():
+        found = list(table(recipes.read(name)).values())
+        for one, published in zip(found, rows, strict=True):
+            assert one[: len(published)] == published
+            rest = one[len(published) :]
+            assert all(cell in ("", "nearest-even") for cell in rest), name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_run_holds_the_table_and_its_literals(name):
+    recipe = recipes.read(name)
+    config = run(recipe)
+    types = config.quantization.types
+    assert {site: types[site] for site in ("fprop", "dgrad", "wgrad")} == recipe.types.model_dump()
+    assert (types["qk"], types["pv"]) == ("none", "none")
+    options = load("quant.config").parse(config.quant_toml(types))
+    assert options.asked == types
+    for row in resolved(recipe):
+        how = options.operand_spec(row["site"], row["operand"], "a", types[row["site"]])
+        assert how.spec.quant_type == row["type"]
+        assert how.gain == row.get("gain", 1.0)
+        assert options.layer_type(row["site"], "output_layer", "mxfp8") == "none"
+
+
+# -- switches --------------------------------------------------------------------------------------
+
+CHANGED = {
+    ("nvfp4", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("nvfp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("nvfp4", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("fp8-blockwise", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("mxfp4-backward", "hadamard"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+    ("mxfp4-backward", "stochastic"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+}
+
+
+@pytest.mark.parametrize(("name", "ingredient"), CHANGED)
+def test_a_switch_changes_the_operands_that_it_names(name, ingredient):
+    recipe = recipes.read(name)
+    without = recipe.without(ingredient)
+    before, after = table(recipe), table(without)
+    assert {place for place in before if before[place] != after[place]} == CHANGED[name, ingredient]
+    assert ingredient not in without.ingredients
+    at = {"hadamard": 3, "stochastic": 2, "2d": 1}[ingredient]
+    for place in CHANGED[name, ingredient]:
+        kept = [i for i in range(4) if before[place][i] == after[place][i]]
+        assert kept == [i for i in range(4) if i != at]
+    assert without.label == f"{name} recipe without {ingredient}"
+
+
+def test_all_switches_are_those_that_the_recipes_name():
+    found = {(name, i) for name in recipes.names() for i in recipes.read(name).ingredients}
+    assert found == {*CHANGED, ("nvfp4", KEPT)}
+    assert {ingredient for _, ingredient in found} == set(INGREDIENTS)
+
+
+def test_without_stochastic_rounding_there_is_no_gain():
+    rows = resolved(recipes.read("mxfp4-backward").without("stochastic"))
+    assert {row.get("gain", 1.0) for row in rows} == {1.0}
+
+
+def test_kept_blocks_and_the_output_layer_are_rules():
+    recipe = recipes.read("nvfp4")
+    kept = [f"linear:decoder.layers.{block}.*" for block in (0, 14, 15)]
+    assert [rule.layers for rule in recipe.all_rules(16)] == ["linear:output_layer", *kept]
+    changed = recipes.changed(recipe, [KEPT], ["output_layer"])
+    assert list(changed.all_rules(16)) == []
+    assert changed.label == "nvfp4 recipe without kept-blocks with output_layer"
+
+
+@pytest.mark.parametrize(
+    ("count", "blocks"),
+    [(2, []), (8, [7]), (16, [0, 14, 15]), (62, [0, 1, *range(54, 62)])],
+)
+def test_kept_shares_are_rounded(count, blocks):
+    assert recipes.read("nvfp4").kept.blocks(count) == blocks
+
+
+def test_ends_that_meet_are_kept_once():
+    assert Kept(first=0.6, last=0.6).blocks(4) == [0, 1, 2, 3]
+
+
+def test_kept_blocks_are_of_the_layers_that_the_users_flags_say():
+    config = run(recipes.read("nvfp4"), extra_flags=("--num-layers", "8"))
+    assert "decoder.layers.7." in config.quant_toml({})
+    assert "decoder.layers.15." not in config.quant_toml({})
+
+
+# -- files of the user's ---------------------------------------------------------------------------
+
+OWN = """
+types = { fprop = "mixed", wgrad = "mxfp8" }
+[operands]
+"fprop.x" = { quant_type = "none" }
+"fprop.weight" = { quant_type = "nvfp4", tile = "square" }
+[[rules]]
+layers = "linear:decoder.layers.*.mlp.*"
+quant_type = "mxfp6_e2m3"
+"""
+
+
+def test_a_file_is_a_recipe(tmp_path):
+    path = tmp_path / "my own.toml"
+    path.write_text(OWN)
+    recipe = recipes.read(str(path))
+    assert recipe.name == "my own"
+    assert table(recipe)["fprop.weight"][:2] == ("nvfp4", "16x16")
+    options = load("quant.config").parse(run(recipe).quant_toml({}))
+    mlp = "decoder.layers.1.mlp.linear_fc1"
+    assert options.operand_type("fprop", "x", mlp, "mixed") == "mxfp6_e2m3"
+    assert options.operand_type("fprop", "x", "a", "mixed") == "none"
+    assert options.operand_type("dgrad", "grad", mlp, "none") == "none"
+
+
+def test_a_file_that_was_printed_is_the_recipe(tmp_path):
+    for name in recipes.names():
+        path = tmp_path / f"{name}.toml"
+        path.write_text(recipes.path_of(name).read_text())
+        assert recipes.read(str(path)) == recipes.read(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("types = {}", "all types are 'none'"),
+        ("", "types: Field required"),
+        ('types = { fprop = "fp5" }', "unknown quant type 'fp5'"),
+        ('types = { qk = "mxfp8" }', "types.qk"),
+        ('types = { fprop = "mxfp8" }\nkept = { first = 1.5 }', "kept.first"),
+        ('types = { fprop = "mxfp8" }\nform = 1', "form"),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"qk.key" = {}', "is no operand of a recipe"),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "oval" }', "oval"),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { gain = 3.0 }', "gain 3.0"),
+        (
+            'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
+            "transformed differently",
+        ),
+        ("types = ", "Invalid value"),
+        ('types = { fprop = "mxfp8" }\n[[rules]]\nlayers = "a"\nquant_type = "fp5"', "fp5"),
+    ],
+)
+def test_a_faulty_file_is_refused(tmp_path, text, complaint):
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(MqoError) as fault:
+        recipes.read(str(path))
+    assert complaint in str(fault.value)
+    assert str(path) in str(fault.value)
+
+
+def test_unknown_names_list_the_valid_ones(tmp_path):
+    with pytest.raises(UnknownNameError, match="nvfp4"):
+        recipes.read("nvfp5")
+    with pytest.raises(MqoError, match="cannot be read"):
+        recipes.read(str(tmp_path / "none.toml"))
+    with pytest.raises(UnknownNameError, match="hadamard"):
+        recipes.changed(recipes.read("nvfp4"), ["hadamart"], [])
+    with pytest.raises(UnknownNameError, match="output_layer"):
+        recipes.changed(recipes.read("nvfp4"), [], ["head"])
+    with pytest.raises(MqoError, match="no hadamard to leave out"):
+        recipes.read("hif4").without("hadamard")
+
+
+# -- beside modes and options ----------------------------------------------------------------------
+
+
+def test_attention_is_the_modes():
+    config = run(recipes.read("nvfp4"), mode="FA_mxfp8")
+    assert config.quantization.types["qk"] == "mxfp8"
+    assert config.quantization.name == "nvfp4 recipe FA_mxfp8"
+    assert " " not in config.title
+
+
+@pytest.mark.parametrize("mode", ["linear_mxfp8", "mxfp8", "source"])
+def test_a_mode_of_linear_layers_is_refused_beside_it(mode):
+    with pytest.raises(MqoError, match="recipe nvfp4"):
+        run(recipes.read("nvfp4"), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("nvfp4", {"gemms": "all"}),
+        ("nvfp4", {"rounding": "stochastic"}),
+        ("mxfp8", {"scale_rule": "floor"}),
+    ],
+)
+def test_options_that_the_recipe_has_are_refused_beside_it(name, rest):
+    with pytest.raises(MqoError, match=name):
+        run(recipes.read(name), **rest)
+
+
+def test_options_that_it_does_not_have_reach_the_run():
+    options = load("quant.config").parse(
+        run(recipes.read("nvfp4"), scale_rule="rceil").quant_toml({})
+    )
+    assert options.scale_rule == "rceil"
+    assert options.cache_weights
+    off = run(recipes.read("nvfp4"), cache_weights=False)
+    assert not load("quant.config").parse(off.quant_toml({})).cache_weights
+
+
+def test_it_survives_the_runs_own_record(tmp_path):
+    config = run(recipes.changed(recipes.read("nvfp4"), ["2d"], []))
+    assert type(config).model_validate_json(config.model_dump_json()) == config
+
+
+def test_rows_of_quant_toml_are_toml():
+    rows = {"fprop.x": {"tile": "square", "hadamard": 16, "gain": 0.75}, "fprop.weight": {}}
+    rule = {"layers": 'a"b', "quant_type": "none"}
+    found = tomllib.loads(quant_toml({}, {}, operands=rows, rules=[rule]))
+    assert found["operands"] == {"fprop.x": rows["fprop.x"]}
+    assert found["rules"] == [rule]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_shown_fits_a_terminal(name):
+    text = list(lines(recipes.read(name), tables.models()))
+    assert max(map(len, text)) <= 80
