@@ -8,7 +8,7 @@ from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
 from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
-from mqo.recipes.recipe import INGREDIENTS, KEPT, Kept
+from mqo.recipes.recipe import INGREDIENTS, KEPT, Rule
 from mqo.recipes.show import lines, resolved
 from mqo.torch_free import load
 
@@ -110,7 +110,9 @@ def test_without_stochastic_rounding_there_is_no_gain():
 def test_kept_blocks_and_the_output_layer_are_rules():
     recipe = recipes.read("nvfp4")
     kept = [f"linear:decoder.layers.{block}.*" for block in (0, 14, 15)]
-    assert [rule.layers for rule in recipe.all_rules(16)] == ["linear:output_layer", *kept]
+    rows = list(recipe.all_rules(16))
+    assert [row["layers"] for row in rows] == [*kept, "linear:output_layer"]
+    assert {row["quant_type"] for row in rows} == {"none"}
     changed = recipes.changed(recipe, [KEPT], ["output_layer"])
     assert list(changed.all_rules(16)) == []
     assert changed.label == "nvfp4 recipe without kept-blocks with output_layer"
@@ -121,11 +123,20 @@ def test_kept_blocks_and_the_output_layer_are_rules():
     [(2, []), (8, [7]), (16, [0, 14, 15]), (62, [0, 1, *range(54, 62)])],
 )
 def test_kept_shares_are_rounded(count, blocks):
-    assert recipes.read("nvfp4").kept.blocks(count) == blocks
+    (rule,) = recipes.read("nvfp4").rules
+    assert rule.blocks(count) == blocks
 
 
-def test_ends_that_meet_are_kept_once():
-    assert Kept(first=0.6, last=0.6).blocks(4) == [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("ends", "blocks"),
+    [
+        ({"first": 0.6, "last": 0.6}, [0, 1, 2, 3]),
+        ({"first": 1, "last": 2}, [0, 2, 3]),
+        ({"last": 9}, [0, 1, 2, 3]),
+    ],
+)
+def test_ends_are_shares_or_numbers_of_blocks(ends, blocks):
+    assert Rule(quant_type="mxfp8", **ends).blocks(4) == blocks
 
 
 def test_kept_blocks_are_of_the_layers_that_the_users_flags_say():
@@ -167,6 +178,9 @@ def test_a_file_that_was_printed_is_the_recipe(tmp_path):
         assert recipes.read(str(path)) == recipes.read(name)
 
 
+MX = 'types = { fprop = "mxfp8" }\n'
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -174,7 +188,10 @@ def test_a_file_that_was_printed_is_the_recipe(tmp_path):
         ("", "types: Field required"),
         ('types = { fprop = "fp5" }', "unknown quant type 'fp5'"),
         ('types = { qk = "mxfp8" }', "types.qk"),
-        ('types = { fprop = "mxfp8" }\nkept = { first = 1.5 }', "kept.first"),
+        (f"{MX}[[rules]]\nfirst = 1.5\nquant_type = 'none'", "1.5 is no end"),
+        (f"{MX}[[rules]]\nfirst = -1\nquant_type = 'none'", "-1 is no end"),
+        (f"{MX}[[rules]]\nquant_type = 'none'", "a rule is for"),
+        (f"{MX}[[rules]]\nlayers = 'a'\nlast = 1\nquant_type = 'none'", "a rule is for"),
         ('types = { fprop = "mxfp8" }\nform = 1', "form"),
         ('types = { fprop = "mxfp8" }\n[operands]\n"qk.key" = {}', "is no operand of a recipe"),
         ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "oval" }', "oval"),

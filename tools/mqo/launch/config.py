@@ -151,8 +151,7 @@ class RunConfig(_Part):
 
     def _rules(self) -> list[dict[str, str]]:
         recipe = self.quantization.recipe
-        rules = recipe.all_rules(num_layers(self.experiment)) if recipe else ()
-        return [rule.model_dump() for rule in rules]
+        return list(recipe.all_rules(num_layers(self.experiment))) if recipe else []
 
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return it with these flags of a layout."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
@@ -21,6 +21,12 @@ HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-block
 INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
 _operand_table = load("quant.operand_table")
+
+
+def _check_end(end: float) -> float:
+    if end < 0 or (isinstance(end, float) and end >= 1.0):
+        raise ValueError(f"{end} is no end; valid: a number of blocks, or a share below 1.0")
+    return end
 
 
 class Operand(Part):
@@ -50,22 +56,46 @@ class Operand(Part):
 
 
 class Rule(Part):
-    """The type of the layers that a pattern names, as `--exclude` has patterns."""
+    """The type of some layers: those of a pattern, as `--exclude` has it, or blocks at either end.
 
-    layers: str
+    `first` and `last` are numbers of transformer blocks, or shares of them all.
+    """
+
     quant_type: str
+    layers: str = ""
+    first: Annotated[int | float, AfterValidator(_check_end)] = 0
+    last: Annotated[int | float, AfterValidator(_check_end)] = 0
 
+    @model_validator(mode="after")
+    def _one_kind(self) -> Rule:
+        if bool(self.layers) == self.is_of_ends:
+            raise ValueError("a rule is for the layers of a pattern, or for first and last blocks")
+        _operand_table.LayerRule(self.layers or "*", self.quant_type)
+        return self
 
-class Kept(Part):
-    """The transformer blocks that stay unquantized: a share of all, from either end."""
+    @property
+    def is_of_ends(self) -> bool:
+        """Whether it is for blocks at the ends."""
+        return bool(self.first or self.last)
 
-    first: float = Field(default=0.0, ge=0.0, lt=1.0)
-    last: float = Field(default=0.0, ge=0.0, lt=1.0)
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps blocks unquantized."""
+        return self.is_of_ends and self.quant_type == NONE
 
     def blocks(self, count: int) -> list[int]:
-        """Return those of `count` blocks, numbered from 0; each end is rounded, halves up."""
-        first, last = (int(share * count + 0.5) for share in (self.first, self.last))
+        """Return those of `count` blocks, numbered from 0; a share is rounded, halves up."""
+        ends = (self.first, self.last)
+        first, last = (
+            int(end * count + 0.5) if isinstance(end, float) else min(end, count) for end in ends
+        )
         return sorted({*range(first), *range(count - last, count)})
+
+    def rows(self, count: int) -> Iterator[dict[str, str]]:
+        """Yield the rules of quant.toml, in a model of `count` transformer blocks."""
+        patterns = [f"linear:decoder.layers.{block}.*" for block in self.blocks(count)]
+        for pattern in patterns if self.is_of_ends else [self.layers]:
+            yield {"layers": pattern, "quant_type": self.quant_type}
 
 
 class Types(Part):
@@ -96,7 +126,6 @@ class Recipe(Row):
     options: dict[str, Any] = Field(default_factory=dict)
     operands: dict[str, Operand] = Field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    kept: Kept | None = None
     output_layer: bool = False
     changes: tuple[str, ...] = ()
 
@@ -109,12 +138,6 @@ class Recipe(Row):
                 raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
         _operand_table.parse_operands({name: row.as_row() for name, row in operands.items()})
         return operands
-
-    @field_validator("rules")
-    @classmethod
-    def _known(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        _operand_table.parse_rules([rule.model_dump() for rule in rules])
-        return rules
 
     @model_validator(mode="after")
     def _quantizes(self) -> Recipe:
@@ -131,7 +154,7 @@ class Recipe(Row):
     def ingredients(self) -> tuple[str, ...]:
         """Return what can be switched off."""
         rows = list(self.operands.values())
-        found = {KEPT} if self.kept else set()
+        found = {KEPT} if any(rule.keeps for rule in self.rules) else set()
         found |= {name for name in INGREDIENTS if any(row.without(name) != row for row in rows)}
         return tuple(name for name in INGREDIENTS if name in found)
 
@@ -145,22 +168,21 @@ class Recipe(Row):
                 else "nothing left out: it has no ingredient that can be",
             )
         operands = {name: row.without(ingredient) for name, row in self.operands.items()}
-        kept = None if ingredient == KEPT else self.kept
+        rules = tuple(rule for rule in self.rules if not (ingredient == KEPT and rule.keeps))
         changes = (*self.changes, f"without {ingredient}")
-        return self.model_copy(update={"operands": operands, "kept": kept, "changes": changes})
+        return self.model_copy(update={"operands": operands, "rules": rules, "changes": changes})
 
     def with_output_layer(self) -> Recipe:
         """Return it with the LM head quantized."""
         changes = (*self.changes, f"with {OUTPUT_LAYER}")
         return self.model_copy(update={"output_layer": True, "changes": changes})
 
-    def all_rules(self, blocks: int) -> Iterator[Rule]:
-        """Yield the rules of a model of so many transformer blocks, the first that match first."""
+    def all_rules(self, blocks: int) -> Iterator[dict[str, str]]:
+        """Yield the rules of quant.toml in a model of so many transformer blocks, in their order."""
+        for rule in self.rules:
+            yield from rule.rows(blocks)
         if not self.output_layer:
-            yield Rule(layers=f"linear:{OUTPUT_LAYER}", quant_type=NONE)
-        for block in self.kept.blocks(blocks) if self.kept else ():
-            yield Rule(layers=f"linear:decoder.layers.{block}.*", quant_type=NONE)
-        yield from self.rules
+            yield {"layers": f"linear:{OUTPUT_LAYER}", "quant_type": NONE}
 
 
 def names() -> list[str]:

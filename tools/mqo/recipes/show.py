@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mqo.matrix.tables import NONE, Model
-from mqo.recipes.recipe import OUTPUT_LAYER, Recipe
+from mqo.recipes.recipe import OUTPUT_LAYER, Recipe, Rule
 from mqo.torch_free import formats, load
 
 WIDTH = 80
@@ -47,9 +47,11 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     for row in resolved(recipe):
         yield _line(row)
     yield ""
-    yield from _unquantized(recipe, models)
+    head = [] if recipe.output_layer else [OUTPUT_LAYER]
+    rest = ", ".join([*head, "routers", "attention, which is the mode's"])
+    yield from _wrapped("unquantized", rest)
     for rule in recipe.rules:
-        yield f"rule: {rule.layers} is {rule.quant_type}"
+        yield from _rule(rule, models)
     for name, value in recipe.options.items():
         yield f"option: {name} = {value}"
     for text in recipe.deviations:
@@ -68,19 +70,15 @@ def _line(row: dict[str, Any]) -> str:
     return f"{name:14}{text}{row.get('hadamard', ''):11}{'' if gain == 1.0 else gain}".rstrip()
 
 
-def _unquantized(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
-    head = [] if recipe.output_layer else [OUTPUT_LAYER]
-    yield from _wrapped("unquantized", ", ".join([*head, "routers", "attention (the mode's)"]))
-    if recipe.kept is None:
+def _rule(rule: Rule, models: dict[str, Model]) -> Iterator[str]:
+    if not rule.is_of_ends:
+        yield from _wrapped("rule", f"{rule.layers} is {rule.quant_type}")
         return
-    yield (
-        f"kept blocks: the first {recipe.kept.first:.1%} and the last {recipe.kept.last:.1%}, "
-        "rounded"
-    )
+    first, last = (f"{e:.1%}" if isinstance(e, float) else str(e) for e in (rule.first, rule.last))
+    yield f"rule: the first {first} and the last {last} of the blocks are {rule.quant_type}"
     for name, model in models.items():
-        found = recipe.kept.blocks(model.num_layers)
-        kept = ", ".join(map(str, found)) or "none"
-        yield f"  {name}: {kept} of {model.num_layers}"
+        found = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
+        yield f"  {name}: {found} of {model.num_layers}"
 
 
 def _wrapped(name: str, text: str) -> list[str]:
