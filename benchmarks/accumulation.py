@@ -26,7 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
-from accumulators import BLACKWELL_FP8, HOPPER_FP8, Multiply, in_blocks, tensor_core
+from accumulators import BF16, BLACKWELL_FP8, HOPPER_FP8, TensorCore, in_blocks, tensor_core
 from gemm_data import DATA, Draw, Operand, quantize
 
 KINDS = (
@@ -42,6 +42,7 @@ KINDS = (
 SEED = 1234
 # How many products DeepSeek-V3 sums before it adds to float32.
 PROMOTION = 128
+LEAST = 0.001  # the least ratio, in %, that is told from 0
 
 
 @dataclass(frozen=True)
@@ -156,15 +157,26 @@ def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
     return in_blocks(left, right, a.block, fp32_sum, scales) * (a.tensor * b.tensor)
 
 
-def in_tensor_core(a: Operand, b: Operand, multiply: Multiply) -> Tensor | None:
+def in_tensor_core(a: Operand, b: Operand, core: TensorCore) -> Tensor | None:
     """Sum all in one accumulator, blocks' scales included; a tensor's scale comes after."""
     if a.has_long_scales:
         return None
-    return multiply(a.scaled, b.scaled) * (a.tensor * b.tensor)
+    return tensor_core(a.scaled, b.scaled, core) * (a.tensor * b.tensor)
 
 
-def promoted(a: Operand, b: Operand, multiply: Multiply) -> Tensor:
-    """Sum 128 products in one accumulator, and add these sums in float32."""
+def in_wide_accumulator(a: Operand, b: Operand) -> Tensor | None:
+    """Sum all in an accumulator of float32, of addends of 26 bits."""
+    return in_tensor_core(a, b, BF16 if a.spec.quant_type == "none" else BLACKWELL_FP8)
+
+
+def in_narrow_accumulator(a: Operand, b: Operand) -> Tensor | None:
+    """Sum all in an accumulator of 14 bits."""
+    return in_tensor_core(a, b, HOPPER_FP8)
+
+
+def promoted(a: Operand, b: Operand) -> Tensor:
+    """Sum 128 products in an accumulator of 14 bits, and add these sums in float32."""
+    multiply = partial(tensor_core, core=HOPPER_FP8)
     if a.has_long_scales:
         return in_blocks(a.elements, b.elements, PROMOTION, multiply, (a.scales, b.scales))
     return in_blocks(a.scaled, b.scaled, PROMOTION, multiply) * (a.tensor * b.tensor)
@@ -181,9 +193,9 @@ WAYS: dict[str, Callable[[Operand, Operand], Tensor | None]] = {
     "bf16 operands": bf16_operands,
     "fp32 by 128": fp32_in_order,
     "scales on sums": scales_on_sums,
-    "26 bits": partial(in_tensor_core, multiply=partial(tensor_core, core=BLACKWELL_FP8)),
-    "14 bits": partial(in_tensor_core, multiply=partial(tensor_core, core=HOPPER_FP8)),
-    "14 bits by 128": partial(promoted, multiply=partial(tensor_core, core=HOPPER_FP8)),
+    "26 bits": in_wide_accumulator,
+    "14 bits": in_narrow_accumulator,
+    "14 bits by 128": promoted,
 }
 
 
@@ -208,7 +220,12 @@ def every_length(rows: dict[Key, Errors], kind: str, way: str) -> list[tuple[Err
 
 def ratio(pairs: list[tuple[Error, Error]]) -> str:
     """Return the text of the largest ratio of the noise of each pair, in %."""
-    return f"{100 * max(one.noise / other.noise for one, other in pairs):.2g}" if pairs else "-"
+    if not pairs:
+        return "-"
+    percent = 100 * max(one.noise / other.noise for one, other in pairs)
+    if 0 < percent < LEAST:
+        return f"< {LEAST}"
+    return f"{percent:.2g}" if percent < 100 else f"{percent:,.0f}"
 
 
 def print_gains(found: dict[str, dict[Key, Errors]]) -> None:
@@ -217,7 +234,7 @@ def print_gains(found: dict[str, dict[Key, Errors]]) -> None:
     print_header("data", *WAYS)
     for data, rows in found.items():
         gains = ([one[way].gain for one in rows.values() if way in one] for way in WAYS)
-        cells = (f"{100 * max(way, key=abs):.1g}" for way in gains)
+        cells = (f"{100 * max(way, key=abs):.3f}" for way in gains)
         print(f"| {data} | {' | '.join(cells)} |")
 
 

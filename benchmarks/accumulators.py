@@ -1,13 +1,12 @@
 """Ways to sum the products of a GEMM: in float32 by blocks, and as a tensor core does, simulated.
 
-The tensor core is a model, made from what others measured on GPUs; it was not compared with one
-here. DeepSeek-V3 (arXiv 2412.19437) reports that Hopper's FP8 instructions align the products of a
-chunk to the largest exponent among them and keep 14 bits of each. MMA-Sim (arXiv 2511.10909) and
-Khattak and Mikaitis (arXiv 2512.07004) give the details, which their authors compared with the
-hardware bit for bit: 32 products and the accumulator form a chunk; a product's exponent is the sum
-of its operands'; what lies below the last bit kept is cut off, toward zero; the sum is cut to the
-accumulator's bits, toward zero, too. The model differs in one point: an element that is subnormal
-in its format counts with its own exponent, and not with that of the smallest normal number.
+DeepSeek-V3 (arXiv 2412.19437) reports that Hopper's FP8 instructions align the products of a chunk
+to the largest exponent among them, and keep 14 bits of each. MMA-Sim (arXiv 2511.10909) and Khattak
+and Mikaitis (arXiv 2512.07004) give the details, for other instructions, too: a chunk is some
+products and the accumulator; a product's exponent is the sum of its operands'; what lies below the
+last bit kept is cut off, toward zero; the sum is cut to the accumulator's bits, toward zero, too.
+An element that is subnormal in its format counts with its own exponent here, on hardware with that
+of the smallest normal number. tensor_core_check.py compares the model with results of GPUs.
 """
 
 from __future__ import annotations
@@ -40,19 +39,20 @@ class TensorCore:
     chunk: int = 32
 
 
-# FP8 on Hopper and Ada: 13 fractional bits, and an accumulator of 13 mantissa bits.
+# 13 bits behind the leading one, of addends and of the accumulator.
 HOPPER_FP8 = TensorCore(bits=14, kept=14)
-# FP8 on Blackwell: 25 fractional bits, and a float32 accumulator.
+# 25 bits behind the leading one, and an accumulator of float32.
 BLACKWELL_FP8 = TensorCore(bits=26, kept=24)
+BF16 = TensorCore(bits=26, kept=24, chunk=16)  # of both
 
 
-def tensor_core(a: Tensor, b: Tensor, core: TensorCore) -> Tensor:
-    """Return what `core` makes of a [M, K] times b [N, K] transposed: float64 [M, N].
+def tensor_core(a: Tensor, b: Tensor, core: TensorCore, start: Tensor | float = 0.0) -> Tensor:
+    """Return what `core` makes of a [M, K] times b [N, K] transposed, plus start: float64 [M, N].
 
-    Both are float64 of at most 24 significant bits, so that products are exact. Memory grows with
-    M * N * chunk.
+    All are float64, a and b of at most 24 significant bits, so that products are exact. `start` is
+    what the accumulator holds before. Memory grows with M * N * chunk.
     """
-    total = a.new_zeros(a.shape[0], b.shape[0])
+    total = a.new_zeros(a.shape[0], b.shape[0]) + start
     for left, right in zip(a.split(core.chunk, dim=1), b.split(core.chunk, dim=1), strict=True):
         products = left[:, None] * right[None]
         exponents = exponent(left).short()[:, None] + exponent(right).short()[None]
