@@ -1,0 +1,269 @@
+"""Prints tables: the error of summing a GEMM's products, beside that of quantizing its operands.
+
+    .venv/bin/python benchmarks/accumulation.py [--threads 2] [--quick]
+
+The GEMM is [tokens, K] times [outputs, K] transposed. Each way to sum multiplies the same quantized
+operands and is compared with their float64 product. Errors are those of a sample of the output,
+its first rows and columns; torch's own GEMMs compute all of it. accumulators.py says what is
+simulated, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
+
+from accumulators import BF16, BLACKWELL_FP8, HOPPER_FP8, TensorCore, in_blocks, tensor_core
+from gemm_data import DATA, Draw, Operand, quantize
+
+KINDS = (
+    "none",
+    "mxfp8",
+    "fp8_tensor_e4m3",
+    "fp8_block",
+    "fp8_block_fp32",
+    "mxfp4",
+    "nvfp4",
+    "hif4",
+)
+SEED = 1234
+# How many products DeepSeek-V3 sums before it adds to float32.
+PROMOTION = 128
+LEAST = 0.001  # the least ratio, in %, that is told from 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is multiplied: the lengths of the sum, and the sides of the output and its sample."""
+
+    lengths: tuple[int, ...]
+    tokens: int
+    outputs: int
+    sample: int
+
+
+FULL = Size((1024, 4096, 14336), tokens=2048, outputs=1024, sample=128)
+QUICK = Size((1024,), tokens=256, outputs=128, sample=32)
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a product is from the one that it should be.
+
+    sqnr: in dB. largest: the largest error over the RMS of what it should be. noise: the errors'
+    RMS. gain: how much larger the product is, by least squares; below 0 it is smaller.
+    """
+
+    sqnr: float
+    largest: float
+    noise: float
+    gain: float
+
+
+Key = tuple[int, str]  # length of the sum, format
+Errors = dict[str, Error]  # of quantization, and of each way to sum
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="one small GEMM of each kind of data")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    size, start = QUICK if arguments.quick else FULL, time.perf_counter()
+    found = {data: dict(measure(draw, size)) for data, draw in DATA.items()}
+    print(f"{arguments.threads} threads on {os.cpu_count()} {platform.machine()} CPUs, ", end="")
+    print(f"torch {torch.__version__}, {time.perf_counter() - start:.0f} s")
+    print_ratios(found)
+    print_gains(found)
+    for data, rows in found.items():
+        print_errors(data, rows)
+
+
+def measure(draw: Draw, size: Size) -> Iterator[tuple[Key, Errors]]:
+    """Compare, for each length and format, the ways to sum."""
+    for length in size.lengths:
+        torch.manual_seed(SEED)
+        originals = draw(size.tokens, size.outputs, length)
+        unquantized = exact_product(*(x[: size.sample] for x in originals))
+        for kind in KINDS:
+            a, b = (quantize(x, kind, size.sample) for x in originals)
+            product = exact_product(a.sample, b.sample)
+            errors = {"quantization": error(product, unquantized)}
+            for name, way in WAYS.items():
+                result = way(a, b)
+                if result is not None:
+                    errors[name] = error(result[: size.sample, : size.sample], product)
+            yield (length, kind), errors
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a [M, K] times b [N, K] transposed, computed in float64."""
+    return a.double() @ b.double().T
+
+
+def error(product: Tensor, exact: Tensor) -> Error:
+    """Compare a product [M, N] with the float64 one that it should be."""
+    wrong = product.double() - exact
+    noise, rms = (x.square().mean().sqrt().item() for x in (wrong, exact))
+    sqnr = 20 * math.log10(rms / noise) if noise else math.inf
+    gain = (wrong * exact).mean().item() / rms**2
+    return Error(sqnr, wrong.abs().max().item() / rms, noise, gain)
+
+
+# -- the ways to sum: each returns [M, N], of all rows or of the samples; None: no such hardware ---
+
+
+def fp32_gemm(a: Operand, b: Operand) -> Tensor:
+    """Emulate in float32: torch's GEMM."""
+    return a.whole @ b.whole.T
+
+
+def bf16_gemm(a: Operand, b: Operand) -> Tensor:
+    """Emulate in bfloat16: torch's GEMM, whose operands and result are bfloat16."""
+    return a.whole.bfloat16() @ b.whole.bfloat16().T
+
+
+def bf16_operands(a: Operand, b: Operand) -> Tensor:
+    """Round only the operands to bfloat16."""
+    return exact_product(a.sample.bfloat16(), b.sample.bfloat16())
+
+
+def fp32_in_order(a: Operand, b: Operand) -> Tensor:
+    """Add sums of 128 products in float32, in order."""
+    return in_blocks(a.sample, b.sample, PROMOTION, fp32_sum)
+
+
+def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
+    """Sum the elements of each block in float32, and multiply the sums by the scales."""
+    if a.spec.quant_type == "none":
+        return None
+    left, right = (x.elements.float() for x in (a, b))
+    scales = (a.scales, b.scales)
+    return in_blocks(left, right, a.block, fp32_sum, scales) * (a.tensor * b.tensor)
+
+
+def in_tensor_core(a: Operand, b: Operand, core: TensorCore) -> Tensor | None:
+    """Sum all in one accumulator, blocks' scales included; a tensor's scale comes after."""
+    if a.has_long_scales:
+        return None
+    return tensor_core(a.scaled, b.scaled, core) * (a.tensor * b.tensor)
+
+
+def in_wide_accumulator(a: Operand, b: Operand) -> Tensor | None:
+    """Sum all in an accumulator of float32, of addends of 26 bits."""
+    return in_tensor_core(a, b, BF16 if a.spec.quant_type == "none" else BLACKWELL_FP8)
+
+
+def in_narrow_accumulator(a: Operand, b: Operand) -> Tensor | None:
+    """Sum all in an accumulator of 14 bits."""
+    return in_tensor_core(a, b, HOPPER_FP8)
+
+
+def promoted(a: Operand, b: Operand) -> Tensor:
+    """Sum 128 products in an accumulator of 14 bits, and add these sums in float32."""
+    multiply = partial(tensor_core, core=HOPPER_FP8)
+    if a.has_long_scales:
+        return in_blocks(a.elements, b.elements, PROMOTION, multiply, (a.scales, b.scales))
+    return in_blocks(a.scaled, b.scaled, PROMOTION, multiply) * (a.tensor * b.tensor)
+
+
+def fp32_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return float32 a [M, K] times b [N, K] transposed, as torch sums it."""
+    return a @ b.T
+
+
+WAYS: dict[str, Callable[[Operand, Operand], Tensor | None]] = {
+    "fp32 GEMM": fp32_gemm,
+    "bf16 GEMM": bf16_gemm,
+    "bf16 operands": bf16_operands,
+    "fp32 by 128": fp32_in_order,
+    "scales on sums": scales_on_sums,
+    "26 bits": in_wide_accumulator,
+    "14 bits": in_narrow_accumulator,
+    "14 bits by 128": promoted,
+}
+
+
+# -- the tables ------------------------------------------------------------------------------------
+
+
+def print_ratios(found: dict[str, dict[Key, Errors]]) -> None:
+    """Print what each way to sum adds to quantization, at the length where that is most."""
+    print("\nRMS error in % of that of quantization, the largest over K:\n")
+    print_header("data", "format", *WAYS)
+    for data, rows in found.items():
+        for kind in KINDS:
+            cells = (ratio(every_length(rows, kind, way)) for way in WAYS)
+            print(f"| {data} | {label(kind)} | {' | '.join(cells)} |")
+
+
+def every_length(rows: dict[Key, Errors], kind: str, way: str) -> list[tuple[Error, Error]]:
+    """Return the errors of a way to sum and of quantization, of all lengths that have the way."""
+    errors = [one for (_, name), one in rows.items() if name == kind]
+    return [(one[way], one["quantization"]) for one in errors if way in one]
+
+
+def ratio(pairs: list[tuple[Error, Error]]) -> str:
+    """Return the text of the largest ratio of the noise of each pair, in %."""
+    if not pairs:
+        return "-"
+    percent = 100 * max(one.noise / other.noise for one, other in pairs)
+    if 0 < percent < LEAST:
+        return f"< {LEAST}"
+    return f"{percent:.2g}" if percent < 100 else f"{percent:,.0f}"
+
+
+def print_gains(found: dict[str, dict[Key, Errors]]) -> None:
+    """Print by how much each way to sum shrinks or enlarges the output."""
+    print("\nChange of the output's size in %, the largest over K and formats:\n")
+    print_header("data", *WAYS)
+    for data, rows in found.items():
+        gains = ([one[way].gain for one in rows.values() if way in one] for way in WAYS)
+        cells = (f"{100 * max(way, key=abs):.3f}" for way in gains)
+        print(f"| {data} | {' | '.join(cells)} |")
+
+
+def print_errors(data: str, rows: dict[Key, Errors]) -> None:
+    """Print SQNR and largest error of one kind of data."""
+    print(f"\n{data}: SQNR in dB (largest error in % of the output's RMS)\n")
+    columns = ("quantization", *WAYS)
+    print_header("K", "format", *columns)
+    for (length, kind), errors in rows.items():
+        cells = (cell(errors.get(name)) for name in columns)
+        print(f"| {length} | {label(kind)} | {' | '.join(cells)} |")
+
+
+def cell(error: Error | None) -> str:
+    """Return the text of an error."""
+    if error is None:
+        return "-"
+    return f"{error.sqnr:.1f} ({100 * error.largest:.2g})" if error.noise else "exact"
+
+
+def print_header(*titles: str) -> None:
+    """Print the head of a table."""
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
+
+
+def label(kind: str) -> str:
+    """Return how a table names a format."""
+    return "bf16 (unquantized)" if kind == "none" else f"`{kind}`"
+
+
+if __name__ == "__main__":
+    main()
