@@ -6,10 +6,9 @@ import pytest
 from mqo.errors import MqoError, UnknownNameError
 from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
-from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
 from mqo.recipes.recipe import INGREDIENTS, KEPT, Rule
-from mqo.recipes.show import lines, resolved
+from mqo.recipes.show import resolved
 from mqo.torch_free import load
 
 # What facts say of each recipe: {operand: type, tile, rounding, Hadamard transform}.
@@ -171,13 +170,6 @@ def test_a_file_is_a_recipe(tmp_path):
     assert options.operand_type("dgrad", "grad", mlp, "none") == "none"
 
 
-def test_a_file_that_was_printed_is_the_recipe(tmp_path):
-    for name in recipes.names():
-        path = tmp_path / f"{name}.toml"
-        path.write_text(recipes.path_of(name).read_text())
-        assert recipes.read(str(path)) == recipes.read(name)
-
-
 MX = 'types = { fprop = "mxfp8" }\n'
 
 
@@ -276,9 +268,3 @@ def test_rows_of_quant_toml_are_toml():
     found = tomllib.loads(quant_toml({}, {}, operands=rows, rules=[rule]))
     assert found["operands"] == {"fprop.x": rows["fprop.x"]}
     assert found["rules"] == [rule]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_what_is_shown_fits_a_terminal(name):
-    text = list(lines(recipes.read(name), tables.models()))
-    assert max(map(len, text)) <= 80

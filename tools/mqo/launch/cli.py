@@ -177,8 +177,8 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)
     add("--attention-quantization", metavar="T", help=attention)
-    recipe = f"how linear layers are quantized, operand by operand: {', '.join(recipes.names())}"
-    add("--recipe", metavar="NAME", help=f"{recipe}, or FILE.toml (docs/recipes.md)")
+    recipe = "how linear layers are quantized, operand by operand: a name of `mqo recipe list`"
+    add("--recipe", metavar="NAME", help=f"{recipe}, or FILE.toml")
     few = "run a recipe that leaves most of the linear layers' FLOPs unquantized"
     add("--allow-mostly-unquantized", action="store_true", help=few)
     head = f"what a recipe quantizes beside: {OUTPUT_LAYER}"

@@ -53,7 +53,7 @@ class Quantization(_Part):
     """
 
     mode: str
-    types: dict[str, str] | None
+    types: dict[str, str] | None = None
     gemms: Gemms = "fprop"
     schedule: tuple[str, ...] = ()
     recipe: Recipe | None = None

@@ -178,7 +178,7 @@ class Recipe(Row):
         return self.model_copy(update={"output_layer": True, "changes": changes})
 
     def all_rules(self, blocks: int) -> Iterator[dict[str, str]]:
-        """Yield the rules of quant.toml in a model of so many transformer blocks, in their order."""
+        """Yield the rules of quant.toml in a model of so many transformer blocks."""
         for rule in self.rules:
             yield from rule.rows(blocks)
         if not self.output_layer:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.launch.config import RunConfig
+from mqo.launch.config import Quantization
+from mqo.matrix.tables import mode_label
 from mqo.report.collect import changed_quantization
 from mqo.report.colors import DASHES, SYMBOLS, Look, look, symbol
 from mqo.report.compare import Group, difference
@@ -71,10 +72,12 @@ def _types(run: RunFolder) -> dict[str, str]:
 
 
 def _label(run: RunFolder) -> str:
-    config = RunConfig.read(run)
-    of, how = config.experiment, config.quantization
-    mode = config.mode_label + changed_quantization(run, how)
-    return f"{of.model.name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
+    config = run.read_config()
+    of, how = config["experiment"], Quantization.model_validate(config["quantization"])
+    mode = mode_label(how.name, of["dtype"], scheduled=bool(how.schedule))
+    mode += changed_quantization(run, how)
+    names = (of["model"]["name"], of["dataset"]["name"], mode)
+    return f"{' '.join(names)}, {of['training']['name']}, {of['dtype']}"
 
 
 def _chance(run: RunFolder) -> float | None:

@@ -1,0 +1,46 @@
+"""What `mqo recipe` prints: 80 columns, as the documentation has it."""
+
+import json
+
+import pytest
+from mqo.cli import app
+from mqo.matrix import tables
+from mqo.project import Project
+from mqo.recipes import recipe as recipes
+from mqo.recipes.show import lines
+from typer.testing import CliRunner
+
+PAGE = Project.here().root / "docs/recipes.md"
+
+
+def printed(*words):
+    done = CliRunner().invoke(app, ["recipe", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_the_documented_table_is_what_is_printed(name):
+    text = list(lines(recipes.read(name), tables.models()))
+    assert max(map(len, text)) <= 80
+    block = "\n".join(f"    {line}".rstrip() for line in text)
+    assert f"### {name}\n\n    $ mqo recipe show {name}\n{block}\n" in PAGE.read_text()
+
+
+def test_the_list_names_every_recipe():
+    text = printed("list")
+    assert [line.split()[0] for line in text.splitlines()] == recipes.names()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_json_holds_the_resolved_table():
+    found = json.loads(printed("show", "nvfp4", "--without", "2d", "--json"))
+    rows = {(row["site"], row["operand"]): row for row in found["operands"]}
+    assert rows["fprop", "weight"]["tile"] == "1x16"
+    assert found["changes"] == ["without 2d"]
+
+
+def test_a_printed_file_is_the_recipe(tmp_path):
+    (tmp_path / "hif4.toml").write_text(printed("show", "hif4", "--toml"))
+    assert recipes.read(str(tmp_path / "hif4.toml")) == recipes.read("hif4")
+    assert recipes.path_of("hif4").read_text() == printed("show", "hif4", "--toml")
