@@ -118,6 +118,7 @@ def attempt(make: Callable[[], Job]) -> float | str:
 
 def compiled(x: Tensor, spec: QuantSpec) -> Job:
     """Compile the reference; that takes a C++ compiler."""
+    torch.compiler.reset()  # after a few specs dynamo would give up, and run it as it is
     function = torch.compile(lambda tensor: reference.qdq(tensor, spec), dynamic=False)
     return lambda: function(x)
 

@@ -20,7 +20,7 @@ from ..scales import carry_of
 from ..stochastic import signed
 from .arithmetic import EXPONENT, NAN, ONE, UNIT, How
 from .compile import kernel
-from .steps import RUN, TILE
+from .steps import RUN, TILE, VECTOR
 from .threads import launch
 
 if TYPE_CHECKING:
@@ -159,20 +159,30 @@ def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: 
 
 def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, width: int) -> None:
     height = x.numel() // width
+    if 8 * x.itemsize * block <= VECTOR:  # several side by side: what is read at once is longer
+        _columns(x, out, how, constants, block, height, width, side=block)
+        return
     units, grain = -(-height // block), -(-_GRAIN // (block * width))
     entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
     launch(kernel("squares", 8 * x.itemsize, block, how), units, grain, *entries)
 
 
 def _columns(
-    x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int, inner: int
+    x: Tensor,
+    out: Tensor,
+    how: How,
+    constants: _Ints,
+    block: int,
+    size: int,
+    inner: int,
+    side: int = 1,
 ) -> None:
     total = x.numel()
     blocks, tiles = -(-size // block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
     grain = -(-_GRAIN // (block * min(TILE, inner)))
     entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *constants)
-    launch(kernel("columns", 8 * x.itemsize, block, how), units, grain, *entries)
+    launch(kernel("columns", 8 * x.itemsize, block, how, side), units, grain, *entries)
 
 
 # -- constants ---------------------------------------------------------------------------------

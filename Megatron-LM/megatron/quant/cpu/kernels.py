@@ -204,20 +204,22 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
     return _over_units(band, block * pitch)
 
 
-def columns(bits: int, block: int, how: How) -> Callable[[int], None]:
+def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
     """Blocks across the memory, of `inner` columns side by side, read in rows.
 
-    A unit is a tile: up to TILE columns of one row of blocks.
+    A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns of one row of blocks.
     table: counter, units, grain, source, target, size, inner, blocks, tiles, the constants.
     """
     width = bits // 8
     strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(how)
-    strips = _strips(bits, block, how)
+    strips = _strips(bits, block, how, side)
 
     @_inline
     def rest_of_row(target, source, index, inner, height, count, scratch, constants) -> None:
         """Quantize less than a strip, `count` elements wide, in a copy."""
         spare, pitch = scratch + plans, inner * width
+        if side > 1:  # what lies beside them there is in their blocks
+            clear(spare, block * strip_width)
         for i in range(height):
             copy(spare + i * strip_width, source + i * pitch, count * width)
         strips(spare, spare, index, strip_width, inner, height, 1, scratch, constants)
@@ -244,12 +246,12 @@ def columns(bits: int, block: int, how: How) -> Callable[[int], None]:
     return _over_units(tile, plans + block * strip_width)
 
 
-def _strips(bits: int, block: int, how: How) -> Callable:
-    """Return what quantizes strips of columns side by side, each column in a block of its own."""
+def _strips(bits: int, block: int, how: How, side: int) -> Callable:
+    """Return what quantizes strips of columns side by side, `side` of them in one block."""
     strip_width = STRIP * bits // 8
     run_rows, group, plan_bytes = block // how.groups, group_bytes(), strip_bytes(how)
     take = step(emit_strip_amax, bits=bits)
-    plan = step(emit_strip_plan, bits=bits, how=how)
+    plan = step(emit_strip_plan, bits=bits, how=how, side=side)
     quantize = step(emit_strip_round, bits=bits, how=how)
 
     @_inline

@@ -224,10 +224,12 @@ def emit_strip_amax(builder, scratch, source, bits) -> None:
             load(builder, place, 32, _COUNT).maximum(part).store(place)
 
 
-def emit_strip_plan(builder, scratch, constants, bits, how) -> None:
-    """Turn the columns' amax into up and down."""
+def emit_strip_plan(builder, scratch, constants, bits, how, side=1) -> None:
+    """Turn the columns' amax into up and down, which `side` columns, at most a vector, share."""
     c = Constants.of(builder, constants)
     for _, places in _strip(builder, scratch, scratch, bits):
+        if side > 1:
+            _share_amax(builder, [up for up, _ in places], side * bits // 32)
         for place in places:
             groups = [_moved(builder, place, g * group_bytes()) for g in range(how.groups)]
             amax = [load(builder, up, 32, _COUNT) for up, _ in groups]
@@ -238,6 +240,15 @@ def emit_strip_plan(builder, scratch, constants, bits, how) -> None:
             for values, targets in zip(factors, groups, strict=True):
                 for value, address in zip(values, targets, strict=True):
                     value.store(address)
+
+
+def _share_amax(builder, places, lanes) -> None:
+    """Give each column the largest amax of the `lanes` words around it, each in all `places`."""
+    amax = functools.reduce(Lanes.maximum, [load(builder, at, 32, _COUNT) for at in places])
+    for distance in (1, 2, 4, 8):
+        amax = amax.maximum(amax.swapped(distance)) if distance < lanes else amax
+    for at in places:
+        amax.store(at)
 
 
 def emit_strip_round(builder, target, source, scratch, index, constants, bits, how) -> None:
