@@ -21,6 +21,7 @@ from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
 from mqo.perf.ratio import median_step, noisy
 from mqo.project import Project
+from mqo.recipes.recipe import names, read
 from mqo.runs import STEP_TIME, RunFolder
 
 PROJECT = Project.here()
@@ -31,12 +32,13 @@ BASE = "bf16"
 
 @dataclass(frozen=True)
 class Variant:
-    """What is trained: a mode, the patches that are left out, and flags."""
+    """What is trained: a mode or a recipe, the patches that are left out, and flags."""
 
     mode: str
     without: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     gemms: Gemms = "fprop"
+    recipe: str = ""
 
 
 VARIANTS = {
@@ -47,6 +49,7 @@ VARIANTS = {
     "FA_linear_mxfp8, all GEMMs": Variant("FA_linear_mxfp8", gemms="all"),
     "FA_linear_mxfp4": Variant("FA_linear_mxfp4"),
     "FA_linear_hifp8": Variant("FA_linear_hifp8"),
+    **{f"recipe {name}": Variant(BASE, recipe=name) for name in names()},
 }
 
 
@@ -84,6 +87,7 @@ def seconds(name: str, given: argparse.Namespace) -> float:
     config = resolve(
         *("llama32-1b", "wikipedia", variant.mode, "tiny"),
         gemms=variant.gemms,
+        recipe=read(variant.recipe) if variant.recipe else None,
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )

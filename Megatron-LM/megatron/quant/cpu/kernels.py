@@ -207,7 +207,8 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
 def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
     """Blocks across the memory, of `inner` columns side by side, read in rows.
 
-    A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns of one row of blocks.
+    A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns
+    of one row of blocks.
     table: counter, units, grain, source, target, size, inner, blocks, tiles, the constants.
     """
     width = bits // 8
