@@ -117,7 +117,8 @@ def check_share(config: RunConfig, coverage: Coverage) -> None:
 def as_text(config: RunConfig, coverage: Coverage) -> str:
     """Return the table under the run's names."""
     of, asked = config.experiment, config.quantization
-    names = (of.model.name, config.mode_label, f"{asked.gemms} GEMMs", of.training.name)
+    which = () if asked.recipe else (f"{asked.gemms} GEMMs",)
+    names = (of.model.name, config.mode_label, *which, of.training.name)
     return "\n".join([", ".join(names), *lines(coverage), ""])
 
 
@@ -125,7 +126,8 @@ def names(config: RunConfig) -> dict[str, Any]:
     """Return what the coverage is of."""
     of, asked = config.experiment, config.quantization
     where = {"model": of.model.name, "training": of.training.name, "dtype": of.dtype}
-    return where | {"mode": asked.mode, "gemms": asked.gemms}
+    recipe = asked.recipe.label if asked.recipe else None
+    return where | {"mode": asked.mode, "gemms": asked.gemms, "recipe": recipe}
 
 
 def measure(

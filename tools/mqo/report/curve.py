@@ -73,7 +73,13 @@ def _types(run: RunFolder) -> dict[str, str]:
 
 def _label(run: RunFolder) -> str:
     config = run.read_config()
-    of, how = config["experiment"], Quantization.model_validate(config["quantization"])
+    try:
+        of, how = config["experiment"], Quantization.model_validate(config["quantization"])
+    except ValueError as error:
+        raise RunError(
+            f"{run.config} does not say how its run quantized: {error}",
+            expected="the configuration as this version of mqo, or an earlier one, writes it",
+        ) from None
     mode = mode_label(how.name, of["dtype"], scheduled=bool(how.schedule))
     mode += changed_quantization(run, how)
     names = (of["model"]["name"], of["dataset"]["name"], mode)
