@@ -10,10 +10,10 @@ from megatron.run import guard, observe, resumed_types
 def run(tmp_path, monkeypatch):
     """A function that starts a run that asks for the given types; its folder."""
 
-    def start(exclude=(), record="every = 1", schedule="", **asked):
+    def start(exclude=(), record="every = 1", schedule="", rest="", **asked):
         rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
         text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n"
-        text += f"[schedule]\n{schedule}\n[record]\n{record}\n"
+        text += f"[schedule]\n{schedule}\n[record]\n{record}\n{rest}"
         (tmp_path / "quant.toml").write_text(text)
         monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
         config.reset()
@@ -21,6 +21,7 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(resumed_types, "_of_checkpoint", {})
+    monkeypatch.setattr(resumed_types, "_rows_of_checkpoint", None)
     for name, value in (("_checked", None), ("_found", None), ("_usage", None), ("_calls", {})):
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)

@@ -48,6 +48,49 @@ def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
         after_step(1)
 
 
+RULES = '[[rules]]\nlayers = "linear:a"\nquant_type = "none"\n'
+RULES += '[[rules]]\nlayers = "b"\nquant_type = "mxfp4"\n'
+
+
+def test_a_run_is_held_to_the_rules_of_its_layers(run, quantized):
+    run(fprop="mxfp8", rest=RULES)
+    quantized("fprop", "mxfp8", "x", "weight", layer="c")
+    quantized("fprop", "mxfp4", "x", "weight", layer="b")
+    after_step(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "ran", "fault"),
+    [
+        ("a", "mxfp8", "fprop: asked for none, but a ran as mxfp8"),
+        ("b", "mxfp8", "fprop: asked for mxfp4, but b ran as mxfp8"),
+        ("c", "mxfp4", "fprop: asked for mxfp8, but c ran as mxfp4"),
+    ],
+)
+def test_a_layer_beside_its_rule_ends_the_run(run, quantized, layer, ran, fault):
+    run(fprop="mxfp8", rest=RULES)
+    quantized("fprop", ran, "x", "weight", layer=layer)
+    with pytest.raises(GuardError, match=fault):
+        after_step(1)
+
+
+def test_a_run_is_held_to_the_rows_of_its_operands(run, quantized):
+    rest = '[operands]\n"wgrad.x" = { quant_type = "none" }\n'
+    run(wgrad="fp8_tensor", rest=rest)
+    quantized("wgrad", "fp8_tensor_e5m2", "grad")
+    after_step(1)
+
+
+@pytest.mark.parametrize(
+    ("operand", "ran"), [("grad", "fp8_tensor_e4m3"), ("x", "fp8_tensor_e5m2")]
+)
+def test_an_operand_beside_its_row_ends_the_run(run, quantized, operand, ran):
+    run(wgrad="fp8_tensor", rest='[operands]\n"wgrad.x" = { quant_type = "none" }\n')
+    quantized("wgrad", ran, operand)
+    with pytest.raises(GuardError, match=f"ran as {ran}"):
+        after_step(1)
+
+
 def test_every_fault_is_named(run):
     run(qk="mxfp8", dgrad="mxfp4")
     with pytest.raises(GuardError) as caught:
@@ -296,6 +339,20 @@ def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
         "mqo: fprop was mxfp8 until 1, then none in the run that wrote the checkpoint, "
         "and is mxfp8 until 2, then none\n"
     ) in capsys.readouterr().out
+
+
+def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
+    rest = '[operands]\n"fprop.weight" = { tile = "square" }\n'
+    run(fprop="nvfp4", rest=rest)
+    before = {"fprop.x": "rounding stochastic", "fprop.weight": "tile square"}
+    note_checkpoint(Namespace(mqo_types={"fprop": "nvfp4"}, mqo_operands=before))
+    args = Namespace(curr_iteration=0, train_iters=4)
+    before_step([Net()], args)
+    set_step(0)
+    assert args.mqo_operands == {"fprop.weight": "tile square"}
+    said = capsys.readouterr().out
+    assert "mqo: fprop.x was rounding stochastic in the run that wrote the checkpoint" in said
+    assert "fprop.weight" not in said
 
 
 def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):

@@ -177,3 +177,17 @@ def test_the_command_prints_json(tree, run, monkeypatch, capsys):
     rows = [(row["mode"], row["perplexity"]) for row in printed["losses"]]
     assert rows[0] == ("bf16", pytest.approx(math.exp(6)))
     assert [mode for mode, _ in rows] == ["bf16", "FA_mxfp8", "FA_mxfp4"]
+
+
+def test_rows_of_a_recipe_are_those_of_its_own_types_alone(tmp_path):
+    path = tmp_path / "quant.toml"
+    path.write_text(
+        '[asked]\nfprop = "nvfp4"\ndgrad = "mxfp4"\n[operands]\n'
+        '"fprop.weight" = { tile = "square" }\n[[rules]]\nlayers = "a"\nquant_type = "none"\n'
+    )
+    rows = evaluation.recipe_rows(path, {"fprop": "nvfp4"})
+    assert rows["operands"] == {"fprop.weight": {"tile": "square"}}
+    assert rows["rules"] == [{"layers": "a", "quant_type": "none"}]
+    assert evaluation.recipe_rows(path, {"fprop": "mxfp8"}) == {}
+    assert evaluation.recipe_rows(None, {"fprop": "nvfp4"}) == {}
+    assert evaluation._options(path) == {}

@@ -159,13 +159,14 @@ def evaluate(
     pairs = [(place, mode) for place in places for mode in modes]
     with Display.of(report).live() as display:
         for n, (place, mode) in enumerate(pairs, 1):
-            name, types = _types(tree, place, mode)
+            how = _how(tree, place, mode)
+            name = how.name
             display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
             before = ["run", str(place.folder)]
-            facts = _run(tree, place, types, EVALUATE, before, words, watch=count.show)
+            facts = _run(tree, place, how, EVALUATE, before, words, watch=count.show)
             loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
-            found.append(Loss(place.name, name, types, loss=loss, text=texts, **facts))
+            found.append(Loss(place.name, name, how.types, loss=loss, text=texts, **facts))
     return found
 
 
@@ -187,13 +188,13 @@ def generate(
     """
     words = [*words]
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
-    name, types = _types(tree, place, mode)
+    how = _how(tree, place, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
-        facts = _run(tree, place, types, GENERATE, [str(place.folder)], words)
-    return {"mode": name, "types": types, **facts}
+        facts = _run(tree, place, how, GENERATE, [str(place.folder)], words)
+    return {"mode": how.name, "types": how.types, **facts}
 
 
 def lines(found: Sequence[Loss]) -> list[str]:
@@ -218,23 +219,33 @@ def lines(found: Sequence[Loss]) -> list[str]:
     return text[:-1]
 
 
-def _types(tree: Tree, place: Place, mode: str) -> tuple[str, dict[str, str]]:
-    """A mode's name, and {site: type} of the GEMMs that a forward pass has.
+@dataclass(frozen=True)
+class _How:
+    """What a forward pass quantizes: a mode's name, {site: type}, and rows of a recipe's."""
 
-    Of AS_TRAINED what the checkpoint says, and nothing quantized where it says nothing: then no
-    quantized training wrote it.
+    name: str
+    types: dict[str, str]
+    rows: dict[str, Any]
+
+
+def _how(tree: Tree, place: Place, mode: str) -> _How:
+    """Return what a mode quantizes of the GEMMs that a forward pass has.
+
+    Of AS_TRAINED what the checkpoint says, and its run's recipe; nothing quantized where it says
+    nothing: then no quantized training wrote it.
     """
     if mode != AS_TRAINED:
-        return mode, _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
+        types = tables.pick(tables.modes(), "quantization mode", mode).types()
+        return _How(mode, _forward(types), {})
     words = ["describe", str(place.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
-    if recipe_rows(place.quant_config, types):
-        return AS_TRAINED, types
+    if rows := recipe_rows(place.quant_config, types):
+        return _How(AS_TRAINED, types, rows)
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
-            return name, types
-    return AS_TRAINED, types
+            return _How(name, types, {})
+    return _How(AS_TRAINED, types, {})
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
@@ -244,7 +255,7 @@ def _forward(types: Mapping[str, str]) -> dict[str, str]:
 def _run(
     tree: Tree,
     place: Place,
-    types: Mapping[str, str],
+    how: _How,
     program: str,
     before: Sequence[str],
     words: Sequence[str],
@@ -254,13 +265,12 @@ def _run(
     machine, threads = detect(), os.environ.get("OMP_NUM_THREADS", "")
     with temporary_folder("mqo-evaluation-") as folder:
         source, config = folder / "source", folder / "quant.toml"
-        snapshot(tree, source, types=types)
+        snapshot(tree, source, types=how.types)
         bytecode.share(tree, source)
         # No weight changes: to quantize each one once gives the same bits.
         options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        rest = recipe_rows(place.quant_config, types)
-        config.write_text(quant_toml(types, options, **rest), encoding="utf-8")
+        config.write_text(quant_toml(how.types, options, **how.rows), encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config)}
         variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
