@@ -210,8 +210,13 @@ def test_every_recipe_trains_and_goes_on_bit_equal(start, tmp_path, model, recip
     assert not [row for row in rows if row["layer"] == "output_layer"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["nvfp4"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "nvfp4" else pytest.mark.heavy)
+        for name in recipes.names()
+    ],
+)
 def test_a_recipe_that_is_killed_goes_on_bit_equal(start, tmp_path, recipe):
     whole = start("bf16", flags=EIGHT, checkpoint=tmp_path / "whole", recipe=recipe)
     twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")

@@ -7,7 +7,7 @@ from mqo.cli import app
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
-from mqo.recipes.show import lines
+from mqo.recipes.show import kept_out, lines
 from typer.testing import CliRunner
 
 PAGE = Project.here().root / "docs/recipes.md"
@@ -44,3 +44,14 @@ def test_a_printed_file_is_the_recipe(tmp_path):
     (tmp_path / "hif4.toml").write_text(printed("show", "hif4", "--toml"))
     assert recipes.read(str(tmp_path / "hif4.toml")) == recipes.read("hif4")
     assert recipes.path_of("hif4").read_text() == printed("show", "hif4", "--toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hif4", "hif4 recipe; unquantized: output_layer"),
+        ("nvfp4", "nvfp4 recipe; unquantized: output_layer; blocks 0, 14, 15 of 16"),
+    ],
+)
+def test_a_run_says_what_stays_out(name, said):
+    assert kept_out(recipes.read(name), 16) == said

@@ -18,7 +18,7 @@ from pathlib import Path
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
-from mqo.launch.config import Cluster, Experiment, RunConfig
+from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
 from mqo.launch.flags import RunData, length, megatron_flags
@@ -32,6 +32,7 @@ from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, t
 from mqo.overlay.series import Series
 from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
+from mqo.recipes.show import kept_out
 from mqo.runs import VALID_LOSS, RunFolder
 
 _WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
@@ -114,6 +115,8 @@ def run(
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run does not")
     report(f"source   : {_types(shot.types)}")
+    if asked.recipe is not None:
+        report(f"recipe   : {kept_out(asked.recipe, num_layers(of))}")
     options = config.quant_toml(dict(asked.types or shot.types))
     folder.quant_config.write_text(options, encoding="utf-8")
     command, env = build_command(project, config, machine, folder, data, shot.tree.root)

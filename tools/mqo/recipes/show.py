@@ -61,6 +61,15 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     yield from _wrapped("switches", ", ".join(switches) or "none")
 
 
+def kept_out(recipe: Recipe, blocks: int) -> str:
+    """Say which layers of a model of so many blocks a recipe leaves unquantized."""
+    kept = sorted({block for rule in recipe.rules if rule.keeps for block in rule.blocks(blocks)})
+    named = [r.layers for r in recipe.rules if not r.is_of_ends and r.quant_type == NONE]
+    parts = [] if recipe.output_layer else [OUTPUT_LAYER]
+    parts += [f"blocks {', '.join(map(str, kept))} of {blocks}"] if kept else []
+    return f"{recipe.label}; unquantized: {'; '.join([*parts, *named]) or 'nothing'}"
+
+
 def _line(row: dict[str, Any]) -> str:
     name = f"{row['site']}.{row['operand']}"
     gain = row.get("gain", 1.0)
