@@ -67,6 +67,13 @@ class OperandRow:
             raise ValueError(f"gain {self.gain!r} is none; valid: above 0.0, up to 1.0")
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """Return the fields that are not as the site and the run have them."""
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        }
+
+    @property
     def is_plain(self) -> bool:
         """Whether the operand is quantized as it is, without transform and gain."""
         return self.hadamard is None and self.gain == 1.0

@@ -1,10 +1,8 @@
 """Says where a resumed run quantizes otherwise than the run that wrote its checkpoint."""
 
 from argparse import Namespace
-from dataclasses import asdict
 
 from megatron.quant import QuantConfig
-from megatron.quant.operand_table import PLAIN
 
 # An attribute of upstream's arguments, which its checkpoints hold: {site: types, by step}.
 TYPES = "mqo_types"
@@ -54,7 +52,7 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 def _rows(options: QuantConfig) -> dict[str, str]:
     """What differs of operands and layers, as text."""
     operands = {
-        name: ", ".join(f"{k} {v}" for k, v in asdict(row).items() if v != getattr(PLAIN, k))
+        name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
         for name, row in options.operands.items()
     }
     return operands | {rule.layers: rule.quant_type for rule in options.rules}

@@ -141,7 +141,7 @@ class RunConfig(_Part):
         """Return quant.toml of a run whose source says `types`."""
         how, recipe = self.quantization, self.quantization.recipe
         options = how.options | self.recording.options
-        operands = {name: row.as_row() for name, row in recipe.operands.items()} if recipe else {}
+        operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
         return quant_toml(types, options, how.schedule, operands, self._rules())
 
     def layers_toml(self) -> str:
@@ -249,7 +249,7 @@ def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict
             f"--gemms {gemms} stands {where}", expected="none: a recipe has a type for each GEMM"
         )
     for name in ("rounding", "scale_rule"):
-        if name in options and any(name in row.as_row() for row in recipe.operands.values()):
+        if name in options and any(name in row.chosen for row in recipe.operands.values()):
             raise MqoError(
                 f"--{name.replace('_', '-')} stands {where}, which has one for each operand",
                 expected="the one or the other",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,38 +22,13 @@ HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-block
 INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
 _operand_table = load("quant.operand_table")
+OperandRow = _operand_table.OperandRow
 
 
 def _check_end(end: float) -> float:
     if end < 0 or (isinstance(end, float) and end >= 1.0):
         raise ValueError(f"{end} is no end; valid: a number of blocks, or a share below 1.0")
     return end
-
-
-class Operand(Part):
-    """What differs for an operand: the fields of megatron.quant's OperandRow."""
-
-    quant_type: str | None = None
-    tile: str | None = None
-    scale_rule: str | None = None
-    rounding: str | None = None
-    hadamard: int | None = None
-    signs: str | None = None
-    gain: float = 1.0
-
-    def without(self, ingredient: str) -> Operand:
-        """Return it without an ingredient; itself where it has none."""
-        left_out = {
-            HADAMARD: {"hadamard": None, "signs": None},
-            # The gain makes room for rounding up, and has no other use.
-            STOCHASTIC: {"rounding": None, "gain": 1.0} if self.rounding == STOCHASTIC else {},
-            SQUARE: {"tile": None},
-        }
-        return self.model_copy(update=left_out.get(ingredient, {}))
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the fields that are not the default."""
-        return self.model_dump(exclude_defaults=True)
 
 
 class Rule(Part):
@@ -124,20 +100,21 @@ class Recipe(Row):
     types: Types
     deviations: tuple[str, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
-    operands: dict[str, Operand] = Field(default_factory=dict)
+    operands: dict[str, OperandRow] = Field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     output_layer: bool = False
     changes: tuple[str, ...] = ()
 
-    @field_validator("operands")
+    @field_validator("operands", mode="before")
     @classmethod
-    def _fit(cls, operands: dict[str, Operand]) -> dict[str, Operand]:
+    def _fit(cls, operands: Any) -> Any:
+        """Read them as a run reads its quant.toml; those of attention are not a recipe's."""
+        rows = operands if isinstance(operands, dict) else {}
         linear = [n for n in _operand_table.OPERANDS if n.partition(".")[0] in LINEAR_SITES["all"]]
-        for name in operands:
-            if name not in linear:
-                raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
-        _operand_table.parse_operands({name: row.as_row() for name, row in operands.items()})
-        return operands
+        for name in rows.keys() - {*linear}:
+            raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
+        plain = {n: asdict(r) if isinstance(r, OperandRow) else r for n, r in rows.items()}
+        return _operand_table.parse_operands(plain if rows else operands)
 
     @model_validator(mode="after")
     def _quantizes(self) -> Recipe:
@@ -155,7 +132,7 @@ class Recipe(Row):
         """Return what can be switched off."""
         rows = list(self.operands.values())
         found = {KEPT} if any(rule.keeps for rule in self.rules) else set()
-        found |= {name for name in INGREDIENTS if any(row.without(name) != row for row in rows)}
+        found |= {name for name in INGREDIENTS if any(_without(row, name) != row for row in rows)}
         return tuple(name for name in INGREDIENTS if name in found)
 
     def without(self, ingredient: str) -> Recipe:
@@ -167,7 +144,7 @@ class Recipe(Row):
                 if self.ingredients
                 else "nothing left out: it has no ingredient that can be",
             )
-        operands = {name: row.without(ingredient) for name, row in self.operands.items()}
+        operands = {name: _without(row, ingredient) for name, row in self.operands.items()}
         rules = tuple(rule for rule in self.rules if not (ingredient == KEPT and rule.keeps))
         changes = (*self.changes, f"without {ingredient}")
         return self.model_copy(update={"operands": operands, "rules": rules, "changes": changes})
@@ -183,6 +160,17 @@ class Recipe(Row):
             yield from rule.rows(blocks)
         if not self.output_layer:
             yield {"layers": f"linear:{OUTPUT_LAYER}", "quant_type": NONE}
+
+
+def _without(row: OperandRow, ingredient: str) -> OperandRow:
+    """Return an operand without an ingredient; itself where it has none."""
+    left_out = {
+        HADAMARD: {"hadamard": None, "signs": None},
+        # The gain makes room for rounding up, and has no other use.
+        STOCHASTIC: {"rounding": None, "gain": 1.0} if row.rounding == STOCHASTIC else {},
+        SQUARE: {"tile": None},
+    }
+    return replace(row, **left_out.get(ingredient, {}))
 
 
 def names() -> list[str]:

@@ -17,7 +17,7 @@ _config = load("quant.config")
 def resolved(recipe: Recipe) -> list[dict[str, Any]]:
     """Return, for each operand of the linear sites, how it is quantized, defaults filled in."""
     types = recipe.types.model_dump()
-    rows = {name: row.as_row() for name, row in recipe.operands.items()}
+    rows = {name: row.chosen for name, row in recipe.operands.items()}
     options = _config.QuantConfig(operands=_config.parse_operands(rows), **recipe.options)
     return [
         _row(site, operand, options.operand_spec(site, operand, "", types[site]))
