@@ -147,7 +147,7 @@ def test_the_tables_and_the_quantizers_name_the_same_sites_and_types():
     import megatron.quant as quant
 
     assert tuple(quant.SITES) == tables.SITES
-    assert (tables.NONE, *tables.quant_types()) == quant.QUANT_TYPES
+    assert (tables.NONE, *tables.quant_types(), *quant.FAMILIES) == quant.QUANT_TYPES
 
 
 def test_the_documented_training_configurations():
