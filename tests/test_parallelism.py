@@ -213,15 +213,14 @@ def test_data_parallel_ranks_draw_as_the_micro_batches_of_one_process(train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout",
-    [Layout(1, RECOMPUTED), Layout(2, f"{INTERLEAVED.flags} {RECOMPUTED}")],
+    ("layout", "bound"),
+    [(Layout(1, RECOMPUTED), 0.0), (Layout(2, f"{INTERLEAVED.flags} {RECOMPUTED}"), 1e-5)],
     ids=["recomputed", "interleaved, recomputed"],
 )
-def test_recomputation_and_stages_repeat_what_is_drawn(train, layout):
+def test_recomputation_and_stages_repeat_what_is_drawn(train, layout, bound):
+    """Stages add up norms and tied weights in another order, as they do without types."""
     runs = train(layout, NONE, "dense", "nvfp4"), train(ONE, NONE, "dense", "nvfp4")
-    loss, norm = deviations(*runs)
-    assert loss == 0.0
-    assert norm < 1e-6
+    assert max(deviations(*runs)) <= bound
 
 
 @pytest.mark.slow
