@@ -404,10 +404,11 @@ import torch
 from megatron.quant import QuantSpec, cpu
 cpu.qdq(torch.ones(4, 32), QuantSpec("mxfp8"))
 cpu.qdq(torch.ones(4, 32), QuantSpec("hifp8"))
+from megatron.quant.cpu import kernels
 from megatron.quant.cpu.compile import kernel
 from megatron.quant.cpu.arithmetic import How
 how = How("e8m0", "nearest-even", "minifloat")
-print(kernel("rows", 32, 32, how).owner.cache_hits, kernel("hif8", 32).owner.cache_hits)
+print(kernel(kernels.rows, 32, 32, how).owner.cache_hits, kernel(kernels.hif8, 32).owner.cache_hits)
 print(cpu.__file__)
 """
 

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,8 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from megatron.quant import gpu  # noqa: E402  it needs triton
 from megatron.quant.gpu import tiles  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
+from .triton_runs import ROOT, compile_ahead, run_in_the_interpreter  # noqa: E402
+
 IN_INTERPRETER = gpu.INTERPRETED
 ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
 DEVICE = "cuda" if ON_CUDA else "cpu"
@@ -63,31 +63,18 @@ heavy = pytest.mark.heavy  # the interpreter takes seconds a case
 # -- the interpreter ---------------------------------------------------------------------------
 
 
-def run_in_the_interpreter(which):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, __file__],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(re.search(r"(\d+) passed", done.stdout)[1])
-
-
 in_the_parent = pytest.mark.skipif(IN_INTERPRETER, reason="starts the interpreter's process")
 
 
 @in_the_parent
 def test_this_file_in_the_interpreter():
-    assert run_in_the_interpreter("not heavy") > 50
+    assert run_in_the_interpreter(__file__, "not heavy") > 50
 
 
 @in_the_parent
 @heavy
 def test_this_file_in_the_interpreter_exhaustively():
-    assert run_in_the_interpreter("heavy") > 0
+    assert run_in_the_interpreter(__file__, "heavy") > 0
 
 
 # -- what may come in --------------------------------------------------------------------------
@@ -468,60 +455,6 @@ def test_without_triton_there_is_no_such_module():
 # -- as compiled for a device, which need not be there -----------------------------------------
 
 
-class Recorder:
-    """Stands in for the kernel, and keeps what it is launched with."""
-
-    def __init__(self, names):
-        self.names = names
-
-    def __getitem__(self, grid):
-        return self
-
-    def __call__(self, *arguments, num_warps, **named):
-        self.warps = num_warps
-        self.arguments = dict(zip(self.names, arguments, strict=False)) | named
-
-
-def compiled(monkeypatch, spec, dtype, axis):
-    """What Triton makes of the kernel for an H100 and a tensor of 8192 x 8192."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel, recorder = gpu._kernel, Recorder(gpu._kernel.arg_names)
-    x = torch.empty(8192, 8192, dtype=dtype, device="meta")
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu, "_kernel", recorder)
-        gpu._launch(x, x, spec, axis, 7, None)
-    signature, constants, attributes = {}, {}, {}
-
-    def described(value, place, specialized):
-        """The type of an argument as Triton takes it from a call."""
-        if isinstance(value, tuple):
-            parts = enumerate(value)
-            return type(value)(*(described(part, (*place, i), specialized) for i, part in parts))
-        if isinstance(value, torch.Tensor) or (specialized and value % 16 == 0):
-            attributes[place] = [["tt.divisibility", 16]]
-        if isinstance(value, torch.Tensor):
-            kinds = {torch.int16: "*i16", torch.float32: "*fp32", torch.float16: "*fp16"}
-            return kinds[value.dtype]
-        if specialized and value == 1:
-            constants[place] = value
-            return "constexpr"
-        return "i64" if place == (kernel.arg_names.index("seed"),) else "i32"
-
-    for i, parameter in enumerate(kernel.params):
-        value, name = recorder.arguments[parameter.name], parameter.name
-        if parameter.is_constexpr or value is None:
-            signature[name], constants[(i,)] = "constexpr", value
-        else:
-            signature[name] = described(value, (i,), not parameter.do_not_specialize)
-    return triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": recorder.warps},
-    )
-
-
 COMPILED = [
     *((QuantSpec(kind), axis) for kind in SCALES for axis in (-1, 0)),
     *((QuantSpec(kind, tile="square"), -1) for kind in SQUARE_KINDS),
@@ -540,7 +473,12 @@ COMPILED = [
 @pytest.mark.parametrize(("spec", "axis"), COMPILED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_compiles_to_wide_accesses_and_no_flushing(monkeypatch, spec, axis, dtype):
-    ptx = compiled(monkeypatch, spec, dtype, axis).asm["ptx"]
+    x = torch.empty(8192, 8192, dtype=dtype, device="meta")
+
+    def launch():
+        gpu._launch(x, x, spec, axis, 7, None)
+
+    ptx = compile_ahead(monkeypatch, gpu, launch).asm["ptx"]
     assert ".ftz" not in ptx
     wide = "global.v4.b32"
     assert set(re.findall(r"\bld\.(global\S*)", ptx)) <= {wide, "global.b32"}

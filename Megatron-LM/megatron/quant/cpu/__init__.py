@@ -18,17 +18,17 @@ from torch import Tensor
 from ..formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat
 from ..scales import carry_of
 from ..stochastic import signed
+from ..strides import is_dense, memory_order
+from . import kernels
 from .arithmetic import EXPONENT, NAN, ONE, UNIT, How
 from .compile import kernel
+from .memory import GRAIN, NARROW, ROW, is_plain
 from .steps import RUN, TILE, VECTOR
 from .threads import launch
 
 if TYPE_CHECKING:
     from ..spec import QuantSpec
 
-_ROW = 1 << 12  # elements of a row where the memory has no rows of its own; a multiple of any block
-_GRAIN = 1 << 16  # elements that a thread takes at a time
-_NARROW = 16  # fewer columns than this side by side are turned into rows first
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -45,7 +45,7 @@ def qdq(
     Not supported are tapered formats to nearest-even, tapered elements but HiFloat8's, and tensors
     that are not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
     """
-    if not _supported(x, spec, axis) or not (out is None or _plain(out)):
+    if not _supported(x, spec, axis) or not (out is None or is_plain(out)):
         return None
     target = torch.empty_like(x) if out is None else out
     if x.numel() == 0:
@@ -56,7 +56,7 @@ def qdq(
     scales = _tensor_scales(x, spec, amax)
     if half:
         result.copy_(_in_place(x, spec, axis, scales, seed))
-    elif not _is_dense(result):
+    elif not is_dense(result):
         result.copy_(_in_place(x.clone(), spec, axis, scales, seed))
     elif x.stride() != result.stride():
         _in_place(result.copy_(x), spec, axis, scales, seed)
@@ -75,17 +75,7 @@ def _supported(x: Tensor, spec: QuantSpec, axis: int) -> bool:
         not (tapered and (element.name != "hif8" or spec.rounding == "nearest-even"))
         and not (drawn_squares and 0 < axis % x.dim() < x.dim() - 1)
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and _plain(x)
-    )
-
-
-def _plain(x: Tensor) -> bool:
-    """Whether the memory of `x` can be read and written: not when traced, nor in a subclass."""
-    return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.device.type == "cpu"
-        and x.layout == torch.strided
-        and not torch.compiler.is_compiling()
+        and is_plain(x)
     )
 
 
@@ -112,13 +102,13 @@ def _dense(
         _rows(x, out, how, constants, RUN, x.numel())
         return
     width = _matrix_width(x, axis) if spec.tile == "square" else None
-    order = _memory_order(x)
+    order = memory_order(x)
     sizes = [x.shape[i] for i in order]
     place = order.index(axis % x.dim())
     size, inner = sizes[place], prod(sizes[place + 1 :])
     if width:
         _squares(x, out, how, constants, spec.block, width)
-    elif spec.tile == "square" or (1 < inner < _NARROW and spec.rounding != "stochastic"):
+    elif spec.tile == "square" or (1 < inner < NARROW and spec.rounding != "stochastic"):
         moved = x.movedim(axis, -1).contiguous()
         out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
     elif inner == 1:
@@ -140,9 +130,9 @@ def _matrix_width(x: Tensor, axis: int) -> int | None:
 def _hif8(x: Tensor, out: Tensor, top: int) -> None:
     bits = 8 * x.itemsize
     pointers = (x.data_ptr(), out.data_ptr())
-    units = -(-x.numel() // _ROW)
-    entries = (*pointers, _ROW, x.numel(), top >> (32 - bits))
-    launch(kernel("hif8", bits), units, _GRAIN // _ROW, *entries)
+    units = -(-x.numel() // ROW)
+    entries = (*pointers, ROW, x.numel(), top >> (32 - bits))
+    launch(kernel(kernels.hif8, bits), units, GRAIN // ROW, *entries)
 
 
 _Ints = tuple[int, ...]
@@ -151,10 +141,10 @@ _Ints = tuple[int, ...]
 def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int) -> None:
     total = x.numel()
     if size == total or size % block == 0:
-        size = _ROW  # no block crosses from one such row to the next, wherever the real ones end
-    units, grain = -(-total // size), -(-_GRAIN // size)
+        size = ROW  # no block crosses from one such row to the next, wherever the real ones end
+    units, grain = -(-total // size), -(-GRAIN // size)
     entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *constants)
-    launch(kernel("rows", 8 * x.itemsize, block, how), units, grain, *entries)
+    launch(kernel(kernels.rows, 8 * x.itemsize, block, how), units, grain, *entries)
 
 
 def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, width: int) -> None:
@@ -162,9 +152,9 @@ def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, wid
     if 8 * x.itemsize * block <= VECTOR:  # several side by side: what is read at once is longer
         _columns(x, out, how, constants, block, height, width, side=block)
         return
-    units, grain = -(-height // block), -(-_GRAIN // (block * width))
+    units, grain = -(-height // block), -(-GRAIN // (block * width))
     entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
-    launch(kernel("squares", 8 * x.itemsize, block, how), units, grain, *entries)
+    launch(kernel(kernels.squares, 8 * x.itemsize, block, how), units, grain, *entries)
 
 
 def _columns(
@@ -180,9 +170,9 @@ def _columns(
     total = x.numel()
     blocks, tiles = -(-size // block), -(-inner // TILE)
     units = total // (size * inner) * blocks * tiles
-    grain = -(-_GRAIN // (block * min(TILE, inner)))
+    grain = -(-GRAIN // (block * min(TILE, inner)))
     entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *constants)
-    launch(kernel("columns", 8 * x.itemsize, block, how, side), units, grain, *entries)
+    launch(kernel(kernels.columns, 8 * x.itemsize, block, how, side), units, grain, *entries)
 
 
 # -- constants ---------------------------------------------------------------------------------
@@ -245,26 +235,13 @@ def _to_top(top: float, amax: np.float32) -> np.float32:
 
 
 def _tensor_amax(x: Tensor) -> np.float32:
-    if not _is_dense(x):
+    if not is_dense(x):
         x = x.contiguous()
-    units = -(-x.numel() // _ROW)
-    entries = (x.data_ptr(), 0, _ROW, x.numel(), 0)
-    table = launch(kernel("amax", 8 * x.itemsize), units, _GRAIN // _ROW, *entries)
+    units = -(-x.numel() // ROW)
+    entries = (x.data_ptr(), 0, ROW, x.numel(), 0)
+    table = launch(kernel(kernels.amax, 8 * x.itemsize), units, GRAIN // ROW, *entries)
     return np.int64(table[7]).astype(np.int32).view(np.float32)
 
 
 def _pattern(value: float) -> int:
     return int(np.float32(value).view(np.int32))
-
-
-# -- memory ------------------------------------------------------------------------------------
-
-
-def _memory_order(x: Tensor) -> list[int]:
-    """Return the axes from the slowest to the fastest in memory."""
-    return sorted(range(x.dim()), key=lambda i: x.stride(i), reverse=True)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether `x` fills its piece of memory, without gaps or anything twice."""
-    return x.permute(_memory_order(x)).is_contiguous()

@@ -13,20 +13,18 @@ from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.ccallback import CFunc
 
-from . import kernels
-
 CACHE_VARIABLE = "MQO_KERNEL_CACHE"
 
 Kernel = Callable[[int], None]
 
 
 @functools.cache
-def kernel(name: str, *parameters: int) -> Kernel:
-    """Return a function of `kernels`, compiled; it holds no lock of Python's while it runs."""
-    function = getattr(kernels, name)(*parameters)
+def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
+    """Compile what `make(*parameters)` returns; it holds no lock of Python's while it runs."""
+    function = make(*parameters)
     compiled = CFunc(function, ((types.int64,), types.void), {}, {"error_model": "numpy"})
     if cache_folder() is not None:
-        compiled._cache = _Cache(function, name, parameters)
+        compiled._cache = _Cache(function, make.__name__, parameters)
     compiled.compile()
     pointer = ctypes.CFUNCTYPE(None, ctypes.c_int64)(compiled.address)
     pointer.owner = compiled  # its code lives as long

@@ -37,7 +37,7 @@ from .steps import (
 )
 
 ENTRIES = 9  # of a table before the constants
-_inline = njit(error_model="numpy", forceinline=True)
+inline = njit(error_model="numpy", forceinline=True)
 
 field = step(emit_field, types.int64)
 claim = step(emit_claim, types.int64)
@@ -52,7 +52,7 @@ def _stack(size: int) -> Callable[[], int]:
     return step(emit_stack, types.int64, size=size)
 
 
-@_inline
+@inline
 def _constants(table) -> tuple[int, ...]:
     return (
         field(table, ENTRIES),
@@ -66,7 +66,7 @@ def _constants(table) -> tuple[int, ...]:
     )
 
 
-def _over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
+def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
     """Return a kernel that does `work(table, unit, scratch)` for each unit of its thread."""
     stack = _stack(scratch_bytes)
 
@@ -127,14 +127,14 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
     side_by_side = has_amax and block * bits < VECTOR
     span = RUN if side_by_side else block
 
-    @_inline
+    @inline
     def quantize(target, source, index, constants) -> None:
         if side_by_side:
             several(target, source, index, constants)
         else:
             one(target, source, largest(source) if has_amax else 0, index, constants)
 
-    @_inline
+    @inline
     def row(table, unit, scratch) -> None:
         size, constants = field(table, 5), _constants(table)
         start = unit * size
@@ -150,7 +150,7 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
             quantize(scratch, scratch, start + at, constants)
             copy(target + at * width, scratch, rest * width)
 
-    return _over_units(row, span * width)
+    return over_units(row, span * width)
 
 
 def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
@@ -163,7 +163,7 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
     quantize = step(emit_block_round, bits=bits, block=block, how=how)
     pitch = block * width  # of a copy
 
-    @_inline
+    @inline
     def square(target, source, index, size, height, constants) -> None:
         """Quantize a square in rows of `size` elements."""
         found = 0
@@ -173,7 +173,7 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
             at = i * size
             quantize(target + at * width, source + at * width, found, index + at, constants)
 
-    @_inline
+    @inline
     def part_of_square(target, source, index, size, height, count, scratch, constants) -> None:
         """Quantize `count` columns, less than a square has, in a copy."""
         found = 0
@@ -186,7 +186,7 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
             quantize(place, place, found, index + i * size, constants)
             copy(target + i * size * width, place, count * width)
 
-    @_inline
+    @inline
     def band(table, unit, scratch) -> None:
         size, constants = field(table, 5), _constants(table)
         height = min(block, field(table, 6) - unit * block)
@@ -201,7 +201,7 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
             source, target, index = source + at * width, target + at * width, start + at
             part_of_square(target, source, index, size, height, rest, scratch, constants)
 
-    return _over_units(band, block * pitch)
+    return over_units(band, block * pitch)
 
 
 def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
@@ -215,7 +215,7 @@ def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], N
     strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(how)
     strips = _strips(bits, block, how, side)
 
-    @_inline
+    @inline
     def rest_of_row(target, source, index, inner, height, count, scratch, constants) -> None:
         """Quantize less than a strip, `count` elements wide, in a copy."""
         spare, pitch = scratch + plans, inner * width
@@ -227,7 +227,7 @@ def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], N
         for i in range(height):
             copy(target + i * pitch, spare + i * strip_width, count * width)
 
-    @_inline
+    @inline
     def tile(table, unit, scratch) -> None:
         size, inner = field(table, 5), field(table, 6)
         blocks, tiles, constants = field(table, 7), field(table, 8), _constants(table)
@@ -244,7 +244,7 @@ def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], N
             source, target, index = source + done * width, target + done * width, index + done
             rest_of_row(target, source, index, inner, height, rest, scratch, constants)
 
-    return _over_units(tile, plans + block * strip_width)
+    return over_units(tile, plans + block * strip_width)
 
 
 def _strips(bits: int, block: int, how: How, side: int) -> Callable:
@@ -255,7 +255,7 @@ def _strips(bits: int, block: int, how: How, side: int) -> Callable:
     plan = step(emit_strip_plan, bits=bits, how=how, side=side)
     quantize = step(emit_strip_round, bits=bits, how=how)
 
-    @_inline
+    @inline
     def strips(target, source, index, pitch, stride, height, count, scratch, constants) -> None:
         """Quantize `height` rows of `count` strips, the next row `pitch` bytes further on.
 

@@ -20,16 +20,7 @@ from torch import Tensor
 from ..spec import QuantSpec
 from ..stochastic import signed
 from .arithmetic import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
-from .tiles import Strides, plan_tiles
-
-
-@triton.jit
-def _offset(row, place, sizes, strides) -> tl.tensor:
-    """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
-    outer, inner = row // sizes.inner, row % sizes.inner
-    rows = (outer // sizes.middle).to(tl.int64) * strides.outer
-    rows += (outer % sizes.middle).to(tl.int64) * strides.middle
-    return rows + inner.to(tl.int64) * strides.inner + place * strides.size
+from .tiles import Strides, offset, places, plan_tiles
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -46,21 +37,13 @@ def _kernel(
     STEPS: tl.constexpr,
 ) -> None:
     """Quantize a tile of a tensor whose rows have `sizes.size` elements."""
-    program = tl.program_id(0)
-    if TILE.rows_first:  # neighbors in memory are neighbors in time
-        row_tiles = (sizes.rows - 1) // TILE.rows + 1
-        row_tile, size_tile = program % row_tiles, program // row_tiles
-    else:
-        size_tiles = (sizes.size - 1) // TILE.columns + 1
-        row_tile, size_tile = program // size_tiles, program % size_tiles
-    row = row_tile * TILE.rows + tl.arange(0, TILE.rows)[:, None]
-    place = size_tile.to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)[None, :]
+    row, place = places(sizes, TILE)
     inside = (row < sizes.rows) & (place < sizes.size)
 
-    values = loaded(tl.load(x + _offset(row, place, sizes, x_strides), mask=inside, other=0))
+    values = loaded(tl.load(x + offset(row, place, sizes, x_strides), mask=inside, other=0))
     draw = tl.zeros(values.shape, tl.int32)
     if STEPS.rounding == "stochastic":
-        draw = draw_of(_offset(row, place, sizes, index_strides), seed)
+        draw = draw_of(offset(row, place, sizes, index_strides), seed)
 
     shape: tl.constexpr = [
         TILE.rows // STEPS.side,
@@ -78,7 +61,7 @@ def _kernel(
         values = tl.where(values == values, values, 0.0)
     rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
     result = tl.reshape(rounded * decode, [TILE.rows, TILE.columns])
-    target = out + _offset(row, place, sizes, out_strides)
+    target = out + offset(row, place, sizes, out_strides)
     tl.store(target, stored(result, out.dtype.element_ty, STEPS.exact), mask=inside)
 
 

@@ -1,11 +1,13 @@
 """How a tensor is cut into tiles, one for each program of the kernel."""
 
+# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
 import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import triton
+import triton.language as tl
 
 
 class _Dim(NamedTuple):
@@ -133,3 +135,30 @@ def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tupl
     columns = max(block, min(size, max(1024 // side, 4096 // rows)))
     rows = max(side, min(rows, 4096 // columns))
     return Tile(rows, columns, False), max(1, rows * columns // 1024)
+
+
+# -- on the device ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def places(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the rows of this program's tile, [rows, 1], and its places in them, [1, columns]."""
+    program = tl.program_id(0)
+    if TILE.rows_first:  # neighbors in memory are neighbors in time
+        row_tiles = (sizes.rows - 1) // TILE.rows + 1
+        row_tile, size_tile = program % row_tiles, program // row_tiles
+    else:
+        size_tiles = (sizes.size - 1) // TILE.columns + 1
+        row_tile, size_tile = program // size_tiles, program % size_tiles
+    row = row_tile * TILE.rows + tl.arange(0, TILE.rows)[:, None]
+    place = size_tile.to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)[None, :]
+    return row, place
+
+
+@triton.jit
+def offset(row, place, sizes, strides) -> tl.tensor:
+    """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
+    outer, inner = row // sizes.inner, row % sizes.inner
+    rows = (outer // sizes.middle).to(tl.int64) * strides.outer
+    rows += (outer % sizes.middle).to(tl.int64) * strides.middle
+    return rows + inner.to(tl.int64) * strides.inner + place * strides.size
