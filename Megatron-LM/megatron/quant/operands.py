@@ -87,7 +87,7 @@ class QuantizedOperands(GemmOperands):
             operand, axis = self.site.lhs, self.site.lhs_axis
             spec = self._how(operand).spec
             amax = self._amax(gathered, operand, spec)
-            if amax is None and spec.format.needs_tensor_amax:
+            if amax is None and spec.needs_tensor_amax:
                 amax = largest(gathered)
             save_packed(ctx, activation, weight, spec, axis, self._seed(operand, spec), amax)
 
@@ -106,14 +106,15 @@ class QuantizedOperands(GemmOperands):
         seed = self._seed(operand, spec, keeps)
 
         @functools.cache
-        def prepared() -> Tensor:
+        def prepared() -> tuple[Tensor, Tensor | None]:
             return self._prepared(how, axis, original)
 
         def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-            x = prepared()
+            x, own_amax = prepared()
             if not how.is_plain:  # nobody else has it, but for what is measured
                 out = None if RECORDER.measuring else x
             amax = self._amax(x, operand, spec)
+            amax = own_amax if amax is None else amax
             return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
 
         if keeps:
@@ -125,7 +126,7 @@ class QuantizedOperands(GemmOperands):
             check_finite(original, f"{place}, layer {self.layer}")
             check_finite(quantized, f"{place} as {spec.quant_type}, layer {self.layer}")
         if spec.quant_type != NONE:
-            measured = prepared() if RECORDER.measuring else original
+            measured = prepared()[0] if RECORDER.measuring else original
             place = (self.site.name, self.layer, operand)
             RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
         if how.gain == 1.0:
@@ -135,16 +136,24 @@ class QuantizedOperands(GemmOperands):
     def _how(self, operand: str) -> OperandSpec:
         return spec_of(self.site.name, operand, self.layer, self.quant_type)
 
-    def _prepared(self, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
-        """Return what is to be rounded: in float32 under a gain, which the dtype may not hold."""
-        x = original
+    def _prepared(
+        self, how: OperandSpec, axis: int, original: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what is to be rounded, and its amax if that came with it.
+
+        Under a gain it is float32, as the dtype may not hold it.
+        """
+        x, amax = original, None
         if how.hadamard is not None:
-            x = transform(x, how.hadamard, axis=axis, seed=self._sign_seed(how.hadamard))
-        return x if how.gain == 1.0 else x.float() * how.gain
+            if how.gain == 1.0 and how.spec.needs_tensor_amax:
+                amax = torch.empty((), dtype=torch.float32, device=x.device)
+            seed = self._sign_seed(how.hadamard)
+            x = transform(x, how.hadamard, axis=axis, seed=seed, amax=amax)
+        return (x, amax) if how.gain == 1.0 else (x.float() * how.gain, None)
 
     def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
         """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
-        if spec.quant_type == NONE or not spec.format.needs_tensor_amax:
+        if not spec.needs_tensor_amax:
             return None
         return shared_amax(tensor, operand, self.shards)
 

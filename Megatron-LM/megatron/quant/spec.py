@@ -69,6 +69,11 @@ class QuantSpec:
         """The format's row; KeyError for 'none'."""
         return FORMATS[self.quant_type]
 
+    @property
+    def needs_tensor_amax(self) -> bool:
+        """Whether its scales follow from the largest magnitude of the tensor."""
+        return self.quant_type != NONE and self.format.needs_tensor_amax
+
 
 @dataclass(frozen=True)
 class Hadamard:
