@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ _BY_DEVICE = {"cpu": "cpu", "cuda": "triton"}
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+F = TypeVar("F")
 Qdq = Callable[[Tensor, QuantSpec, int, Tensor | None, int | None, Tensor | None], Tensor | None]
 
 
@@ -65,8 +66,8 @@ def fake_quantize(
         return x if out is None else out.copy_(x)
     check_arguments(x, spec, axis, seed)
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
-        raise ValueError(f"out is {_describe(out)}; valid: {_describe(x)}, as x")
-    if not _is_traced(x):
+        raise ValueError(f"out is {describe(out)}; valid: {describe(x)}, as x")
+    if not is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)
     arguments = (amax, axis, signed(seed or 0), *_fields(spec))
     if out is None:
@@ -96,20 +97,20 @@ def _quantize(
     amax: Tensor | None,
 ) -> Tensor:
     """Ask one implementation after the other; arguments are checked."""
-    for qdq in _implementations(x.device.type):
+    for qdq in implementations(x.device.type, _load):
         result = qdq(x, spec, axis, out, seed, amax)
         if result is not None:
             return result
     raise AssertionError("the reference supports everything")
 
 
-def _implementations(device: str) -> tuple[Qdq, ...]:
-    """Return what to try, in order, for a tensor on `device`."""
+def implementations(device: str, load: Callable[[str], F | ImportError]) -> tuple[F, F]:
+    """Return what to try, in order, for a tensor on `device`: of MODULES, as `load` finds them."""
     asked = os.environ.get(ENVIRONMENT_VARIABLE)
     if asked:
         check_choice(ENVIRONMENT_VARIABLE, asked, tuple(MODULES))
-    chosen = _load(asked or _BY_DEVICE.get(device, "reference"))
-    reference = _load("reference")
+    chosen = load(asked or _BY_DEVICE.get(device, "reference"))
+    reference = load("reference")
     if isinstance(chosen, ImportError):
         if asked:
             raise RuntimeError(
@@ -127,7 +128,8 @@ def _load(name: str) -> Qdq | ImportError:
         return error
 
 
-def _describe(x: Tensor) -> str:
+def describe(x: Tensor) -> str:
+    """Return what an error says of a tensor."""
     return f"{list(x.shape)} {x.dtype} on {x.device}"
 
 
@@ -148,7 +150,7 @@ torch.library.define(f"{_NAME}_out", f"(Tensor x, Tensor(a!) out, {_SHARED}) -> 
 _spec = functools.cache(QuantSpec)
 
 
-def _is_traced(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
     """Whether the operator has to be called; eager calls skip it, which takes some microseconds."""
     traced = torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
     return traced or is_in_torch_dispatch_mode()

@@ -12,17 +12,26 @@ float32 and in this order:
     y[i] = y[i] * float32(gain / sqrt(d))
 
 and is then rounded to the dtype of x, as Transformer Engine's reference has it. That is x times
-diag(sign) times Sylvester's matrix over sqrt(d).
+diag(sign) times Sylvester's matrix over sqrt(d). `reference` does just that; the implementations
+for a device, which are beside those of `fake_quantize`, give the same bits for finite values.
 """
 
+import functools
+from collections.abc import Callable
+from importlib import import_module
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .backend import DTYPES, MODULES, describe, implementations, is_traced
+from .formats import check_choice, check_seed
 from .spec import Hadamard
-from .stochastic import RANDOM_BITS, draws
+from .stochastic import RANDOM_BITS, draws, signed
+from .strides import is_dense, memory_order
+from .tensor_amax import largest
 
 # NVIDIA's for the wgrad of NVFP4: arXiv 2509.25149, and Transformer Engine.
 _FIXED = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
@@ -38,15 +47,94 @@ def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:
     return 1.0 - 2.0 * negative
 
 
+def factor_of(hadamard: Hadamard, gain: float) -> Tensor:
+    """Return what the sums are multiplied by: float32 []."""
+    return torch.tensor(gain / sqrt(hadamard.points), dtype=torch.float32)
+
+
 @torch.no_grad()
 def transform(
-    x: Tensor, hadamard: Hadamard, *, axis: int = -1, gain: float = 1.0, seed: int | None = None
+    x: Tensor,
+    hadamard: Hadamard,
+    *,
+    axis: int = -1,
+    gain: float = 1.0,
+    seed: int | None = None,
+    out: Tensor | None = None,
+    amax: Tensor | None = None,
 ) -> Tensor:
-    """Return the transform of `x` along `axis`, times `gain`.
+    """Return the transform of `x` along `axis`, times `gain`: no gradient.
 
-    It has the dtype of `x`, which is float32, bfloat16 or float16, and its shape, but that the axis
-    is a multiple of `hadamard.points` long. `seed` is for random signs, 0 .. 2^64 - 1.
+    It has the dtype of `x` and its shape, but that the axis is a multiple of `hadamard.points`
+    long. MQO_QUANT_BACKEND names the implementation, as for `fake_quantize`.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape with an axis, strides and device.
+        hadamard: the transform.
+        axis: the contraction axis of a GEMM.
+        gain: a factor of the result.
+        seed: for random signs, 0 .. 2^64 - 1.
+        out: where to write, and what to return: of the result's shape and dtype, and x's device. It
+            may be `x` itself where that has the shape, and must not overlap it otherwise. None
+            makes a new tensor, whose axes are in the order that those of `x` have in memory.
+        amax: float32 [] on x's device, where to write the largest magnitude of the result, NaN if
+            there is one: what `fake_quantize` takes, and would have to read the result for.
+
+    Raises:
+        TypeError: `x` has another dtype.
+        ValueError: an argument is none of the valid ones, which the text names.
+        RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
+    _check_arguments(x, hadamard, axis, seed)
+    shape = list(x.shape)
+    shape[axis] += -shape[axis] % hadamard.points
+    if out is None:
+        out = _empty(x, shape)
+    _check_target("out", out, shape, x.dtype, x.device)
+    if amax is not None:
+        _check_target("amax", amax, [], torch.float32, x.device)
+    if is_traced(x):
+        given = (hadamard.points, hadamard.signs, axis, gain, signed(seed or 0))
+        torch.ops.megatron_quant.hadamard(x, out, amax, *given)
+    else:
+        _transform(x, out, hadamard, axis, gain, seed, amax)
+    return out
+
+
+def _check_arguments(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> None:
+    if x.dtype not in DTYPES:
+        raise TypeError(f"cannot transform {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
+    if not x.dim():
+        raise ValueError("a Hadamard transform is along an axis, and a 0-d tensor has none")
+    check_choice("axis", axis, range(-x.dim(), x.dim()))
+    if hadamard.signs == "random":
+        check_seed(seed)
+
+
+def _check_target(
+    name: str, target: Tensor, shape: list[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if (list(target.shape), target.dtype, target.device) != (shape, dtype, device):
+        raise ValueError(f"{name} is {describe(target)}; valid: {shape} {dtype} on {device}")
+
+
+def _empty(x: Tensor, shape: list[int]) -> Tensor:
+    """Return a new tensor whose axes lie in memory as those of `x`."""
+    order = memory_order(x) if is_dense(x) else range(x.dim())
+    y = x.new_empty([shape[i] for i in order])
+    return y.permute([order.index(i) for i in range(x.dim())])
+
+
+# -- implementations -------------------------------------------------------------------------------
+
+# Each is the function `transform` of a module hadamard.py in the folder of the quantizers for a
+# device. It gets checked arguments, the last of them `amax`, and writes to the second, `out`; or it
+# returns False, for what it does not support.
+Implementation = Callable[[Tensor, Tensor, Hadamard, int, float, int | None, Tensor | None], bool]
+
+
+def reference(x: Tensor, hadamard: Hadamard, axis: int, gain: float, seed: int | None) -> Tensor:
+    """Return the transform by torch's operators, on any device and in memory of any order."""
     points, size = hadamard.points, x.shape[axis]
     y = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(-1, (-1, points))
     y = y * signs_of(hadamard, seed).to(y.device)
@@ -56,5 +144,68 @@ def transform(
         low, high = pairs.unbind(-2)
         y = torch.stack([low + high, low - high], -2).flatten(-3)
         stride *= 2
-    y = y * torch.tensor(gain / sqrt(points), dtype=torch.float32, device=y.device)
+    y = y * factor_of(hadamard, gain).to(y.device)
     return y.flatten(-2).to(x.dtype).movedim(-1, axis)
+
+
+def _by_reference(
+    x: Tensor,
+    out: Tensor,
+    hadamard: Hadamard,
+    axis: int,
+    gain: float,
+    seed: int | None,
+    amax: Tensor | None,
+) -> bool:
+    out.copy_(reference(x, hadamard, axis, gain, seed))
+    if amax is not None:
+        amax.copy_(largest(out))
+    return True
+
+
+@functools.cache
+def _load(name: str) -> Implementation | ImportError:
+    if name == "reference":
+        return _by_reference
+    try:
+        return import_module(f".{MODULES[name]}.hadamard", __package__).transform
+    except ImportError as error:
+        return error
+
+
+def _transform(x: Tensor, *arguments: Any) -> None:
+    """Ask one implementation after the other; arguments are checked."""
+    amax = arguments[-1]
+    if x.numel():
+        any(write(x, *arguments) for write in implementations(x.device.type, _load))
+    elif amax is not None:
+        amax.zero_()
+
+
+# -- an operator, for torch.compile and fake tensors; see backend.py -------------------------------
+
+_NAME = "megatron_quant::hadamard"
+torch.library.define(
+    _NAME,
+    "(Tensor x, Tensor(a!) out, Tensor(b!)? amax, int points, str signs, int axis, float gain,"
+    " int seed) -> ()",
+)
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _hadamard(
+    x: Tensor,
+    out: Tensor,
+    amax: Tensor | None,
+    points: int,
+    signs: str,
+    axis: int,
+    gain: float,
+    seed: int,
+) -> None:
+    _transform(x, out, Hadamard(points, signs), axis, gain, seed % 2**64, amax)
+
+
+@torch.library.register_fake(_NAME)
+def _(x: Tensor, out: Tensor, *_: Any) -> None:
+    return None

@@ -238,7 +238,10 @@ def _draw(seed: ir.Value, place: Lanes) -> Lanes:
 
 
 def to_bf16(pattern: Lanes) -> Lanes:
-    """Round a positive number to the nearest bfloat16, ties to even."""
+    """Round a number to the nearest bfloat16, ties to even.
+
+    A NaN has to be one that bfloat16 has.
+    """
     return (pattern + ((pattern >> 16) & 1) + 0x7FFF) & 0xFFFF0000
 
 

@@ -95,10 +95,23 @@ class Lanes:
         mask = ir.Constant(ir.VectorType(_INDEX, kind.count), order)
         return self._new(self.builder.shuffle_vector(self.value, self.value, mask))
 
+    def cut(self, bits: int) -> Lanes:
+        """Return the same vector as one of integers of `bits` bits."""
+        count = self.count * self._width // bits
+        return self._new(self.builder.bitcast(self.value, ir.VectorType(ir.IntType(bits), count)))
+
+    def first(self) -> Lanes:
+        """Return the first lane, a scalar."""
+        return self._new(self.builder.extract_element(self.value, ir.Constant(_INDEX, 0)))
+
     @property
     def count(self) -> int:
         """How many lanes there are."""
         return self.value.type.count
+
+    @property
+    def _width(self) -> int:
+        return self.value.type.element.width
 
     @classmethod
     def counting(cls, builder: ir.IRBuilder, start: ir.Value, offsets: list[int]) -> Lanes:
@@ -117,6 +130,10 @@ class Lanes:
         """Multiply."""
         return self._float("fmul", other)
 
+    def plus(self, other: Lanes) -> Lanes:
+        """Add."""
+        return self._float("fadd", other)
+
     def over(self, other: Lanes) -> Lanes:
         """Divide."""
         return self._float("fdiv", other)
@@ -124,6 +141,18 @@ class Lanes:
     def minus(self, other: Lanes) -> Lanes:
         """Subtract."""
         return self._float("fsub", other)
+
+    def sums_and_differences(self, distance: int) -> Lanes:
+        """Replace each two lanes that are `distance`, a power of two, apart by a + b and a - b."""
+        kind = self._shaped(ir.FloatType())
+        signs = [-1.0 if lane & distance else 1.0 for lane in range(self.count)]
+        # b + 1 a and a + (-1) b. The products are exact: an fma, where there is one, is the sum.
+        factors = [self.value, ir.Constant(kind, signs), self.swapped(distance).value]
+        floats = [self.builder.bitcast(factor, kind) for factor in factors]
+        name = f"llvm.fmuladd.{_suffix(kind)}"
+        return self._new(
+            self.builder.bitcast(_call(self.builder, name, kind, floats), self.value.type)
+        )
 
     def round_off(self, addend: Lanes) -> Lanes:
         """Return (self + addend) - addend."""
@@ -147,6 +176,13 @@ class Lanes:
         """Write to an address, an int64, whatever its alignment."""
         pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
         self.builder.store(self.value, pointer, align=1)
+
+    def stream(self, address: ir.Value) -> None:
+        """Write past the caches to an address, an int64 and a multiple of the vector's size."""
+        pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
+        store = self.builder.store(self.value, pointer, align=self.count * self._width // 8)
+        one = ir.Constant(_INDEX, 1)
+        store.set_metadata("nontemporal", self.builder.module.add_metadata([one]))
 
     def _shaped(self, kind: ir.Type) -> ir.Type:
         """Return `kind`, or a vector of it where this is one."""
@@ -187,8 +223,8 @@ def load(builder: ir.IRBuilder, address: ir.Value, bits: int, count: int) -> Lan
 
 def _suffix(kind: ir.Type) -> str:
     if isinstance(kind, ir.VectorType):
-        return f"v{kind.count}i{kind.element.width}"
-    return f"i{kind.width}"
+        return f"v{kind.count}{_suffix(kind.element)}"
+    return "f32" if isinstance(kind, ir.FloatType) else f"i{kind.width}"
 
 
 def _call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:

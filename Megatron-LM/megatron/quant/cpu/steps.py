@@ -90,6 +90,7 @@ def emit_stack(builder, size) -> ir.Value:
     """Return the address of `size` bytes that last as long as the call."""
     with builder.goto_entry_block():
         memory = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+        memory.align = VECTOR // 8
     return builder.ptrtoint(memory, _ADDRESS)
 
 
