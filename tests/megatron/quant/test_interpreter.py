@@ -1,6 +1,6 @@
 """The GPU kernels in Triton's interpreter, where this Python has no Triton and .cache/triton has.
 
-test_gpu.py does all of it itself where Triton is installed.
+test_gpu.py and test_gpu_hadamard.py do all of it themselves where Triton is installed.
 """
 
 import importlib.util
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.skipif(
 SOON = """
     test_the_stored_vectors or test_any_tensor or test_a_scalar or test_more_strides
 """
+FILES = [str(Path(__file__).with_name(name)) for name in ("test_gpu.py", "test_gpu_hadamard.py")]
 
 
 def run(*words):
-    """What pytest says of test_gpu.py, with Triton."""
+    """What pytest says of these files, with Triton."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, *FILES],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(FOLDER)},
         capture_output=True,
@@ -38,12 +39,12 @@ def run(*words):
 
 def test_each_kernel_in_the_interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    done = run("-k", " ".join(SOON.split()), str(Path(__file__).with_name("test_gpu.py")))
+    done = run("-k", " ".join(SOON.split()))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
 @pytest.mark.heavy
 def test_all_cases_and_what_is_compiled_ahead_of_time():
-    done = run("-m", "", str(Path(__file__).with_name("test_gpu.py")))
+    done = run("-m", "")
     assert done.returncode == 0, done.stdout + done.stderr
