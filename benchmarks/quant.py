@@ -27,6 +27,8 @@ from megatron.quant import (
     gemm_operands,
     reference,
 )
+from megatron.quant.hadamard import transform
+from megatron.quant.spec import Hadamard
 from torch import Tensor
 
 SIDE = 4096
@@ -34,6 +36,7 @@ TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
 LINEAR_REPEATS = 5
 LINEAR_KINDS = ("none", "mxfp8", "mxfp4", "hifp8", "nvfp4", "hif4")
 TORCHAO = {"mxfp8": "float8_e4m3fn", "mxfp8_e5m2": "float8_e5m2", "mxfp4": "float4_e2m1fn_x2"}
+TRANSFORMED = ("nvfp4", "mxfp4")
 SEED = 7
 Job = Callable[[], object]
 
@@ -65,6 +68,10 @@ def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
     jobs: dict[str, Job] = {"copy_, preallocated": lambda: out.copy_(x)}
     for kind in FORMATS:
         jobs |= {f"{kind}, {name}": quantize(x, *how, out) for name, how in ways(kind)}
+    for name, axis in (("rows", -1), ("columns", 0)):
+        jobs[f"hadamard-16, {name}"] = transformed(x, None, axis, out)
+        for kind in TRANSFORMED:
+            jobs[f"hadamard-16 + {kind}, {name}"] = transformed(x, QuantSpec(kind), axis, out)
     # Fresh memory has to be had from the system page by page; best in no other job's way.
     best = measure(jobs, repeats)
     best |= measure({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
@@ -165,6 +172,18 @@ def weights_cached() -> Iterator[None]:
 def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
     """Return the call that users make."""
     return lambda: fake_quantize(x, spec, axis=axis, out=out, seed=SEED)
+
+
+def transformed(x: Tensor, spec: QuantSpec | None, axis: int, out: Tensor) -> Job:
+    """Return the Hadamard transform of 16 points, and rounding what it gives in place."""
+    amax = torch.zeros(())
+
+    def run() -> None:
+        transform(x, Hadamard(16), axis=axis, out=out, amax=amax)
+        if spec is not None:
+            fake_quantize(out, spec, axis=axis, out=out, amax=amax)
+
+    return run
 
 
 def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:
