@@ -20,8 +20,8 @@ from .memory import GRAIN, NARROW, ROW, is_plain
 from .steps import TILE
 from .threads import launch
 
-# From this size on, columns are written past the caches, which would hold too little of them for
-# whoever reads them: reading a row before it is overwritten costs as much as all else.
+# Columns of larger results are written past the caches. A cache would read each line before it is
+# overwritten, and has few places for rows that are a power of two apart: twice the time.
 STREAM_BYTES = 1 << 23
 
 

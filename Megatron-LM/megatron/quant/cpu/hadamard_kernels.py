@@ -149,5 +149,6 @@ def _strip_bytes(bits: int, points: int) -> int:
 
 
 def _strips_together(points: int) -> int:
-    """Return how many strips to read before any is written: the rows of many are many places."""
+    """Return how many strips are read before any of them is written."""
+    # Rows of a power of two share few places of a cache: of many, more is to be read at once.
     return 1 if points == GROUP else 4
