@@ -9,7 +9,7 @@ float32 and in this order:
     y[i] = sign[i] * x[i]
     for s in 1, 2, 4, ..., d/2, and each i without the bit s:
         (y[i], y[i+s]) = (y[i] + y[i+s], y[i] - y[i+s])
-    y[i] = y[i] * float32(gain / sqrt(d))
+    y[i] = y[i] * float32(1 / sqrt(d))
 
 and is then rounded to the dtype of x, as Transformer Engine's reference has it. That is x times
 diag(sign) times Sylvester's matrix over sqrt(d). `reference` does just that; the implementations
@@ -47,9 +47,9 @@ def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:
     return 1.0 - 2.0 * negative
 
 
-def factor_of(hadamard: Hadamard, gain: float) -> Tensor:
+def factor_of(hadamard: Hadamard) -> Tensor:
     """Return what the sums are multiplied by: float32 []."""
-    return torch.tensor(gain / sqrt(hadamard.points), dtype=torch.float32)
+    return torch.tensor(1.0 / sqrt(hadamard.points), dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -58,12 +58,11 @@ def transform(
     hadamard: Hadamard,
     *,
     axis: int = -1,
-    gain: float = 1.0,
     seed: int | None = None,
     out: Tensor | None = None,
     amax: Tensor | None = None,
 ) -> Tensor:
-    """Return the transform of `x` along `axis`, times `gain`: no gradient.
+    """Return the transform of `x` along `axis`: no gradient.
 
     It has the dtype of `x` and its shape, but that the axis is a multiple of `hadamard.points`
     long. MQO_QUANT_BACKEND names the implementation, as for `fake_quantize`.
@@ -72,7 +71,6 @@ def transform(
         x: float32, bfloat16 or float16, of any shape with an axis, strides and device.
         hadamard: the transform.
         axis: the contraction axis of a GEMM.
-        gain: a factor of the result.
         seed: for random signs, 0 .. 2^64 - 1.
         out: where to write, and what to return: of the result's shape and dtype, and x's device. It
             may be `x` itself where that has the shape, and must not overlap it otherwise. None
@@ -94,10 +92,10 @@ def transform(
     if amax is not None:
         _check_target("amax", amax, [], torch.float32, x.device)
     if is_traced(x):
-        given = (hadamard.points, hadamard.signs, axis, gain, signed(seed or 0))
+        given = (hadamard.points, hadamard.signs, axis, signed(seed or 0))
         torch.ops.megatron_quant.hadamard(x, out, amax, *given)
     else:
-        _transform(x, out, hadamard, axis, gain, seed, amax)
+        _transform(x, out, hadamard, axis, seed, amax)
     return out
 
 
@@ -130,10 +128,10 @@ def _empty(x: Tensor, shape: list[int]) -> Tensor:
 # Each is the function `transform` of a module hadamard.py in the folder of the quantizers for a
 # device. It gets checked arguments, the last of them `amax`, and writes to the second, `out`; or it
 # returns False, for what it does not support.
-Implementation = Callable[[Tensor, Tensor, Hadamard, int, float, int | None, Tensor | None], bool]
+Implementation = Callable[[Tensor, Tensor, Hadamard, int, int | None, Tensor | None], bool]
 
 
-def reference(x: Tensor, hadamard: Hadamard, axis: int, gain: float, seed: int | None) -> Tensor:
+def reference(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> Tensor:
     """Return the transform by torch's operators, on any device and in memory of any order."""
     points, size = hadamard.points, x.shape[axis]
     y = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(-1, (-1, points))
@@ -144,7 +142,7 @@ def reference(x: Tensor, hadamard: Hadamard, axis: int, gain: float, seed: int |
         low, high = pairs.unbind(-2)
         y = torch.stack([low + high, low - high], -2).flatten(-3)
         stride *= 2
-    y = y * factor_of(hadamard, gain).to(y.device)
+    y = y * factor_of(hadamard).to(y.device)
     return y.flatten(-2).to(x.dtype).movedim(-1, axis)
 
 
@@ -153,11 +151,10 @@ def _by_reference(
     out: Tensor,
     hadamard: Hadamard,
     axis: int,
-    gain: float,
     seed: int | None,
     amax: Tensor | None,
 ) -> bool:
-    out.copy_(reference(x, hadamard, axis, gain, seed))
+    out.copy_(reference(x, hadamard, axis, seed))
     if amax is not None:
         amax.copy_(largest(out))
     return True
@@ -187,8 +184,7 @@ def _transform(x: Tensor, *arguments: Any) -> None:
 _NAME = "megatron_quant::hadamard"
 torch.library.define(
     _NAME,
-    "(Tensor x, Tensor(a!) out, Tensor(b!)? amax, int points, str signs, int axis, float gain,"
-    " int seed) -> ()",
+    "(Tensor x, Tensor(a!) out, Tensor(b!)? amax, int points, str signs, int axis, int seed) -> ()",
 )
 
 
@@ -200,10 +196,9 @@ def _hadamard(
     points: int,
     signs: str,
     axis: int,
-    gain: float,
     seed: int,
 ) -> None:
-    _transform(x, out, Hadamard(points, signs), axis, gain, seed % 2**64, amax)
+    _transform(x, out, Hadamard(points, signs), axis, seed % 2**64, amax)
 
 
 @torch.library.register_fake(_NAME)

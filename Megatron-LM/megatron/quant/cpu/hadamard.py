@@ -30,7 +30,6 @@ def transform(
     out: Tensor,
     hadamard: Hadamard,
     axis: int,
-    gain: float,
     seed: int | None,
     amax: Tensor | None,
 ) -> bool:
@@ -48,7 +47,7 @@ def transform(
     if result.dtype != x.dtype or not result.permute(order).is_contiguous():
         target = torch.empty([out.shape[i] for i in order], dtype=x.dtype)
         target = target.permute([order.index(i) for i in range(x.dim())])
-    pattern = _dense(x, target, hadamard, axis, factor_of(hadamard, gain), seed)
+    pattern = _dense(x, target, hadamard, axis, factor_of(hadamard), seed)
     if target is not result:
         result.copy_(target)
     if not out.is_inference():

@@ -75,7 +75,6 @@ def transform(
     out: Tensor,
     hadamard: Hadamard,
     axis: int,
-    gain: float,
     seed: int | None,
     amax: Tensor | None,
 ) -> bool:
@@ -86,10 +85,10 @@ def transform(
     """
     if not (x.is_cuda or INTERPRETED):
         return False
-    if not _launch(x, out, hadamard, axis, gain, seed):
+    if not _launch(x, out, hadamard, axis, seed):
         # Tensors of fewer dimensions, as their own can be merged.
         dense, result = x.contiguous(), out.new_empty(out.shape)
-        if not _launch(dense, result, hadamard, axis, gain, seed):
+        if not _launch(dense, result, hadamard, axis, seed):
             return False
         out.copy_(result)
     if amax is not None:
@@ -97,9 +96,7 @@ def transform(
     return True
 
 
-def _launch(
-    x: Tensor, out: Tensor, hadamard: Hadamard, axis: int, gain: float, seed: int | None
-) -> bool:
+def _launch(x: Tensor, out: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> bool:
     """Write the transform of `x` to `out`; False if its dimensions are too many for the kernel."""
     plan = plan_tiles(x.shape, x.stride(), out.stride(), axis, hadamard.points, 1)
     if plan is None:
@@ -110,7 +107,7 @@ def _launch(
             x.view(seen),
             out.view(seen),
             *_words(hadamard, seed),
-            factor_of(hadamard, gain).item(),
+            factor_of(hadamard).item(),
             plan.sizes,
             plan.x,
             plan.out,
