@@ -193,6 +193,9 @@ MX = 'types = { fprop = "mxfp8" }\n'
             "transformed differently",
         ),
         ("types = ", "Invalid value"),
+        (f"{MX}options = {{ blok = 3 }}", "blok"),
+        (f"{MX}options = {{ block = 33 }}", "33"),
+        (f"{MX}options = {{ every = 3 }}", "every"),
         ('types = { fprop = "mxfp8" }\n[[rules]]\nlayers = "a"\nquant_type = "fp5"', "fp5"),
     ],
 )

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
 INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
-_operand_table = load("quant.operand_table")
+_operand_table, _options = load("quant.operand_table"), load("quant.options")
 OperandRow = _operand_table.OperandRow
 
 
@@ -104,6 +104,15 @@ class Recipe(Row):
     rules: tuple[Rule, ...] = ()
     output_layer: bool = False
     changes: tuple[str, ...] = ()
+
+    @field_validator("options")
+    @classmethod
+    def _of_quantizers(cls, options: dict[str, Any]) -> dict[str, Any]:
+        _options.check(options)
+        for name in options:
+            if _options.OPTIONS[name].table != "quantizer":
+                raise ValueError(f"'{name}' is no option of the quantizers")
+        return options
 
     @field_validator("operands", mode="before")
     @classmethod
