@@ -64,8 +64,10 @@ class QuantConfig(Options):
         """
         found = self.layer_type(site, layer, quant_type)
         own = self.operands.get(f"{site}.{operand}", PLAIN).quant_type
-        # A rule's type is that of both operands.
-        found = own if own and found == quant_type != NONE else found
+        # It belongs to the type in the source, and not to what a rule or a later phase puts there.
+        is_the_sources = quant_type == self.asked.get(site, quant_type)
+        if own and found != NONE and is_the_sources and not rule_for(self.rules, site, layer):
+            found = own
         if (kind := member(found, operand)) is None:
             where = f"{site}.{operand}"
             raise ValueError(f"{site} is '{found}', and [operands] has no quant_type for {where}")
@@ -108,7 +110,10 @@ class QuantConfig(Options):
     def _longest(self, site: GemmSite) -> int:
         types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
         # Which layers match a rule, the model knows.
-        types += [rule.quant_type for rule in self.rules] if types else []
+        rules = (
+            r for r in self.rules if excludes.split(r.layers)[0] in (None, site.name, site.layer)
+        )
+        types += [rule.quant_type for rule in rules] if types else []
         found = [
             self._operand(f"{site.name}.{operand}", kind).longest_block
             for operand in (site.lhs, site.rhs)

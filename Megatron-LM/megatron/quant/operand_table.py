@@ -32,6 +32,7 @@ from .formats import (
 )
 
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
+LEAST_GAIN = 2.0**-10
 _VALID: dict[str, tuple[Any, ...]] = {
     "quant_type": QUANT_TYPES,
     "tile": TILES,
@@ -63,8 +64,8 @@ class OperandRow:
         for name, valid in _VALID.items():
             if (value := getattr(self, name)) is not None:
                 check_choice(name.replace("_", " "), value, valid)
-        if not isinstance(self.gain, float) or not 0.0 < self.gain <= 1.0:
-            raise ValueError(f"gain {self.gain!r} is none; valid: above 0.0, up to 1.0")
+        if type(self.gain) not in (int, float) or not LEAST_GAIN <= self.gain <= 1.0:
+            raise ValueError(f"gain {self.gain!r} is none; valid: 2^-10 to 1.0")
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -88,7 +89,9 @@ class LayerRule:
 
     def __post_init__(self) -> None:
         excludes.check([self.layers])
-        check_choice("quant type", self.quant_type, QUANT_TYPES)
+        # Each operand would need a type of its own, and a rule has one for both.
+        named = tuple(name for name in QUANT_TYPES if member(name, "x") is not None)
+        check_choice("quant type", self.quant_type, named)
 
 
 PLAIN = OperandRow()

@@ -89,7 +89,8 @@ class QuantizedOperands(GemmOperands):
             amax = self._amax(gathered, operand, spec)
             if amax is None and spec.needs_tensor_amax:
                 amax = largest(gathered)
-            save_packed(ctx, activation, weight, spec, axis, self._seed(operand, spec), amax)
+            seed = self._seed(operand, spec, part=_part(activation, gathered, self.shards))
+            save_packed(ctx, activation, weight, spec, axis, seed, amax)
 
     def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
         how = self._how(operand)
@@ -118,7 +119,8 @@ class QuantizedOperands(GemmOperands):
             return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
 
         if keeps:
-            quantized, amax = cached(original, how, axis, seed, make)
+            seeds = (seed, self._sign_seed(how.hadamard))
+            quantized, amax = cached(original, how, axis, seeds, make)
         else:
             quantized, amax = make()
         if current().check_nan:
@@ -157,16 +159,22 @@ class QuantizedOperands(GemmOperands):
             return None
         return shared_amax(tensor, operand, self.shards)
 
-    def _seed(self, operand: str, spec: QuantSpec, keeps: bool = False) -> int | None:
-        """Return the operand's seed; what is kept for a step has one for all micro-batches."""
+    def _seed(
+        self, operand: str, spec: QuantSpec, keeps: bool = False, part: int = 0
+    ) -> int | None:
+        """Return the operand's seed; what is kept for a step has one for all micro-batches.
+
+        `part` is which part this rank has of an operand that the layer gathers.
+        """
         if spec.rounding != "stochastic":
             return None
         micro_batch = 0 if keeps else micro_batches.now()
-        return self._seed_of(operand, micro_batch, shard_rank(operand, self.shards))
+        shard = part or shard_rank(operand, self.shards)
+        return self._seed_of(operand, micro_batch, shard)
 
-    def _sign_seed(self, hadamard: Hadamard) -> int | None:
+    def _sign_seed(self, hadamard: Hadamard | None) -> int | None:
         """Return the seed of the signs, one for both operands of a GEMM."""
-        if hadamard.signs != "random":
+        if hadamard is None or hadamard.signs != "random":
             return None
         micro_batch = 0 if current().cache_weights else micro_batches.now()
         return self._seed_of("signs", micro_batch, shard=0)
@@ -229,6 +237,11 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
         return _UNQUANTIZED
     shards = getattr(owner, SHARDS, None)
     return QuantizedOperands(SITES[site], quant_type, layer, shards, _repeats(owner))
+
+
+def _part(activation: Tensor, gathered: Tensor, shards: Shards | None) -> int:
+    """Return which part of `gathered` the tensor-parallel rank has, 0 for all of it."""
+    return shards.group.rank() if shards and activation is not gathered else 0
 
 
 def _repeats(attention: object) -> int:

@@ -36,7 +36,7 @@ class _State:
     version: int
     storage: StorageWeakRef
     address: int
-    seed: int | None
+    seeds: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,12 @@ def cached(
     weight: Tensor,
     how: OperandSpec,
     axis: int,
-    seed: int | None,
+    seeds: tuple[int | None, ...],
     quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `weight` as quantized by `how` along `axis` with `seed`, as it is now, and its amax.
+    """Return `weight` as quantized by `how` along `axis`, as it is now, and its amax.
+
+    `seeds` are those that were drawn with: of the rounding, and of a transform's signs.
 
     A weight that has the same values along all axes has one copy for all.
 
@@ -85,7 +87,7 @@ def cached(
     place = (how, None if how.is_same_along_all_axes else axis)
     entry = kept.get(place)
     storage = StorageWeakRef(weight.untyped_storage())
-    made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seed)
+    made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantized, weight)
         entry = kept[place] = _Entry(made_of, *quantize(out))

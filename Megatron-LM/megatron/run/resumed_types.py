@@ -55,7 +55,8 @@ def _rows(options: QuantConfig) -> dict[str, str]:
         name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
         for name, row in options.operands.items()
     }
-    return operands | {rule.layers: rule.quant_type for rule in options.rules}
+    rules = [f"{rule.layers} {rule.quant_type}" for rule in options.rules]
+    return operands | ({"rules": "; ".join(rules)} if rules else {})
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:

@@ -99,6 +99,28 @@ def test_the_first_rule_that_matches_decides(options):
     }
 
 
+def test_an_operands_own_type_is_that_of_the_source_alone(options):
+    options(
+        '[asked]\nwgrad = "mixed"\nfprop = "mxfp8"\n'
+        '[schedule]\nwgrad = "mixed until 10, then mxfp8"\n'
+        '[operands]\n"wgrad.grad" = { quant_type = "mxfp4" }\n'
+        '"wgrad.x" = { quant_type = "mxfp4" }\n"fprop.x" = { quant_type = "mxfp8_e5m2" }\n'
+        '[[rules]]\nlayers = "linear:ruled"\nquant_type = "mxfp8"\n'
+    )
+    assert type_of("wgrad", "grad", "a", "mixed") == "mxfp4"
+    assert type_of("wgrad", "grad", "a", "mxfp8") == "mxfp8"
+    assert type_of("fprop", "x", "a", "mxfp8") == "mxfp8_e5m2"
+    assert type_of("fprop", "x", "ruled", "mxfp8") == "mxfp8"
+
+
+def test_a_rule_of_other_sites_lengthens_no_block(options):
+    options(
+        '[asked]\nfprop = "mxfp8"\nqk = "mxfp8"\n'
+        '[[rules]]\nlayers = "attention:*"\nquant_type = "fp8_block"\n'
+    )
+    assert config.current().blocks() == {"fprop": 32, "qk": 128}
+
+
 def test_no_rule_switches_a_site_on(options):
     options('[[rules]]\nlayers = "*"\nquant_type = "mxfp8"\n')
     x = normal(4, 64)
@@ -131,6 +153,22 @@ def test_random_signs_are_those_of_both_operands_and_of_one_step(options):
         torch.testing.assert_close(product, g.double() @ w.double(), atol=1e-4, rtol=0)
     assert not turned[0].equal(turned[1])
     assert not turned[0].equal(g)
+
+
+def test_a_kept_weight_has_the_signs_of_the_step(options):
+    """A step that the optimizer skips changes no weight, and draws other signs all the same."""
+    kind = '{ hadamard = 64, signs = "random" }'
+    options(
+        f'[operands]\n"dgrad.grad" = {kind}\n"dgrad.weight" = {kind}\n'
+        "[quantizer]\ncache_weights = true\n"
+    )
+    g, w = normal(8, 128), Parameter(normal(128, 64, seed=1))
+    exact = g.double() @ w.detach().double()
+    for step in range(3):
+        set_step(step)
+        operands = gemm_operands("dgrad", "mxfp8", w)
+        product = operands.lhs(g).double() @ operands.rhs(w).double()
+        assert (product - exact).norm() < 0.1 * exact.norm()
 
 
 def test_a_gain_is_taken_before_rounding_and_given_back_after(options):
@@ -188,7 +226,8 @@ def test_the_longest_block_counts_transforms_and_rules(options):
         ('[operands]\n"fprop.x" = { tile = "round" }', "unknown tile 'round'; valid: row, square"),
         ('[operands]\n"fprop.x" = { quant_type = "fp5" }', "unknown quant type 'fp5'"),
         ('[operands]\n"fprop.x" = { gain = 2.0 }', "gain 2.0 is none"),
-        ('[operands]\n"fprop.x" = { gain = 1 }', "gain 1 is none"),
+        ('[operands]\n"fprop.x" = { gain = 1e-320 }', "is none; valid: 2^-10"),
+        ('[operands]\n"fprop.x" = { gain = true }', "gain True is none"),
         ('[operands]\n"fprop.x" = { hadamard = 17 }', "unknown hadamard 17; valid: 16, 32"),
         ('[operands]\n"fprop.x" = { hadamard = 16 }', "operands of fprop are transformed diff"),
         ('[operands]\n"qk.key" = { gain = 0.5 }', "qk is no linear layer's"),
@@ -196,6 +235,7 @@ def test_the_longest_block_counts_transforms_and_rules(options):
         ('[[rules]]\nlayers = "a"', "missing"),
         ('[[rules]]\nlayers = "mlp:a"\nquant_type = "none"', "unknown GEMM site or kind"),
         ('[[rules]]\nlayers = "a"\nquant_type = "fp5"', "unknown quant type 'fp5'"),
+        ('[[rules]]\nlayers = "a"\nquant_type = "mixed"', "unknown quant type 'mixed'"),
         (
             '[quantizer]\nsave_activations = "packed"\n[operands]\n"fprop.x" = { gain = 0.5 }',
             "save_activations",

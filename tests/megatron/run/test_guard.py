@@ -21,6 +21,7 @@ from megatron.run import (
     before_step,
     guard,
     note_checkpoint,
+    resumed_types,
 )
 from megatron.run.setup import read_chunk_tokens, read_setup
 from torch import nn
@@ -353,6 +354,21 @@ def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
     said = capsys.readouterr().out
     assert "mqo: fprop.x was rounding stochastic in the run that wrote the checkpoint" in said
     assert "fprop.weight" not in said
+
+
+def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
+    one = '[[rules]]\nlayers = "fprop:a"\nquant_type = "none"\n'
+    two = '[[rules]]\nlayers = "fprop:*"\nquant_type = "mxfp4"\n'
+    written = []
+    for rest in (one + two, two + one):
+        run(fprop="mxfp8", rest=rest)
+        options = config.current()
+        args = Namespace(train_iters=4)
+        written.append((resumed_types.keep_types(args, options), args))
+        note_checkpoint(args)
+    assert written[0][0] == []
+    assert written[0][1].mqo_operands != written[1][1].mqo_operands
+    assert any("rules was" in text for text in written[1][0])
 
 
 def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):

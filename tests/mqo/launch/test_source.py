@@ -4,6 +4,7 @@ import pytest
 from mqo.errors import EditedError, OverlayError
 from mqo.launch.config import resolve
 from mqo.launch.source import PROGRAM, ready_checkout, source_diff, take_source
+from mqo.recipes.recipe import Recipe
 from mqo.runs import RunFolder
 
 from ..conftest import contents
@@ -124,3 +125,11 @@ def test_types_that_it_does_not_say_are_refused_with_the_command_that_sets_them(
 def test_options_that_nothing_there_would_heed_are_refused(by_hand, options):
     with pytest.raises(OverlayError, match="nothing holds it to a run's options"):
         ready_checkout(cell("source", **options), by_hand, allow_edits=False)
+
+
+def test_a_recipe_that_nothing_there_would_heed_is_refused(by_hand):
+    recipe = Recipe(name="own", summary="", source="", types={"fprop": "hifp8", "dgrad": "mxfp8"})
+    wanted = cell("FA_mxfp4", recipe=recipe, megatron=by_hand)
+    assert {s: t for s, t in wanted.quantization.types.items() if t != "none"} == SAID
+    with pytest.raises(OverlayError, match="nothing holds it to a run's options"):
+        ready_checkout(wanted, by_hand, allow_edits=False)

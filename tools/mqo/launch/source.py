@@ -103,7 +103,8 @@ def _check_by_hand(tree: Tree, config: RunConfig) -> None:
             expected=_listed(wrong, wrong),
             help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
-    if config.placement.without or asked.schedule or asked.options or config.recording.options:
+    chosen = asked.schedule or asked.recipe or asked.options or config.recording.options
+    if config.placement.without or chosen:
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
             expected="no option beside the types and the processes",
