@@ -203,7 +203,7 @@ def parse(text: str) -> QuantConfig:
     rules = parse_rules(tables.pop("rules", []))
     for name, table in tables.items():
         _check_table(name, table)
-    _check_packed(tables, operands.get("fprop.x", PLAIN))
+    check_packed(tables.get("quantizer", {}), operands.get("fprop.x", PLAIN))
     asked = tables.pop("asked", {})
     schedule = {site: read(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
@@ -212,9 +212,9 @@ def parse(text: str) -> QuantConfig:
     return QuantConfig(**parts, **(options | lists))
 
 
-def _check_packed(tables: Mapping[str, Any], x: OperandRow) -> None:
-    saved = tables.get("quantizer", {}).get("save_activations")
-    if saved == "packed" and (not x.is_plain or x.quant_type == NONE):
+def check_packed(options: Mapping[str, Any], x: OperandRow) -> None:
+    """Raise ValueError where activations cannot be saved as fprop's operand `x` is quantized."""
+    if options.get("save_activations") == "packed" and (not x.is_plain or x.quant_type == NONE):
         raise ValueError(
             "[quantizer] save_activations = 'packed' saves fprop.x as it is quantized; valid: "
             "operands.fprop.x with a type, without hadamard and gain"

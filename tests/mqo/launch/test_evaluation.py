@@ -191,3 +191,13 @@ def test_rows_of_a_recipe_are_those_of_its_own_types_alone(tmp_path):
     assert evaluation.recipe_rows(path, {"fprop": "mxfp8"}) == {}
     assert evaluation.recipe_rows(None, {"fprop": "nvfp4"}) == {}
     assert evaluation._options(path) == {}
+
+
+def test_rows_of_a_recipe_stay_in_a_later_phase(tmp_path):
+    path = tmp_path / "quant.toml"
+    path.write_text(
+        '[asked]\nfprop = "nvfp4"\n[schedule]\nfprop = "nvfp4 until 0.5, then mxfp8"\n'
+        '[[rules]]\nlayers = "a"\nquant_type = "none"\n'
+    )
+    assert evaluation.recipe_rows(path, {"fprop": "mxfp8"})["rules"]
+    assert evaluation.recipe_rows(path, {"fprop": "hif4"}) == {}

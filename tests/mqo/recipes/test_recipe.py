@@ -193,6 +193,21 @@ MX = 'types = { fprop = "mxfp8" }\n'
             "transformed differently",
         ),
         ("types = ", "Invalid value"),
+        ('types = { wgrad = "mixed" }', "no quant_type for wgrad.grad"),
+        (f"{MX}[[rules]]\nlayers = 'a'\nquant_type = 'mixed'", "mixed"),
+        (f"{MX}[[rules]]\nlayers = 'qk:a'\nquant_type = 'none'", "is of qk"),
+        (f"{MX}[[rules]]\nlayers = 'attention:a'\nquant_type = 'none'", "is of attention"),
+        (f"{MX}[[rules]]\nfirst = nan\nquant_type = 'none'", "nan is no end"),
+        (f"{MX}[[rules]]\nfirst = true\nquant_type = 'none'", "True is no end"),
+        (f"{MX}[[rules]]\nfirst = '1'\nquant_type = 'none'", "'1' is no end"),
+        (f"{MX}name = '../../evil'", "name is not a file's to say"),
+        (f"{MX}changes = ['with magic']", "changes is not a file's to say"),
+        (f"a = {'[' * 5000}", "no recipe"),
+        (
+            f"{MX}options = {{ save_activations = 'packed' }}\n[operands]\n"
+            "'fprop.x' = { gain = 0.5 }",
+            "save_activations",
+        ),
         (f"{MX}options = {{ blok = 3 }}", "blok"),
         (f"{MX}options = {{ block = 33 }}", "33"),
         (f"{MX}options = {{ every = 3 }}", "every"),
@@ -271,3 +286,30 @@ def test_rows_of_quant_toml_are_toml():
     found = tomllib.loads(quant_toml({}, {}, operands=rows, rules=[rule]))
     assert found["operands"] == {"fprop.x": rows["fprop.x"]}
     assert found["rules"] == [rule]
+
+
+def test_files_of_one_name_are_told_apart_and_switches_have_one_order(tmp_path):
+    labels = set()
+    for kind in ("mxfp8", "mxfp4"):
+        path = tmp_path / "mine.toml"
+        path.write_text(f'types = {{ fprop = "{kind}" }}\n')
+        labels.add(run(recipes.read(str(path))).quantization.name)
+    assert len(labels) == 2
+    nvfp4 = recipes.read("nvfp4")
+    one = recipes.changed(nvfp4, ["2d", "hadamard"], [])
+    assert one == recipes.changed(nvfp4, ["hadamard", "2d"], [])
+
+
+def test_a_bare_pattern_is_of_the_linear_sites(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{MX}[[rules]]\nlayers = "decoder.layers.0.*"\nquant_type = "mxfp4"\n')
+    config = run(recipes.read(str(path)), mode="FA_mxfp8")
+    options = load("quant.config").parse(config.quant_toml(config.quantization.types))
+    layer = "decoder.layers.0.self_attention.core_attention"
+    assert options.operand_type("qk", "key", layer, "mxfp8") == "mxfp8"
+    assert options.operand_type("fprop", "x", layer, "mxfp8") == "mxfp4"
+
+
+def test_codes_that_nothing_makes_are_refused():
+    with pytest.raises(MqoError, match="mxfp4-backward"):
+        run(recipes.read("mxfp4-backward"), save_activations="packed")

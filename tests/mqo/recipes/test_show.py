@@ -42,7 +42,10 @@ def test_json_holds_the_resolved_table():
 
 def test_a_printed_file_is_the_recipe(tmp_path):
     (tmp_path / "hif4.toml").write_text(printed("show", "hif4", "--toml"))
-    assert recipes.read(str(tmp_path / "hif4.toml")) == recipes.read("hif4")
+    own, shipped = recipes.read(str(tmp_path / "hif4.toml")), recipes.read("hif4")
+    assert own.resolved() == shipped.resolved()
+    assert own.label == f"hif4 recipe {own.digest}"
+    assert shipped.label == "hif4 recipe"
     assert recipes.path_of("hif4").read_text() == printed("show", "hif4", "--toml")
 
 

@@ -248,6 +248,11 @@ def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict
         raise MqoError(
             f"--gemms {gemms} stands {where}", expected="none: a recipe has a type for each GEMM"
         )
+    if options.get("save_activations") == "packed" and recipe.types.fprop == NONE:
+        raise MqoError(
+            f"--save-activations packed stands {where}, which quantizes no input of fprop",
+            expected="full: there are no codes to save",
+        )
     for name in ("rounding", "scale_rule"):
         if name in options and any(name in row.chosen for row in recipe.operands.values()):
             raise MqoError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -287,8 +288,11 @@ def _options(config: Path | None) -> dict[str, Any]:
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a run's recipe for `quant_toml`, where `types` are those of that run."""
+    """Return the rows of a run's recipe for `quant_toml`, where `types` are of a phase of it."""
     rows = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    if _forward(rows.get("asked", {})) != _forward(types):
-        return {}
+    asked, later = rows.get("asked", {}), rows.get("schedule", {})
+    for site, quant_type in _forward(types).items():
+        phases = {asked.get(site, tables.NONE), *re.findall(r"\w+", later.get(site, ""))}
+        if quant_type != tables.NONE and quant_type not in phases:
+            return {}
     return {name: rows[name] for name in ("operands", "rules") if name in rows}

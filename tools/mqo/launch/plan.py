@@ -218,7 +218,10 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     groups = {"num_query_groups": sizes.num_query_groups}
     unfused = values(_words(of), "--attention-backend") == ["unfused"]
     scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
-    options = _quant_config.parse(config.quant_toml(dict(types)))
+    try:
+        options = _quant_config.parse(config.quant_toml(dict(types)))
+    except ValueError as error:
+        raise MqoError(f"The run's options do not fit: {error}") from None
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Job(
         model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),

@@ -37,11 +37,17 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe does to each operand, and what it leaves out."""
+    from mqo.errors import MqoError
     from mqo.matrix.tables import models
     from mqo.recipes.recipe import changed, path_of, read
     from mqo.recipes.show import lines, resolved
 
     found = changed(read(name), without or (), with_ or ())
+    if toml and found.changes:
+        raise MqoError(
+            "--toml prints a recipe's file, which knows no switches",
+            expected="no --without and no --with beside it",
+        )
     if toml:
         print(path_of(name).read_text(encoding="utf-8"), end="")
         return

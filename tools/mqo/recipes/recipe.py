@@ -5,13 +5,14 @@ quant.toml of a run holds what becomes of it: megatron/quant/operand_table.py sa
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
@@ -22,12 +23,15 @@ HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-block
 INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
 _operand_table, _options = load("quant.operand_table"), load("quant.options")
+_config, _excludes = load("quant.config"), load("quant.excludes")
+LINEAR = formats.LINEAR
 OperandRow = _operand_table.OperandRow
 
 
-def _check_end(end: float) -> float:
-    if end < 0 or (isinstance(end, float) and end >= 1.0):
-        raise ValueError(f"{end} is no end; valid: a number of blocks, or a share below 1.0")
+def _check_end(end: Any) -> Any:
+    # bool is an int in Python, and NaN compares with nothing.
+    if type(end) not in (int, float) or not 0 <= end < (1.0 if type(end) is float else 2**16):
+        raise ValueError(f"{end!r} is no end; valid: a number of blocks, or a share below 1.0")
     return end
 
 
@@ -39,15 +43,24 @@ class Rule(Part):
 
     quant_type: str
     layers: str = ""
-    first: Annotated[int | float, AfterValidator(_check_end)] = 0
-    last: Annotated[int | float, AfterValidator(_check_end)] = 0
+    first: Annotated[int | float, BeforeValidator(_check_end)] = 0
+    last: Annotated[int | float, BeforeValidator(_check_end)] = 0
 
     @model_validator(mode="after")
     def _one_kind(self) -> Rule:
         if bool(self.layers) == self.is_of_ends:
             raise ValueError("a rule is for the layers of a pattern, or for first and last blocks")
-        _operand_table.LayerRule(self.layers or "*", self.quant_type)
+        _operand_table.LayerRule(self.pattern or "linear:*", self.quant_type)
+        site = _excludes.split(self.pattern)[0]
+        if self.pattern and site not in (LINEAR, *LINEAR_SITES["all"]):
+            raise ValueError(f"'{self.layers}' is of {site}; valid: layers of the linear sites")
         return self
+
+    @property
+    def pattern(self) -> str:
+        """Return the pattern, of the linear sites where it names none."""
+        bare = self.layers and ":" not in self.layers
+        return f"{LINEAR}:{self.layers}" if bare else self.layers
 
     @property
     def is_of_ends(self) -> bool:
@@ -70,7 +83,7 @@ class Rule(Part):
     def rows(self, count: int) -> Iterator[dict[str, str]]:
         """Yield the rules of quant.toml, in a model of `count` transformer blocks."""
         patterns = [f"linear:decoder.layers.{block}.*" for block in self.blocks(count)]
-        for pattern in patterns if self.is_of_ends else [self.layers]:
+        for pattern in patterns if self.is_of_ends else [self.pattern]:
             yield {"layers": pattern, "quant_type": self.quant_type}
 
 
@@ -89,7 +102,7 @@ class Types(Part):
 
 
 class Recipe(Row):
-    """A recipe. `changes` say which ingredients were switched, as the command line does.
+    """A recipe. `changes` say which ingredients were switched, and `own` that a user's file has it.
 
     `options` are quantizer options that belong to it. The LM head is left out, unless
     `output_layer`.
@@ -103,6 +116,7 @@ class Recipe(Row):
     operands: dict[str, OperandRow] = Field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     output_layer: bool = False
+    own: bool = False
     changes: tuple[str, ...] = ()
 
     @field_validator("options")
@@ -129,12 +143,36 @@ class Recipe(Row):
     def _quantizes(self) -> Recipe:
         if set(self.types.model_dump().values()) == {NONE}:
             raise ValueError("all types are 'none'; valid: one of fprop, dgrad, wgrad has a type")
+        self.resolved()
+        _config.check_packed(self.options, self.operands.get("fprop.x", _operand_table.PLAIN))
         return self
+
+    def resolved(self) -> dict[tuple[str, str], Any]:
+        """Return how each operand of the linear sites is quantized: megatron.quant's OperandSpec.
+
+        Raises:
+            ValueError: an operand of a 'mixed' site has no type.
+        """
+        types = self.types.model_dump()
+        options = _config.QuantConfig(asked=types, operands=self.operands, **self.options)
+        sites = (formats.SITES[name] for name in types)
+        return {
+            (site.name, operand): options.operand_spec(site.name, operand, "", types[site.name])
+            for site in sites
+            for operand in (site.lhs, site.rhs)
+        }
 
     @property
     def label(self) -> str:
         """Return its name for tables and plots, with what was switched."""
-        return " ".join((f"{self.name} recipe", *self.changes))
+        name = f"{self.name} recipe"
+        return " ".join((f"{name} {self.digest}" if self.own else name, *self.changes))
+
+    @property
+    def digest(self) -> str:
+        """Return what tells two files of one name apart."""
+        said = {"name", "summary", "source", "deviations", "own", "changes"}
+        return hashlib.sha256(self.model_dump_json(exclude=said).encode()).hexdigest()[:6]
 
     @property
     def ingredients(self) -> tuple[str, ...]:
@@ -200,13 +238,17 @@ def read(name: str) -> Recipe:
     path = path_of(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Recipe(**{"name": path.stem, "summary": "", "source": str(path)} | table)
+        for key in ("name", "changes", "own"):
+            if key in table:
+                raise ValueError(f"{key} is not a file's to say; its name is the file's")
+        shown = {"summary": "", "source": str(path)}
+        return Recipe(name=path.stem, own=name.endswith(".toml"), **shown | table)
     except OSError as error:
         raise MqoError(
             f"The recipe {path} cannot be read: {error.strerror}",
             expected=f"a TOML file, or one of {', '.join(names())}",
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise MqoError(
             f"{path} is no recipe: {_first(error)}",
             help="`mqo recipe show nvfp4` shows what one holds; docs/recipes.md explains it",
@@ -215,9 +257,11 @@ def read(name: str) -> Recipe:
 
 def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Recipe:
     """Return it without some ingredients, and with others; UnknownNameError for an unknown one."""
-    for name in dict.fromkeys(without):
+    without = set(without)
+    for name in sorted(without):
         check_choice("ingredient", name, INGREDIENTS)
-        recipe = recipe.without(name)
+    for name in INGREDIENTS:  # in one order, so that two ways to say a thing have one label
+        recipe = recipe.without(name) if name in without else recipe
     for name in dict.fromkeys(with_):
         check_choice("ingredient", name, (OUTPUT_LAYER,))
         recipe = recipe.with_output_layer()

@@ -8,22 +8,13 @@ from typing import Any
 
 from mqo.matrix.tables import NONE, Model
 from mqo.recipes.recipe import OUTPUT_LAYER, Recipe, Rule
-from mqo.torch_free import formats, load
 
 WIDTH = 80
-_config = load("quant.config")
 
 
 def resolved(recipe: Recipe) -> list[dict[str, Any]]:
     """Return, for each operand of the linear sites, how it is quantized, defaults filled in."""
-    types = recipe.types.model_dump()
-    rows = {name: row.chosen for name, row in recipe.operands.items()}
-    options = _config.QuantConfig(operands=_config.parse_operands(rows), **recipe.options)
-    return [
-        _row(site, operand, options.operand_spec(site, operand, "", types[site]))
-        for site in types
-        for operand in (formats.SITES[site].lhs, formats.SITES[site].rhs)
-    ]
+    return [_row(*place, how) for place, how in recipe.resolved().items()]
 
 
 def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
@@ -48,8 +39,8 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
         yield _line(row)
     yield ""
     head = [] if recipe.output_layer else [OUTPUT_LAYER]
-    rest = ", ".join([*head, "routers", "attention, which is the mode's"])
-    yield from _wrapped("unquantized", rest)
+    yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
+    yield from _wrapped("not the recipe's", "attention, which --quantization is for")
     for rule in recipe.rules:
         yield from _rule(rule, models)
     for name, value in recipe.options.items():
@@ -81,13 +72,17 @@ def _line(row: dict[str, Any]) -> str:
 
 def _rule(rule: Rule, models: dict[str, Model]) -> Iterator[str]:
     if not rule.is_of_ends:
-        yield from _wrapped("rule", f"{rule.layers} is {rule.quant_type}")
+        yield from _wrapped("rule", f"{rule.pattern} is {rule.quant_type}")
         return
     first, last = (f"{e:.1%}" if isinstance(e, float) else str(e) for e in (rule.first, rule.last))
-    yield f"rule: the first {first} and the last {last} of the blocks are {rule.quant_type}"
+    yield f"rule: the first {first} and the last {last} of the blocks {_becomes(rule)}"
     for name, model in models.items():
         found = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
         yield f"  {name}: {found} of {model.num_layers}"
+
+
+def _becomes(rule: Rule) -> str:
+    return "stay unquantized" if rule.keeps else f"are {rule.quant_type}"
 
 
 def _wrapped(name: str, text: str) -> list[str]:
