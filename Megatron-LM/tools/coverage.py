@@ -8,8 +8,8 @@ reported only where a site of the source wrapped the operands of the very produc
 Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
 prints and judges.
 
-The run's excludes and rules of layers come as its other options do, from the file that
-MQO_QUANT_CONFIG names.
+The run's excludes, and its rows of layers and operands, come as its other options do, from the file
+that MQO_QUANT_CONFIG names.
 
 The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
 product is quantized to, the whole product is. Elementwise work is not counted. A token's content
@@ -51,7 +51,8 @@ class Product:
     """`batch` products of [m, k] by [k, n].
 
     `gemm` is the site's name, for a product that no site saw the operation's; "qk backward" is what
-    autograd computes for one of qk. `quant_type` is what the site's literal says, None without one.
+    autograd computes for one of qk. `quant_type` is the layer's at that site, None without a site.
+    `plain` are the operands that the run leaves unquantized none the less.
     """
 
     layer: str
@@ -61,6 +62,7 @@ class Product:
     m: int
     n: int
     k: int
+    plain: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -68,11 +70,39 @@ class Product:
         return 2 * self.batch * self.m * self.n * self.k
 
 
+@dataclass(frozen=True)
+class How:
+    """The type of a layer at a site, and its operands that are left unquantized none the less."""
+
+    quant_type: str
+    plain: tuple[str, ...] = ()
+
+
+# (site, layer, the site's type) -> how that layer is quantized there.
+HowOf = Callable[[str, str, str], How]
+
+
+def as_the_site_says(site: str, layer: str, quant_type: str) -> How:
+    """The site's type, for every layer and operand."""
+    del site, layer
+    return How(quant_type)
+
+
+def as_the_run_says(site: str, layer: str, quant_type: str) -> How:
+    """What the excludes, rules and rows of the run's options make of the site's type."""
+    from megatron.quant import SITES, config
+
+    kind = config.layer_type(site, layer, quant_type)
+    names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
+    types = {name: config.type_of(site, name, layer, quant_type) for name in names}
+    return How(kind, tuple(name for name, of in types.items() if of == "none"))
+
+
 class Operands:
     """Stands in for a quantizer: hands both operands on as they are, and knows their sizes."""
 
-    def __init__(self, site: str, quant_type: str, layer: str) -> None:
-        self.site, self.quant_type, self.layer = site, quant_type, layer
+    def __init__(self, site: str, layer: str, how: "How") -> None:
+        self.site, self.layer, self.how = site, layer, how
         self.taken: dict[str, int] = {}
 
     def lhs(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,9 +127,9 @@ class Operands:
 class Products(TorchDispatchMode):
     """Counts the products that run under it, by layer and GEMM."""
 
-    def __init__(self, layer_type: Callable[[str, str, str], str] = lambda *said: said[-1]) -> None:
+    def __init__(self, how_of: HowOf = as_the_site_says) -> None:
         super().__init__()
-        self.layer_type = layer_type
+        self.how_of = how_of
         self.found: Counter[Product] = Counter()
         self.flops = 0  # by torch's own formulas, of every operation that it has one for
         self.running: list[str] = []
@@ -112,7 +142,7 @@ class Products(TorchDispatchMode):
         """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
-        self.waiting = Operands(site, self.layer_type(site, layer, quant_type), layer)
+        self.waiting = Operands(site, layer, self.how_of(site, layer, quant_type))
         return self.waiting
 
     @property
@@ -144,7 +174,8 @@ class Products(TorchDispatchMode):
         forward = bool(self.running) or torch._C._current_autograd_node() is None
         if self.waiting:
             site, self.waiting = self.waiting, None
-            product = Product(site.layer, site.site, site.quant_type, *shape)
+            how = site.how
+            product = Product(site.layer, site.site, how.quant_type, *shape, plain=how.plain)
             if not site.fit(product):
                 raise CoverageError(f"{product} is not of the operands that its site took")
         else:
@@ -250,7 +281,7 @@ def route_evenly(model: torch.nn.Module) -> None:
 
 def main(target: Path, flags: list[str]) -> None:
     """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
-    products = Products()
+    products = Products(as_the_run_says)
     take_over(products)
     args, model = build([*flags, *ONE_RANK, *UNFUSED])
     with products, products.following(model):
@@ -284,7 +315,6 @@ def take_over(products: Products) -> None:
     from megatron import device, quant
 
     quant.gemm_operands = products.operands
-    products.layer_type = quant.config.layer_type
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"

@@ -66,15 +66,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Where the newest iteration lies, and {site: quant type} of the step before it."""
+    """Where the newest iteration lies, and {site: quant type} of the step before it.
+
+    `rows` says whether a recipe had rows for operands or layers, which its run's options hold.
+    """
     from megatron.inference import load_model
+    from megatron.run.resumed_types import ROWS
 
     del platform
     folder = load_model.find_checkpoint(given.checkpoint)
-    return {
-        "folder": str(folder),
-        "types": load_model.types_of(load_model.read_args(folder), folder),
-    }
+    args = load_model.read_args(folder)
+    types = load_model.types_of(args, folder)
+    return {"folder": str(folder), "types": types, "rows": bool(getattr(args, ROWS, None))}
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:

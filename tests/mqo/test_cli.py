@@ -110,6 +110,13 @@ def test_an_unpatched_tree_has_no_coverage(mqo):
     refused(mqo("coverage", "--model", "llama32-1b", "--mode", "bf16"), "Run `mqo apply`.")
 
 
+def test_a_coverage_is_of_a_mode_or_a_recipe(mqo):
+    words = ("coverage", "--model", "llama32-1b")
+    refused(mqo(*words), "Neither a mode nor a recipe")
+    refused(mqo(*words, "--mode", "bf16", "--without", "hadamard"), "is for recipes")
+    refused(mqo(*words, "--recipe", "mxfp8", "--without", "hadamard"), "has no hadamard")
+
+
 def test_a_coverage_as_text_and_as_json(mqo, monkeypatch):
     made = Coverage(1, 8, 9, (Product("up", "fprop", "mxfp8", 1, 2, 3, 4, 1, 48),), ("words",))
     monkeypatch.setattr(coverage, "of_config", lambda project, tree, series, cell: made)

@@ -156,9 +156,17 @@ def rerun(
 @app.command()
 def coverage(
     model: Annotated[str, typer.Option(help="A model.")],
-    mode: Annotated[str, typer.Option(help="A mode; or 'source', the types in the tree.")] = "bf16",
+    mode: Annotated[
+        str | None, typer.Option(help="A mode; or 'source', the types in the tree.")
+    ] = None,
     gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
     recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
+    ] = None,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
+    ] = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
@@ -168,12 +176,16 @@ def coverage(
     from mqo.launch.config import resolve
     from mqo.matrix import tables
     from mqo.overlay.series import Series
-    from mqo.recipes.recipe import read
+    from mqo.recipes.recipe import chosen
 
     project = Project.here()
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
+    how = chosen(recipe, without or (), with_ or ())
+    if mode is None and how is None:
+        raise MqoError("Neither a mode nor a recipe was named", expected="--mode or --recipe")
+    mode = mode or tables.UNQUANTIZED  # of attention, which no recipe is for
     # The sizes do not depend on the dataset: any will do.
-    asked = {"gemms": gemms, "recipe": read(recipe) if recipe else None}
+    asked = {"gemms": gemms, "recipe": how}
     config = resolve(model, next(iter(tables.datasets())), mode, training_config, **asked)
     found = program.of_config(project, cli.settled(tree), Series.of(project), config)
     facts = program.names(config) | found.as_table()

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core import dist_checkpointing
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-from megatron.quant.schedule import parse, type_at
+from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
 from megatron.run.ranks import with_group
 from megatron.run.unpickle import check_metadata, check_spec, typed_errors
@@ -101,7 +101,9 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
     """{site: type} of the step before a folder was written; {} where it does not say."""
     step = max(0, (iteration(folder) or 0) - 1)
     types = getattr(saved, resumed_types.TYPES, {})
-    return {site: type_at(parse(text), step, saved.train_iters) for site, text in types.items()}
+    return {
+        site: type_at(parse_schedule(text), step, saved.train_iters) for site, text in types.items()
+    }
 
 
 def iteration(folder: Path) -> int | None:

@@ -3,7 +3,7 @@
 import functools
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from .operand_table import (
 )
 from .options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
 from .progress import step, total
-from .schedule import Phase, Schedule, type_at
-from .schedule import parse as read
+from .schedule import Phase, Schedule, parse_schedule, type_at
 from .spec import Hadamard, OperandSpec, QuantSpec
 
 
@@ -104,30 +103,42 @@ class QuantConfig(Options):
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site, of a scale or a transform, at any step."""
-        sizes = {name: self._longest(site) for name, site in SITES.items()}
-        return {name: size for name, size in sizes.items() if size}
+        found = {
+            name: [how.longest_block for _, how in self._ever(site)] for name, site in SITES.items()
+        }
+        return {name: max(sizes) for name, sizes in found.items() if any(sizes)}
 
-    def _longest(self, site: GemmSite) -> int:
+    def squares(self) -> dict[str, int]:
+        """Return {SITE.OPERAND: side} of the operands that are quantized in squares at any step."""
+        found: dict[str, int] = {}
+        for name, site in SITES.items():
+            for operand, how in self._ever(site):
+                if how.spec.tile == "square":
+                    side = max(how.longest_block, found.get(f"{name}.{operand}", 0))
+                    found[f"{name}.{operand}"] = side
+        return found
+
+    def _ever(self, site: GemmSite) -> Iterator[tuple[str, OperandSpec]]:
+        """Yield how each operand of a site is quantized, at any step and in any layer."""
         types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
         # Which layers match a rule, the model knows.
         rules = (
             r for r in self.rules if excludes.split(r.layers)[0] in (None, site.name, site.layer)
         )
         types += [rule.quant_type for rule in rules] if types else []
-        found = [
-            self._operand(f"{site.name}.{operand}", kind).longest_block
-            for operand in (site.lhs, site.rhs)
-            for quant_type in types
-            if (kind := self.operand_type(site.name, operand, "", quant_type)) != NONE
-        ]
-        return max(found, default=0)
+        for operand in (site.lhs, site.rhs):
+            for quant_type in types:
+                kind = self.operand_type(site.name, operand, "", quant_type)
+                if kind != NONE:
+                    yield operand, self._operand(f"{site.name}.{operand}", kind)
 
 
 # The tables of the file, with a check for each of their keys.
 _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
     table: {o.name: o.check for o in OPTIONS.values() if o.table == table} for table in TABLES
 }
-_CHECKS |= {"asked": dict.fromkeys(SITES, check_type), "schedule": dict.fromkeys(SITES, read)}
+_CHECKS["asked"] = dict.fromkeys(SITES, check_type)
+_CHECKS["schedule"] = dict.fromkeys(SITES, parse_schedule)
 _TABLES = (*_CHECKS, "operands", "rules")
 
 
@@ -159,6 +170,7 @@ def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
     """Whether this process leaves `layer` unquantized at `site`; raises what `current` raises."""
+    # Any type but 'none' does: what the site's is, does not matter here.
     return layer_type(site, layer, "mixed") == NONE
 
 
@@ -205,7 +217,7 @@ def parse(text: str) -> QuantConfig:
         _check_table(name, table)
     check_packed(tables.get("quantizer", {}), operands.get("fprop.x", PLAIN))
     asked = tables.pop("asked", {})
-    schedule = {site: read(text) for site, text in tables.pop("schedule", {}).items()}
+    schedule = {site: parse_schedule(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": asked, "schedule": schedule, "operands": operands, "rules": rules}

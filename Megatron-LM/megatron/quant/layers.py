@@ -52,7 +52,7 @@ def label_layers(model: Module, prefix: str = "") -> int:
 
     A name is the submodule's path from the unwrapped model, with `prefix` and a dot before it if
     given: `decoder.layers.0.mlp.linear_fc1`. Transformer layers are numbered over all pipeline
-    stages; experts are numbered within their rank, as their paths are.
+    stages, and experts over all expert-parallel ranks.
 
     A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM. What
     is exempt gets no name.
@@ -176,7 +176,7 @@ def _tied_weight(model: Module) -> Parameter | None:
 
 
 def _global_name(model: Module, path: str) -> str:
-    """Return `path` without its wrappers, its layers numbered as in the whole model."""
+    """Return `path` without its wrappers, layers and experts numbered as in the whole model."""
     parts = path.split(".")
     names = list(parts)
     for i in range(1, len(parts)):
@@ -185,6 +185,11 @@ def _global_name(model: Module, path: str) -> str:
             if hasattr(layer, "layer_number"):
                 # Megatron counts from 1 over all stages, a path from 0 within its own.
                 names[i] = str(layer.layer_number - 1)
+        elif parts[i - 1] == "local_experts":
+            # The layer that routes to them knows which of all experts this rank has.
+            routed = model.get_submodule(".".join(parts[: max(0, i - 2)]))
+            if indices := getattr(routed, "local_expert_indices", None):
+                names[i] = str(indices[int(parts[i])])
     # DDP and Float16Module hold what they wrap as `module`.
     while names and names[0] == "module":
         names.pop(0)

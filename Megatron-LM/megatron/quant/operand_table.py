@@ -105,11 +105,11 @@ def parse_operands(table: object) -> dict[str, OperandRow]:
     for name, row in table.items():
         check_choice("operand", name, OPERANDS)
         found[name] = _row(f"operands.{name}", OperandRow, row)
-    check_operands(found)
+    _check_operands(found)
     return found
 
 
-def check_operands(rows: Mapping[str, OperandRow]) -> None:
+def _check_operands(rows: Mapping[str, OperandRow]) -> None:
     """Raise ValueError unless the rows of a GEMM's two operands fit together."""
     for site in SITES.values():
         lhs, rhs = (rows.get(f"{site.name}.{op}", PLAIN) for op in (site.lhs, site.rhs))

@@ -21,7 +21,7 @@ from .progress import step
 from .record import RECORDER
 from .spec import Hadamard, OperandSpec, QuantSpec
 from .stochastic import derive_seed
-from .tensor_amax import Shards, largest, shard_rank, shared_amax
+from .tensor_amax import Shards, is_shard, largest, shard_rank, shared_amax
 from .weights import cached
 
 UNLABELED = "unlabeled"
@@ -108,7 +108,7 @@ class QuantizedOperands(GemmOperands):
 
         @functools.cache
         def prepared() -> tuple[Tensor, Tensor | None]:
-            return self._prepared(how, axis, original)
+            return self._prepared(operand, how, axis, original)
 
         def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             x, own_amax = prepared()
@@ -139,7 +139,7 @@ class QuantizedOperands(GemmOperands):
         return spec_of(self.site.name, operand, self.layer, self.quant_type)
 
     def _prepared(
-        self, how: OperandSpec, axis: int, original: Tensor
+        self, operand: str, how: OperandSpec, axis: int, original: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is to be rounded, and its amax if that came with it.
 
@@ -147,7 +147,8 @@ class QuantizedOperands(GemmOperands):
         """
         x, amax = original, None
         if how.hadamard is not None:
-            if how.gain == 1.0 and how.spec.needs_tensor_amax:
+            whole = not is_shard(operand, self.shards)  # of a shard, `_amax` asks all ranks
+            if whole and how.gain == 1.0 and how.spec.needs_tensor_amax:
                 amax = torch.empty((), dtype=torch.float32, device=x.device)
             seed = self._sign_seed(how.hadamard)
             x = transform(x, how.hadamard, axis=axis, seed=seed, amax=amax)

@@ -44,7 +44,7 @@ class Phase:
 Schedule = tuple[Phase, ...]
 
 
-def parse(text: object) -> Schedule:
+def parse_schedule(text: object) -> Schedule:
     """Read a schedule: phases separated by commas, each but the last with its end.
 
     Raises:

@@ -1,61 +1,90 @@
 """Blocks that a parallel layout would cut in two: found before the first step.
 
-A block lies along the axis that its GEMM sums over. Where a layout deals this axis out to ranks,
-it must cut between blocks, or a rank would quantize other blocks than one process does.
+A block lies along the axis that its GEMM sums over, and a square along the operand's other axis,
+too. Where a layout deals such an axis out to ranks, it must cut between blocks, or a rank would
+quantize other blocks than one process does.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from .formats import LINEAR
 from .layers import FoundLayer
 from .traps import IsExcluded, listed
 
-# Per class of a linear layer: the site whose sum tensor parallelism splits, and its size there.
+_FEATURES = "another --tensor-model-parallel-size (for experts --expert-tensor-parallel-size)"
+_TOKENS = "another --context-parallel-size, --seq-length or --micro-batch-size"
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What a split cuts: the sums of site `sums`, and squares of `operands`, SITE.OPERAND each."""
+
+    sums: str
+    operands: tuple[str, ...]
+
+
+# Per class of a linear layer: the size that tensor parallelism splits, and what that cuts.
 _SPLIT = {
-    "RowParallelLinear": ("fprop", "input_size"),
-    "ColumnParallelLinear": ("dgrad", "output_size"),
+    "RowParallelLinear": ("input_size", _Cut("fprop", ("dgrad.weight", "wgrad.x"))),
+    "ColumnParallelLinear": ("output_size", _Cut("dgrad", ("fprop.weight", "wgrad.grad"))),
 }
+_CHUNKS = _Cut("wgrad", ("fprop.x", "dgrad.grad"))
 
 
 def cut_blocks(
     blocks: Mapping[str, int],
+    squares: Mapping[str, int],
     found: Iterable[FoundLayer],
     chunk_tokens: int,
     is_excluded: IsExcluded,
 ) -> list[str]:
-    """Say, one text a fault, which sums this rank has a part of that is cut in a block.
+    """Say, one text a fault, what this rank has a part of that is cut in a block.
 
     Args:
         blocks: of each site that quantizes in blocks, how long they are.
+        squares: of each operand (SITE.OPERAND) that is quantized in squares, their side.
         found: this rank's layers.
         chunk_tokens: tokens of a micro-batch in one context-parallel chunk; 0 without chunks.
         is_excluded: whether the run leaves (site, layer) unquantized.
     """
-    cut: dict[tuple[str, int, int], list] = {}
+    cut: dict[tuple[str, int, int, int], list] = {}
     for layer, module, _ in found:
         classes = {cls.__name__ for cls in type(module).__mro__}
-        for site, size in (_SPLIT[name] for name in classes & _SPLIT.keys()):
+        for size, cuts in (_SPLIT[name] for name in classes & _SPLIT.keys()):
             whole = getattr(module, size, None)
             part = getattr(module, f"{size}_per_partition", whole)
-            if layer.kind != LINEAR or site not in blocks or is_excluded(site, layer.name):
+            if layer.kind != LINEAR or part == whole:
                 continue
             # Gate and up lie one behind the other, and are each dealt out.
             pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
-            if part != whole and part // pieces % blocks[site]:
-                cut.setdefault((site, part // pieces, whole // pieces), []).append(layer)
+            for site, block in _through(cuts, blocks, squares):
+                if part // pieces % block and not is_excluded(site, layer.name):
+                    key = (site, part // pieces, whole // pieces, block)
+                    cut.setdefault(key, []).append(layer)
     faults = [
-        f"{site}: a rank has {part} of the {whole} elements that {listed(layers)} sums over, no "
-        f"multiple of the block of {blocks[site]}: another --tensor-model-parallel-size (for "
-        "experts --expert-tensor-parallel-size), a smaller block, or an exclude"
-        for (site, part, whole), layers in cut.items()
+        f"{site}: a rank has {part} of the {whole} elements of {listed(layers)} along which "
+        f"blocks lie, no multiple of the block of {block}: {_FEATURES}, a smaller block, or an "
+        "exclude"
+        for (site, part, whole, block), layers in cut.items()
     ]
-    if "wgrad" in blocks and chunk_tokens % blocks["wgrad"]:
-        faults.append(
-            f"wgrad: a context-parallel chunk of a micro-batch has {chunk_tokens} tokens, no "
-            f"multiple of the block of {blocks['wgrad']}: another --context-parallel-size, "
-            "--seq-length or --micro-batch-size"
-        )
-    return faults
+    return faults + [
+        f"{site}: a context-parallel chunk of a micro-batch has {chunk_tokens} tokens, no "
+        f"multiple of the block of {block}: {_TOKENS}"
+        for site, block in _through(_CHUNKS, blocks, squares)
+        if chunk_tokens % block
+    ]
+
+
+def _through(
+    cuts: _Cut, blocks: Mapping[str, int], squares: Mapping[str, int]
+) -> Iterable[tuple[str, int]]:
+    """Yield each site with blocks that lie across a split, and how long they are."""
+    if cuts.sums in blocks:
+        yield cuts.sums, blocks[cuts.sums]
+    for operand in cuts.operands:
+        if operand in squares:
+            yield operand.partition(".")[0], squares[operand]
 
 
 def _gated(module: object) -> bool:

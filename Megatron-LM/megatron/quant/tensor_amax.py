@@ -37,9 +37,14 @@ def shards_of(module: torch.nn.Module) -> Shards | None:
     return Shards(_SHARDED[names[0]], group)
 
 
+def is_shard(operand: str, shards: Shards | None) -> bool:
+    """Whether this rank holds but a shard of `operand`."""
+    return shards is not None and operand in shards.operands
+
+
 def shard_rank(operand: str, shards: Shards | None) -> int:
     """Return which shard of `operand` this rank holds, 0 if it holds the whole."""
-    return shards.group.rank() if shards and operand in shards.operands else 0
+    return shards.group.rank() if shards and is_shard(operand, shards) else 0
 
 
 def largest(x: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def shared_amax(x: Tensor, operand: str, shards: Shards | None) -> Tensor | None
     A collective of the group, also for an empty shard: all ranks quantize the same operands of the
     same layers in the same order.
     """
-    if shards is None or operand not in shards.operands:
+    if shards is None or not is_shard(operand, shards):
         return None
     # As integers the patterns of magnitudes are in their order, with Inf above numbers and NaN
     # above Inf; a maximum of floats may drop a NaN.

@@ -151,7 +151,8 @@ def check_alone(others: list[str]) -> None:
 
 def check_cuts(found: list[quant.FoundLayer], args: Namespace) -> None:
     """GuardError naming every block of this layout that is cut in two; a collective."""
-    here = quant.cut_blocks(current().blocks(), found, read_chunk_tokens(args), is_excluded)
+    blocks, squares = current().blocks(), current().squares()
+    here = quant.cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
 
 

@@ -149,6 +149,15 @@ def test_layers_without_a_number_keep_their_index():
     assert labels(model) == {"layers.0", "layers.1"}
 
 
+def test_experts_are_numbered_over_all_ranks():
+    layer = nn.ModuleDict(
+        {"experts": nn.ModuleDict({"local_experts": nn.ModuleList([nn.Linear(4, 8)] * 1)})}
+    )
+    layer.local_expert_indices = [5]
+    label_layers(nn.ModuleDict({"mlp": layer}))
+    assert labels(layer) == {"mlp.experts.local_experts.5"}
+
+
 def test_a_prefix_stands_before_every_name():
     model = Model(tied=True)
     label_layers(model, prefix="teacher")

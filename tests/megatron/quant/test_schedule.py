@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.quant import RECORDER, gemm_operands, set_step
 from megatron.quant.config import current
-from megatron.quant.schedule import Phase, parse, starts, type_at
+from megatron.quant.schedule import Phase, parse_schedule, starts, type_at
 
 
 @pytest.fixture(autouse=True)
@@ -17,25 +17,25 @@ def from_the_first_step():
 
 
 def test_a_share_ends_at_that_share_of_all_steps():
-    schedule = parse("mxfp4 until 0.9, then bf16")
+    schedule = parse_schedule("mxfp4 until 0.9, then bf16")
     types = [type_at(schedule, step, 20) for step in range(20)]
     assert types == ["mxfp4"] * 18 + ["none"] * 2
     assert starts(schedule, 20) == [18]
 
 
 def test_a_step_ends_before_that_step():
-    schedule = parse("none until 3, mxfp8 until 5, then hifp8")
+    schedule = parse_schedule("none until 3, mxfp8 until 5, then hifp8")
     types = [type_at(schedule, step, None) for step in range(7)]
     assert types == ["none"] * 3 + ["mxfp8"] * 2 + ["hifp8"] * 2
 
 
 def test_one_type_may_stand_alone():
-    assert parse("mxfp8") == (Phase("mxfp8"),)
+    assert parse_schedule("mxfp8") == (Phase("mxfp8"),)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 99))
 def test_a_share_is_reached_at_the_same_step_however_it_is_written(total, percent):
-    whole = parse(f"mxfp8 until {percent / 100:.2f}, then none")
+    whole = parse_schedule(f"mxfp8 until {percent / 100:.2f}, then none")
     assert starts(whole, total) == [round(percent / 100 * total)]
 
 
@@ -54,12 +54,12 @@ def test_a_share_is_reached_at_the_same_step_however_it_is_written(total, percen
 )
 def test_what_is_no_schedule_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        parse(text)
+        parse_schedule(text)
 
 
 def test_a_share_of_an_unknown_whole_is_refused():
     with pytest.raises(ValueError, match=r"share 0\.5.*not said: name the step"):
-        type_at(parse("mxfp8 until 0.5, then none"), 0, None)
+        type_at(parse_schedule("mxfp8 until 0.5, then none"), 0, None)
 
 
 def test_operands_follow_the_schedule(options):

@@ -31,14 +31,15 @@ class RowParallelLinear:
         self.input_size, self.input_size_per_partition = size, size // ranks
 
 
-def cuts(*modules, sites=ALL, block=32, chunk_tokens=0, excluded=()):
+def cuts(*modules, sites=ALL, block=32, squares=(), chunk_tokens=0, excluded=()):
     names = {"ColumnParallelLinear": FC1, "RowParallelLinear": FC2}
     found = [
         FoundLayer(Layer(names[type(m).__name__], "linear", type(m).__name__), m, m)
         for m in modules
     ]
     blocks = dict.fromkeys(sites, block)
-    return cut_blocks(blocks, found, chunk_tokens, lambda site, layer: layer in excluded)
+    sides = dict.fromkeys(squares, block)
+    return cut_blocks(blocks, sides, found, chunk_tokens, lambda site, layer: layer in excluded)
 
 
 def test_parts_of_whole_blocks_are_sound():
@@ -51,7 +52,7 @@ def test_one_rank_may_have_a_short_block_as_ever():
 
 def test_a_row_parallel_part_cuts_the_sum_of_fprop():
     (text,) = cuts(RowParallelLinear(96, 2))
-    assert text.startswith(f"fprop: a rank has 48 of the 96 elements that {FC2} (RowParallelLine")
+    assert text.startswith(f"fprop: a rank has 48 of the 96 elements of {FC2} (RowParallelLinear")
     assert "no multiple of the block of 32" in text
     assert cuts(RowParallelLinear(96, 2), block=16) == []
     assert cuts(RowParallelLinear(96, 2), sites={"dgrad", "wgrad"}) == []
@@ -62,6 +63,31 @@ def test_a_column_parallel_part_cuts_the_sum_of_dgrad():
     (text,) = cuts(ColumnParallelLinear(96, 2))
     assert text.startswith("dgrad: a rank has 48 of the 96 elements")
     assert cuts(ColumnParallelLinear(96, 2), sites={"fprop"}) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "cut"),
+    [
+        (RowParallelLinear, {"dgrad.weight", "wgrad.x"}),
+        (ColumnParallelLinear, {"fprop.weight", "wgrad.grad"}),
+    ],
+)
+@pytest.mark.parametrize("square", ["fprop.x", "fprop.weight", "dgrad.grad", "dgrad.weight"])
+def test_squares_are_cut_along_the_axis_that_is_no_sum(split, cut, square):
+    faults = cuts(split(96, 2), sites=(), squares=[square])
+    assert [text.partition(":")[0] for text in faults] == [
+        square.partition(".")[0] for _ in cut & {square}
+    ]
+    assert cuts(split(128, 2), sites=(), squares=[square]) == []
+    assert bool(cuts(chunk_tokens=48, sites=(), squares=[square])) == (
+        square in {"fprop.x", "dgrad.grad"}
+    )
+
+
+def test_the_squares_of_a_run_are_its_rows(options):
+    rows = '[operands]\n"dgrad.weight" = { tile = "square" }\n"wgrad.x" = { tile = "square" }\n'
+    options('[asked]\ndgrad = "nvfp4"\nwgrad = "mxfp8"\n' + rows)
+    assert config.current().squares() == {"dgrad.weight": 16}  # mxfp8 has no squares
 
 
 def test_gate_and_up_are_two_sums():
@@ -92,7 +118,7 @@ def test_every_formats_own_blocks_are_kept_whole(options, kind):
     for part in (8, 16, 32, 64, 128, 192):
         layer = RowParallelLinear(2 * part, 2)
         found = [FoundLayer(Layer(FC2, "linear", "RowParallelLinear"), layer, layer)]
-        faults = cut_blocks(blocks, found, 0, lambda *_: False)
+        faults = cut_blocks(blocks, {}, found, 0, lambda *_: False)
         assert bool(faults) == bool(size and part % size)
 
 

@@ -66,14 +66,18 @@ ALL = {QK: 1, ROUTER: 1, **dict.fromkeys([*QK_BACKWARD, *ROUTER_BACKWARD], 1)}
 def test_products_are_told_apart_by_site_module_and_what_they_differentiate(products, program):
     model, x = Sited(products), torch.empty(2, 5, 4, **META)
     run(products, model, lambda: model(x))
-    assert {astuple(p): calls for p, calls in products.found.items()} == ALL
+    assert {astuple(p)[:-1]: calls for p, calls in products.found.items()} == ALL
     assert sum(row["flops"] for row in program.rows(products)) == 3 * (400 + 120)
 
 
 def test_what_is_recomputed_in_the_backward_pass_counts_again(products):
     model, x = Sited(products), torch.empty(2, 5, 4, **META)
     run(products, model, lambda: checkpoint(model, x, use_reentrant=True))
-    assert {astuple(p): calls for p, calls in products.found.items()} == {**ALL, QK: 2, ROUTER: 2}
+    assert {astuple(p)[:-1]: calls for p, calls in products.found.items()} == {
+        **ALL,
+        QK: 2,
+        ROUTER: 2,
+    }
 
 
 def test_a_hand_written_backward_pass_is_of_its_forward_product(products):

@@ -15,6 +15,7 @@ from mqo.launch.prepare import RunData
 from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
 from mqo.overlay.series import Series
 from mqo.project import Project
+from mqo.recipes.recipe import Recipe
 
 # Two layers of width 64: 4 heads of 16, 2 groups, so qkv gives 64 + 2 x 32; SwiGLU doubles 96.
 TOY = (
@@ -43,11 +44,19 @@ def toy(mode, **rest):
     return resolve("llama32-1b", "wikipedia", mode, "smoke", extra_flags=flags, **rest)
 
 
+HALF = Recipe(
+    name="half",
+    summary="",
+    source="",
+    types={"fprop": "mxfp8", "dgrad": "mxfp4"},
+    operands={"fprop.x": {"quant_type": "none"}},
+)
 CELLS = {
     "bf16": toy("bf16"),
     "FA": toy("FA_mxfp8"),
     "linear": toy("linear_mxfp8", gemms="all"),
     "excluded": toy("mxfp4", exclude=("output_layer", "qk:decoder.layers.0.*")),
+    "half": toy("bf16", recipe=HALF),
     "bare": toy("bf16", without=("quant_sites",)),
     "experts": resolve("deepseek2_lite", "wikipedia", "mxfp8", "smoke", gemms="all"),
     "recomputed, split": toy(
@@ -103,6 +112,13 @@ def test_excluded_layers_are_not_counted_as_quantized(measured):
         ("pv", "mxfp4"): SCORES,
     }
     assert measured["excluded"].flops == TOTAL
+
+
+def test_a_product_of_one_unquantized_operand_is_not_counted(measured):
+    head = 2 * TOKENS * 256 * 64
+    assert quantized(measured["half"]) == {("dgrad", "mxfp4"): LINEAR - head}
+    reasons = {p.reason for p in measured["half"].products if p.gemm == "fprop"}
+    assert reasons == {AT_NONE, "the recipe leaves x unquantized"}
 
 
 def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):

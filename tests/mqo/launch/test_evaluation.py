@@ -21,7 +21,8 @@ if (Path(checkpoint) / "fail.json").exists():
     sys.exit(1)
 if command == "describe":
     facts = json.loads((Path(checkpoint) / "types.json").read_text())
-    Path(target).write_text(json.dumps({"folder": checkpoint, "types": facts}))
+    rows = (Path(checkpoint) / "rows").exists()
+    Path(target).write_text(json.dumps({"folder": checkpoint, "types": facts, "rows": rows}))
 else:
     options = tomllib.loads(Path(os.environ["MQO_QUANT_CONFIG"]).read_text())
     (Path(checkpoint) / "told.json").write_text(json.dumps([words, options]))
@@ -191,6 +192,19 @@ def test_rows_of_a_recipe_are_those_of_its_own_types_alone(tmp_path):
     assert evaluation.recipe_rows(path, {"fprop": "mxfp8"}) == {}
     assert evaluation.recipe_rows(None, {"fprop": "nvfp4"}) == {}
     assert evaluation._options(path) == {}
+
+
+def test_a_checkpoint_of_a_recipe_is_not_run_without_its_rows(tree, run, taken):
+    (run / "checkpoints/rows").touch()
+    options = (run / "quant.toml").rename(run / "moved.toml")
+    place = Place.of(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="trained by a recipe"):
+        evaluation.evaluate(tree, [place], [AS_TRAINED], ())
+    assert taken == []
+    assert evaluation.evaluate(tree, [place], ["bf16"], ())[0].mode == "bf16"
+    options.rename(run / "checkpoints/quant.toml")
+    place = Place.of(run / "checkpoints")
+    assert evaluation.evaluate(tree, [place], [AS_TRAINED], ())[0].types["fprop"] == "mxfp8"
 
 
 def test_rows_of_a_recipe_stay_in_a_later_phase(tmp_path):

@@ -1,5 +1,6 @@
 """The layouts that the launcher chooses: they fit, they divide, and a resumed run keeps its own."""
 
+import re
 import shlex
 import subprocess
 
@@ -15,9 +16,11 @@ from mqo.launch.plan import decides, layout_of, place, saved_layout, with_layout
 from mqo.launch.prepare import check_config
 from mqo.matrix import generate, tables
 from mqo.project import Project
+from mqo.recipes import recipe as recipes
 from mqo.scale.choose import Job, measure
 from mqo.scale.devices import DEVICES, GIB, memory_of, usable
 from mqo.scale.layout import BUCKET, Layout
+from mqo.scale.weights import rank_weights
 
 SCRIPTS = Project.here().root / "script"
 NAMES = [str(path) for path, _ in generate.scripts()]
@@ -82,6 +85,30 @@ def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
     command, _ = from_shell(done.stdout[done.stdout.index("MQO_QUANT_CONFIG") :])
     assert layout_of(command, 64) == Layout(64, expert=4)
     assert "--expert-model-parallel-size 4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "copies"),
+    [
+        ({"mode": "bf16"}, 0),
+        ({"mode": "mxfp8"}, 2),
+        ({"mode": "mxfp8", "gemms": "all"}, 4),  # along two axes
+        ({"mode": "hifp8", "gemms": "all"}, 2),  # element by element: one for both
+        ({"recipe": "nvfp4"}, 2),  # in squares
+        ({"recipe": "mxfp4-backward"}, 4),  # of dgrad alone, in fp32 under its gain
+    ],
+)
+def test_cached_weights_are_counted_as_they_are_kept(words, copies):
+    words = {"mode": "bf16", "flags": "--tensor-model-parallel-size 2"} | words
+    if "recipe" in words:
+        words["recipe"] = recipes.read(words["recipe"])
+    needs = []
+    for keeps in (False, True):
+        made = cell(**words, cache_weights=keeps)
+        lines = with_layout(made, H100, made.quantization.types).lines
+        needs.append(float(re.search(r"computed: ([\d.]+) of", lines[0])[1]))
+    weights = rank_weights(made.experiment.model, Layout(8, tensor=2), 0).linear
+    assert needs[1] - needs[0] == pytest.approx(copies * weights / GIB, abs=0.11)
 
 
 # -- what is chosen --------------------------------------------------------------------------------

@@ -192,6 +192,13 @@ MX = 'types = { fprop = "mxfp8" }\n'
             'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
             "transformed differently",
         ),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "square" }', "no squares"),
+        (
+            'types = { fprop = "nvfp4" }\n[operands]\n"fprop.x" = { scale_rule = "rceil" }',
+            "one scale rule",
+        ),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"dgrad.grad" = { gain = 0.5 }', "is 'none'"),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { signs = "fixed" }', "signs"),
         ("types = ", "Invalid value"),
         ('types = { wgrad = "mixed" }', "no quant_type for wgrad.grad"),
         (f"{MX}[[rules]]\nlayers = 'a'\nquant_type = 'mixed'", "mixed"),

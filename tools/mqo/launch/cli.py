@@ -248,14 +248,12 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
     """Return the recipe as it was changed, and the patches to leave out."""
     ingredients = [name for name in args.without if name in INGREDIENTS]
     patches = tuple(name for name in args.without if name not in INGREDIENTS)
-    if args.recipe is None:
-        if switched := [*ingredients, *args.with_]:
-            raise MqoError(
-                f"{', '.join(switched)} is for recipes, and none was given", expected="--recipe"
-            )
-        return None, patches
-    recipe = recipes.read(args.recipe)
-    return recipes.changed(recipe, ingredients, args.with_), patches
+    recipe = recipes.chosen(args.recipe, ingredients, args.with_)
+    if args.allow_mostly_unquantized and recipe is None:
+        raise MqoError(
+            "--allow-mostly-unquantized is for recipes, and none was given", expected="--recipe"
+        )
+    return recipe, patches
 
 
 def listing(front_end: bool = False) -> str:

@@ -145,9 +145,12 @@ class RunConfig(_Part):
         return quant_toml(types, options, how.schedule, operands, self._rules())
 
     def layers_toml(self) -> str:
-        """Return what of quant.toml says which layers are left out, or have another type."""
+        """Return what of quant.toml says which layers and operands have which type."""
         left_out = {k: v for k, v in self.quantization.options.items() if k == "exclude"}
-        return quant_toml({}, left_out, rules=self._rules())
+        recipe = self.quantization.recipe
+        rows = recipe.operands.items() if recipe else ()
+        types = {name: {"quant_type": row.quant_type} for name, row in rows if row.quant_type}
+        return quant_toml({}, left_out, operands=types, rules=self._rules())
 
     def _rules(self) -> list[dict[str, str]]:
         recipe = self.quantization.recipe

@@ -241,6 +241,12 @@ def _how(tree: Tree, place: Place, mode: str) -> _How:
     words = ["describe", str(place.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
+    if facts["rows"] and place.quant_config is None:
+        raise CheckpointError(
+            f"{place.folder} was trained by a recipe, and no quant.toml is beside it",
+            expected="a copy of the run's quant.toml in that folder, or the run itself",
+            help="Naming a mode runs it in that one in place of the recipe",
+        )
     if rows := recipe_rows(place.quant_config, types):
         return _How(AS_TRAINED, types, rows)
     for name, known in tables.modes().items():

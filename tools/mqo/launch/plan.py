@@ -21,7 +21,8 @@ from mqo.matrix.tables import NONE, Mode
 from mqo.scale.choose import Job, choose, measure
 from mqo.scale.devices import GIB, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
-from mqo.torch_free import load
+from mqo.scale.memory import FP32, WIDTH
+from mqo.torch_free import formats, load
 
 _quant_config = load("quant.config")
 
@@ -239,8 +240,23 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
         per_node=where.nproc_per_node,
         limit=usable(machine.memory),
         cached=options.cache_weights,
+        copies=_copies(options, types, WIDTH[of.dtype]),
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
     )
+
+
+def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
+    """Return the bytes of a linear weight's rounded copies: one a site, but for those that agree.
+
+    What was multiplied by a gain is kept in fp32.
+    """
+    found = set()
+    for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
+        quant_type = types.get(site.name, NONE)
+        if options.operand_type(site.name, "weight", "", quant_type) != NONE:
+            how = options.operand_spec(site.name, "weight", "", quant_type)
+            found.add((how, None if how.is_same_along_all_axes else site.rhs_axis))
+    return sum(width if how.gain == 1.0 else FP32 for how, _ in found)
 
 
 def _divides(config: RunConfig, layout: Layout) -> bool:

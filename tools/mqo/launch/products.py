@@ -31,7 +31,8 @@ class Product:
     """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in all.
 
     `gemm` is a site, else an operation; with " backward" behind it, what autograd makes of it.
-    `quant_type` is what the site's literal says, and None where no site is.
+    `quant_type` is the layer's at that site, and None where no site is. `plain` are the operands
+    that a recipe leaves unquantized none the less.
     """
 
     layer: str
@@ -43,12 +44,15 @@ class Product:
     k: int
     calls: int
     flops: int
+    plain: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:
         """Why it is not quantized; empty where it is."""
         if self.quant_type == NONE:
             return AT_NONE
+        if self.plain:
+            return f"the recipe leaves {' and '.join(self.plain)} unquantized"
         if self.quant_type is not None:
             return ""
         return AUTOGRAD if self.gemm.endswith(BACKWARD) else NO_SITE

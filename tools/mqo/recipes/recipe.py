@@ -144,8 +144,25 @@ class Recipe(Row):
         if set(self.types.model_dump().values()) == {NONE}:
             raise ValueError("all types are 'none'; valid: one of fprop, dgrad, wgrad has a type")
         self.resolved()
+        self._check_used()
         _config.check_packed(self.options, self.operands.get("fprop.x", _operand_table.PLAIN))
         return self
+
+    def _check_used(self) -> None:
+        """ValueError for what a row says and no format of its operand has a use for."""
+        for name, row in self.operands.items():
+            if idle := _idle(row, self._types_of(name, row)):
+                raise ValueError(f"operands.{name}: {idle}")
+
+    def _types_of(self, name: str, row: OperandRow) -> set[str]:
+        """Return the formats that an operand has in some layer."""
+        site, _, operand = name.partition(".")
+        of_site = getattr(self.types, site)
+        if of_site == NONE:
+            return {NONE}
+        rules = {rule.quant_type for rule in self.rules}
+        types = {row.quant_type or of_site} | rules
+        return {_operand_table.member(kind, operand) or NONE for kind in types}
 
     def resolved(self) -> dict[tuple[str, str], Any]:
         """Return how each operand of the linear sites is quantized: megatron.quant's OperandSpec.
@@ -209,6 +226,24 @@ class Recipe(Row):
             yield {"layers": f"linear:{OUTPUT_LAYER}", "quant_type": NONE}
 
 
+def _idle(row: OperandRow, types: set[str]) -> str:
+    """Say what of a row changes nothing where the operand has one of these formats; '' if all does.
+
+    A transform changes an operand that stays unquantized, too: that of the other one is undone.
+    """
+    found = [formats.FORMATS[kind] for kind in types if kind != NONE]
+    if row.signs and row.hadamard is None:
+        return f"signs = '{row.signs}' is for a transform, and there is no hadamard"
+    if not found and (said := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})):
+        return f"{', '.join(said)} is for a quantized operand, and its type is 'none'"
+    kinds = ", ".join(sorted(types - {NONE}))
+    if row.tile == "square" and not any(one.square for one in found):
+        return f"{kinds} has no squares"
+    if row.scale_rule and not any(one.is_mx for one in found):
+        return f"{kinds} has one scale rule; scale_rule is for mx formats"
+    return ""
+
+
 def _without(row: OperandRow, ingredient: str) -> OperandRow:
     """Return an operand without an ingredient; itself where it has none."""
     left_out = {
@@ -253,6 +288,20 @@ def read(name: str) -> Recipe:
             f"{path} is no recipe: {_first(error)}",
             help="`mqo recipe show nvfp4` shows what one holds; docs/recipes.md explains it",
         ) from None
+
+
+def chosen(name: str | None, without: Iterable[str], with_: Iterable[str]) -> Recipe | None:
+    """Return the recipe of that name, changed; None without a name, which has nothing to change.
+
+    Raises what `read` and `changed` raise, and MqoError for a change of no recipe.
+    """
+    if name is not None:
+        return changed(read(name), without, with_)
+    if switched := [*without, *with_]:
+        raise MqoError(
+            f"{', '.join(switched)} is for recipes, and none was given", expected="--recipe"
+        )
+    return None
 
 
 def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Recipe:

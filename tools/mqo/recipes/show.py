@@ -54,10 +54,11 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
 
 def kept_out(recipe: Recipe, blocks: int) -> str:
     """Say which layers of a model of so many blocks a recipe leaves unquantized."""
-    kept = sorted({block for rule in recipe.rules if rule.keeps for block in rule.blocks(blocks)})
+    keeping = [rule for rule in recipe.rules if rule.keeps]
+    kept = sorted({block for rule in keeping for block in rule.blocks(blocks)})
     named = [r.layers for r in recipe.rules if not r.is_of_ends and r.quant_type == NONE]
     parts = [] if recipe.output_layer else [OUTPUT_LAYER]
-    parts += [f"blocks {', '.join(map(str, kept))} of {blocks}"] if kept else []
+    parts += [f"blocks {', '.join(map(str, kept)) or 'none'} of {blocks}"] if keeping else []
     return f"{recipe.label}; unquantized: {'; '.join([*parts, *named]) or 'nothing'}"
 
 

@@ -19,8 +19,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 class Job:
     """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
 
-    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
-    `block` is the longest block along which linear layers are quantized, 0 without one.
+    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay,
+    and `copies` are the bytes of a weight's, as `stage_memory` has it; `block` is the longest block
+    along which linear layers are quantized, 0 without one.
     """
 
     model: Model
@@ -31,6 +32,7 @@ class Job:
     per_node: int
     limit: int
     cached: bool = False
+    copies: int | None = None
     block: int = 0
 
 
@@ -46,7 +48,7 @@ class Fit:
 
 def measure(job: Job, layout: Layout) -> Fit:
     """Return what the layout needs."""
-    stage, memory = worst_stage(job.model, job.training, job.mode, layout, job.dtype)
+    stage, memory = worst_stage(job.model, job.training, job.mode, layout, job.dtype, job.copies)
     return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
 
 

@@ -64,13 +64,21 @@ class Memory:
 
 
 def stage_memory(
-    model: Model, training: Training, mode: Mode, layout: Layout, stage: int, dtype: Dtype = "bf16"
+    model: Model,
+    training: Training,
+    mode: Mode,
+    layout: Layout,
+    stage: int,
+    dtype: Dtype = "bf16",
+    copies: int | None = None,
 ) -> Memory:
     """Return the memory of a GPU of a pipeline stage.
 
-    A mode whose PV has a type runs attention unfused, and keeps its scores.
+    A mode whose PV has a type runs attention unfused, and keeps its scores. `copies` are the bytes
+    of a linear weight's rounded copies, 0 where none is rounded; by default one copy, of fprop.
     """
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
+    copies = width * (mode.linear != NONE) if copies is None else copies
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
     attention: Attention = "fused" if mode.pv == NONE else "unfused"
@@ -89,7 +97,7 @@ def stage_memory(
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
     scored = len(layers) * in_flight if layout.recompute == "none" else 1
-    rounded = _rounded(model, training, layout, weights) * (linear != NONE)
+    rounded = _rounded(model, training, layout, weights) * (copies > 0)
     ends = width * tokens * model.hidden_size * 2 * last  # the last norm's input and output
     head = _saved(model.hidden_size, model.hidden_size, linear, width) * last
     return Memory(
@@ -101,17 +109,22 @@ def stage_memory(
         logits=LOGITS * width * tokens * padded_vocabulary(model, layout) * last,
         working=again + width * (weights.largest + rounded),
         context=CONTEXT,
-        cache=width * weights.linear * (linear != NONE),
+        cache=copies * weights.linear,
         packed=round(tokens * (in_flight * sum(less) + head)),
     )
 
 
 def worst_stage(
-    model: Model, training: Training, mode: Mode, layout: Layout, dtype: Dtype = "bf16"
+    model: Model,
+    training: Training,
+    mode: Mode,
+    layout: Layout,
+    dtype: Dtype = "bf16",
+    copies: int | None = None,
 ) -> tuple[int, Memory]:
-    """Return the pipeline stage that needs the most, and what it needs."""
+    """Return the pipeline stage that needs the most, and what it needs; as `stage_memory`."""
     stages = [
-        stage_memory(model, training, mode, layout, stage, dtype)
+        stage_memory(model, training, mode, layout, stage, dtype, copies)
         for stage in range(layout.pipeline)
     ]
     return max(enumerate(stages), key=lambda one: one[1].total)

@@ -128,7 +128,7 @@ def test_branches_with_a_literal_each_are_all_set(tmp_path):
     return mm(total_input, weight, custom_quant_type)
     """
     root = write(tmp_path, {LAYERS: layers(forward=forward), ATTENTION: attention()})
-    assert types(root)["fprop"] == "mixed"
+    assert types(root)["fprop"] == "differs"
     outcome = modifier.modify(root, {"fprop": "mxfp4"})
     assert [(edit.before, edit.after) for edit in outcome.edits] == [
         ("mxfp8", "mxfp4"),

@@ -22,7 +22,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 
 COMMAND = "python3 script/quant_type_modifier.py"
-MIXED = "mixed"
+DIFFERS = "differs"
 CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
 
 
@@ -30,8 +30,8 @@ CUT_OFF = "a command was cut off, or is at work; the next one first finishes or 
 class SiteState:
     """A site as the source says it; `was` is what it said before the first modification, if else.
 
-    `type` is the quant type, any value that is none being 'none', as the convention has it; 'mixed'
-    when branches differ, and None when the source does not say.
+    `type` is the quant type, any value that is none being 'none', as the convention has it;
+    'differs' when branches do, and None when the source does not say.
     """
 
     place: Place
@@ -41,7 +41,7 @@ class SiteState:
     def type(self) -> str | None:
         """See the class."""
         types = {v if v in literals.TYPES else literals.NONE for v in self.place.values}
-        return types.pop() if len(types) == 1 else MIXED if types else None
+        return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
