@@ -46,7 +46,7 @@ def test_bf16_is_bit_identical_to_a_source_without_quant_sites(start):
     assert len(losses(patched)[0]) == 6
     text = (bare.source / "megatron/core/tensor_parallel/layers.py").read_text()
     assert "custom_quant_type" not in text
-    assert "runs_fused" not in (bare.source / ATTENTION).read_text()
+    assert "without_scores" not in (bare.source / ATTENTION).read_text()
 
 
 def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
@@ -60,7 +60,7 @@ def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
 
 def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
     with pytest.raises(
-        RunError, match=r"layers\.0\..*cannot run fused: its source or schedule says pv = mxfp4"
+        RunError, match=r"layers\.0\..*cannot run fused: its probabilities are quantized to mxfp4"
     ):
         start("mxfp4", flags=("--attention-backend", "flash"))
 

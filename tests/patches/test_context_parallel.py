@@ -48,8 +48,7 @@ def attention(module):
         module("megatron.quant", gemm_operands=lambda *_: _Same, site_types=lambda path: {})
         module(
             "megatron.attention",
-            runs_fused=lambda layer, types, query, key, mask: layer.fuses,
-            fused_context=lambda layer, query, key, *rest: (query, key, rest[0]),
+            without_scores=lambda layer, *_: lambda qk, *tensors: tensors[:3],
             gather_context=lambda tensor, group: (group, tensor),
             chunk_mask=lambda *args: ("mask", *args),
         )
@@ -71,7 +70,6 @@ class _Same:
 
 def test_keys_and_values_are_gathered_before_the_fused_branch(attention):
     layer = attention(2)
-    layer.fuses = True
     query, (group, key), (_, value) = layer.forward("query", "key", "value", None)
     assert (query, key, value) == ("query", "key", "value")
     assert group.size() == 2
@@ -80,7 +78,6 @@ def test_keys_and_values_are_gathered_before_the_fused_branch(attention):
 
 def test_without_context_parallelism_nothing_is_touched(attention):
     layer = attention(1)
-    layer.fuses = True
     assert layer.forward("query", "key", "value", None) == ("query", "key", "value")
     assert not hasattr(layer, "mqo_part")
 
@@ -92,7 +89,7 @@ def test_the_mask_is_made_behind_the_fused_branch_and_only_where_none_is_given()
         for start in (
             "key, value = gather_context",
             "custom_quant_type",
-            "if runs_fused",
+            "attend = without_scores",
             "if self.config.context_parallel_size > 1 and attention_mask is None:",
             "if self.num_attention_heads_per_partition",
         )

@@ -54,7 +54,7 @@ def test_the_branch_stands_behind_the_qk_literal_and_before_grouped_keys_are_rep
         "        # Grouped keys.\n"
         "        custom_quant_type = 'none'\n"
         "        qk_operands = gemm_operands('qk', custom_quant_type, self)\n"
-        "        if runs_fused(self, SITE_TYPES, query, key, attention_mask):\n"
+        "        attend = without_scores(self, SITE_TYPES, query, key, attention_mask)\n"
     ) in patched()
     assert [literal.site for literal in literals.read(patched().encode())] == ["qk", "pv"]
     assert patched().count("gemm_operands('qk'") == 1
@@ -70,11 +70,11 @@ def attention(module):
     """The look-alike, patched, beside what the branch calls; `ran` notes what that was given."""
     ran = []
 
-    def runs_fused(layer, site_types, query, key, mask):
+    def without_scores(layer, site_types, query, key, mask):
         ran.append((site_types, query, key, mask))
-        return layer.fuses
+        return (lambda *args: args) if layer.fuses else None
 
-    module("megatron.attention", runs_fused=runs_fused, fused_context=lambda *args: args)
+    module("megatron.attention", without_scores=without_scores)
     operands = types.SimpleNamespace(lhs=lambda t: 2 * t, rhs=lambda t: 3 * t)
     module("megatron.quant", gemm_operands=lambda *args: operands, site_types=lambda path: path)
     tracker = types.SimpleNamespace(get_cuda_rng_tracker=lambda: "the tracker")
@@ -85,14 +85,12 @@ def attention(module):
     return layer
 
 
-def test_the_fused_path_gets_the_quantized_query_and_key_and_allocates_nothing(attention):
+def test_a_path_without_scores_gets_the_operands_and_allocates_nothing(attention):
     query, key, value, mask = (torch.full((1, 1, 2, 1), float(n)) for n in range(4))
     attention.fuses = True
-    layer, lhs, rhs, third, tracker = attention.forward(query, key, value, mask)
-    assert layer is attention
-    assert torch.equal(lhs, 2 * query)
-    assert torch.equal(rhs, 3 * key)
-    assert third is value
+    qk, *tensors, tracker = attention.forward(query, key, value, mask)
+    assert torch.equal(qk.lhs(query), 2 * query)
+    assert all(one is other for one, other in zip(tensors, (query, key, value), strict=True))
     assert tracker == "the tracker"
     assert attention.ran == [("a path", query, key, mask)]
 
@@ -154,41 +152,49 @@ verify_forward.start()
 normalization, make_spec = verify_forward.local_spec()
 model = verify_forward.build(verify_forward.llama_configuration(normalization), make_spec())
 model.to(getattr(torch, sys.argv[2]))
-(loss, grads, elements), (fused_loss, fused_grads, fused_elements) = map(step, ("unfused", "flash"))
+(loss, grads, elements), (fused_loss, fused_grads, fused_elements) = map(step, ("unfused", "auto"))
 off = max(((f - g).norm() / g.norm()).item() for f, g in zip(fused_grads, grads))
-sizes = {"unfused": elements, "flash": fused_elements}
+sizes = {"unfused": elements, "auto": fused_elements}
 print(json.dumps({"losses": [loss, fused_loss], "off": off, "sizes": sizes}))
 """
 
 
 @pytest.fixture(scope="module")
 def source(vendored, tmp_path_factory):
-    """A snapshot a QK type."""
+    """A snapshot a type of QK and one of PV."""
     series, made = Series.of(Project.here()), {}
 
-    def take(quant_type):
-        if quant_type not in made:
-            made[quant_type] = tmp_path_factory.mktemp("source") / quant_type
-            snapshot(vendored, made[quant_type], types={"qk": quant_type}, series=series)
-        return made[quant_type]
+    def take(qk, pv):
+        if (qk, pv) not in made:
+            made[qk, pv] = tmp_path_factory.mktemp("source") / "tree"
+            snapshot(vendored, made[qk, pv], types={"qk": qk, "pv": pv}, series=series)
+        return made[qk, pv]
 
     return take
 
 
 @pytest.mark.parametrize(
-    ("quant_type", "dtype", "tolerance"),
-    [("none", "float32", 1e-5), ("mxfp8", "float32", 1e-5), ("none", "bfloat16", 5e-3)],
+    ("qk", "pv", "dtype", "tolerance"),
+    [
+        ("none", "none", "float32", 1e-5),
+        ("mxfp8", "none", "float32", 1e-5),
+        ("none", "none", "bfloat16", 5e-3),
+        ("none", "mxfp4", "float32", 1e-5),
+        ("nvfp4", "nvfp4", "float32", 1e-5),
+        ("mxfp8", "mxfp8", "bfloat16", 5e-3),
+    ],
 )
 @pytest.mark.slow
-def test_a_small_gpt_has_the_same_loss_fused_and_holds_no_scores(
-    source, quant_type, dtype, tolerance
-):
-    command = [sys.executable, "-W", "ignore", "-c", COMPARISON, str(source(quant_type)), dtype]
+def test_a_small_gpt_has_the_same_loss_without_scores(source, qk, pv, dtype, tolerance):
+    command = [sys.executable, "-W", "ignore", "-c", COMPARISON, str(source(qk, pv)), dtype]
     done = forking.run(command)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     loss, fused_loss = facts["losses"]
     assert fused_loss == pytest.approx(loss, rel=tolerance)
     assert 0 < facts["off"] < (0.1 if dtype == "bfloat16" else 0.01)
-    # Two sequences of 512 tokens, 4 heads. The test's own mask is all that is left of s x s.
-    assert facts["sizes"] == {"unfused": 2 * 4 * 512 * 512, "flash": 512 * 512}
+    # Two sequences of 512 tokens, 4 heads. The test's own mask is all that is left of s x s, or a
+    # chunk: so many scores make one.
+    sizes = facts["sizes"]
+    assert sizes["unfused"] == 2 * 4 * 512 * 512
+    assert sizes["auto"] == (512 * 512 if pv == "none" else 2**20)

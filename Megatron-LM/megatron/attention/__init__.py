@@ -1,6 +1,8 @@
 """Attention without the s x s scores, for the layers and quant types that can do without them."""
 
-from .choice import FusedAttentionError, fused_context, obstacle, runs_fused
+from .choice import FusedAttentionError, without_scores
+from .chunked import Scores, chunked_attention
+from .chunks import Span, Visible
 from .context import chunk_mask, gather_context
 from .fused import fused_attention
 from .masks import is_causal

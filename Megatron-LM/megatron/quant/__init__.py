@@ -29,6 +29,7 @@ from .guard import (
     site_coverage,
 )
 from .layers import (
+    LABEL,
     FoundLayer,
     Layer,
     exempt,
@@ -39,9 +40,10 @@ from .layers import (
 )
 from .measure import Measurement, measure, merge_measurements
 from .micro_batches import set_replica
-from .operands import gemm_operands
+from .operands import UNLABELED, GemmOperands, gemm_operands
 from .pack import PackedTensor, pack
 from .packed_activations import saved_operands
+from .parts import OperandParts
 from .progress import set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
 from .shards import cut_blocks
@@ -57,6 +59,7 @@ __all__ = [
     "ELEMENTS",
     "FAMILIES",
     "FORMATS",
+    "LABEL",
     "MX_ELEMENTS",
     "OVERFLOWS",
     "QUANT_TYPES",
@@ -65,11 +68,14 @@ __all__ = [
     "ROUNDINGS",
     "SCALE_RULES",
     "SITES",
+    "UNLABELED",
     "FiniteError",
     "FoundLayer",
+    "GemmOperands",
     "Hadamard",
     "Layer",
     "Measurement",
+    "OperandParts",
     "OperandSpec",
     "PackedTensor",
     "QuantConfig",

@@ -17,6 +17,7 @@ from .formats import NONE, SITES, GemmSite, check_choice, check_type
 from .hadamard import transform
 from .layers import LABEL, SHARDS, is_exempt
 from .packed_activations import save_packed
+from .parts import OperandParts
 from .progress import step
 from .record import RECORDER
 from .spec import Hadamard, OperandSpec, QuantSpec
@@ -43,6 +44,13 @@ class GemmOperands:
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand as the GEMM shall see it."""
         return tensor
+
+    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+        """Return what quantizes the left operand, of `shape`, part by part, along its last axis.
+
+        `amax` is that of the whole, float32 [], for formats that scale by it.
+        """
+        return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
@@ -75,6 +83,14 @@ class QuantizedOperands(GemmOperands):
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand, quantized along the site's contraction axis."""
         return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
+
+    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+        """See the base class."""
+        operand = self.site.lhs
+        spec = self._how(operand).spec
+        needed = amax if spec.needs_tensor_amax else None
+        place = (self.site.name, self.layer, operand)
+        return OperandParts(place, spec, shape, self._seed(operand, spec), needed)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """With `save_activations = "packed"`, save the activation as codes; else change nothing.

@@ -17,6 +17,8 @@ from .spec import QuantSpec
 EXCLUDED = "excluded"
 
 Key = tuple[str, str, str, str]
+# Of a part: the whole operand's shape, and the matrix and row where the part begins.
+Within = tuple[torch.Size, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Recorder:
         self._tallies: dict[Key, _Tally] = {}
         self._dump: dict[str, Tensor] = {}
         self._measuring = self._dumping = False
+        self._partial: str | None = None  # the operand whose parts are being kept
 
     def begin_step(self, iteration: int) -> None:
         """Say which iteration, from 1, the coming calls are of: it may be one to be measured."""
@@ -82,6 +85,11 @@ class Recorder:
         """Whether calls are being measured: the same on all ranks."""
         return self._measuring
 
+    @property
+    def dumping(self) -> bool:
+        """Whether operands are being kept."""
+        return self._dumping
+
     def observe(
         self,
         site: str,
@@ -93,25 +101,44 @@ class Recorder:
         quantized: Tensor,
         amax: Tensor | None = None,
         dump: Tensor | None = None,
+        calls: int = 1,
+        within: Within | None = None,
     ) -> None:
         """Count one call, measure it if its step is measured; that never waits for the device.
 
         `amax` is what `fake_quantize` was given, and `dump` is what is kept of a step to be dumped
-        in the place of `original`: what that was made of.
+        in the place of `original`: what that was made of. Of an operand that comes in parts, one is
+        the call, the others are 0 `calls`, and `within` says where the part lies.
         """
         tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
-        tally.calls += 1
+        tally.calls += calls
         if self._measuring:
             sums = measure(original, quantized, spec, axis, amax)
+            if not calls and not spec.block:  # the scale is the whole operand's: it was counted
+                sums = sums._replace(scales=torch.zeros_like(sums.scales))
             tally.step = sums if tally.step is None else tally.step.add(sums)
-            tally.step_calls += 1
+            tally.step_calls += calls
         if self._dumping:
-            self._keep(f"{site}/{layer}/{operand}", original if dump is None else dump)
+            name, kept = f"{site}/{layer}/{operand}", original if dump is None else dump
+            if within is None:
+                self._keep(name, kept)
+            else:
+                self._keep_part(name, kept, within, first=calls > 0)
 
     def _keep(self, name: str, original: Tensor) -> None:
         """Keep what the first call of a step was given; later micro-batches are as good."""
         if name not in self._dump:
             self._dump[name] = original.detach().to("cpu", copy=True).contiguous()
+
+    def _keep_part(self, name: str, part: Tensor, within: Within, first: bool) -> None:
+        """Keep a part of the first call, zeros where none comes; the first part comes first."""
+        shape, (matrix, row) = within
+        if first:
+            self._partial = None if name in self._dump else name
+            self._dump.setdefault(name, torch.zeros(shape, dtype=part.dtype))
+        if self._partial == name:
+            matrices, rows, size = part.shape
+            self._dump[name][matrix : matrix + matrices, row : row + rows, :size] = part
 
     def end_step(self) -> list[Measurement]:
         """Return what was measured since `begin_step`, and measure no more. Waits for the device.

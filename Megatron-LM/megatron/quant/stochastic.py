@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 RANDOM_BITS = 24
+_STEP = 0x9E3779B97F4A7C15
 
 
 def derive_seed(
@@ -45,10 +46,15 @@ def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> T
     """Return what each element of a tensor of `shape` draws: int64, 0 .. 2^24 - 1."""
     # int64 wraps as uint64 does; only its right shifts must be rid of the sign.
     index = torch.arange(1, shape.numel() + 1, device=device)
-    z = index * signed(0x9E3779B97F4A7C15) + signed(seed)
+    z = index * signed(_STEP) + signed(seed)
     z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift(z, 27)) * signed(0x94D049BB133111EB)
     return _shift(z ^ _shift(z, 31), 64 - RANDOM_BITS).reshape(shape)
+
+
+def skipped(seed: int, elements: int) -> int:
+    """Return the seed by which element 0 draws what element `elements` draws by `seed`."""
+    return (seed + elements * _STEP) % 2**64
 
 
 def signed(unsigned: int) -> int:

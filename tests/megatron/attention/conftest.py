@@ -1,13 +1,74 @@
 """Attention written out, operands for it, and a look-out for tensors of s x s."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.quant import RECORDER, config, set_step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch):
+    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
+    config.reset()
+    RECORDER.reset()
+    set_step(0)
+    yield
+    config.reset()
+    RECORDER.reset()
+    set_step(0)
+
+
+@pytest.fixture
+def options(monkeypatch, tmp_path):
+    """A function that makes a TOML text the quantizers' options."""
+
+    def write(text):
+        path = tmp_path / "quant.toml"
+        path.write_text(text, encoding="utf-8")
+        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(path))
+        config.reset()
+
+    return write
+
+
+class Layer:
+    """What is read of a DotProductAttention."""
+
+    def __init__(self, backend="auto", dropout=0.0):
+        self.config = SimpleNamespace(sequence_parallel=False)
+        if backend:
+            self.config.attention_backend = SimpleNamespace(name=backend)
+        self.attn_mask_type = SimpleNamespace(name="causal")
+        self.scale_mask_softmax = SimpleNamespace(
+            scale=None, window_size=None, input_in_float16=False, softmax_in_fp32=True
+        )
+        self.softmax_offset = None
+        self.softmax_scale = 0.25
+        self.layer_number = 3
+        self.attention_dropout = torch.nn.Dropout(dropout)
+
+
+class Tracker:
+    """Stands for upstream's RNG tracker: a generator state of its own."""
+
+    def __init__(self):
+        self.state = torch.Generator().manual_seed(7).get_state()
+        self.forks = 0
+
+    @contextmanager
+    def fork(self):
+        self.forks += 1
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+        yield
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(before)
 
 
 def written_out(query, key, value, scale, causal=True):

@@ -1,51 +1,13 @@
-from contextlib import contextmanager
-from types import SimpleNamespace
-
 import pytest
 import torch
-from megatron.attention import (
-    FusedAttentionError,
-    choice,
-    fused_attention,
-    fused_context,
-    obstacle,
-    runs_fused,
-)
-from megatron.quant import config, set_step
+from megatron.attention import FusedAttentionError, choice, without_scores
+from megatron.attention.paths import chunked_context, fused_context
+from megatron.quant import set_step
+
+from .conftest import Layer
 
 NONE = {"qk": "none", "pv": "none"}
-
-
-class Layer:
-    """What the choice reads of a DotProductAttention."""
-
-    def __init__(self, backend="auto", dropout=0.0):
-        self.config = SimpleNamespace(sequence_parallel=False)
-        if backend:
-            self.config.attention_backend = SimpleNamespace(name=backend)
-        self.attn_mask_type = SimpleNamespace(name="causal")
-        self.scale_mask_softmax = SimpleNamespace(scale=None, window_size=None)
-        self.softmax_offset = None
-        self.softmax_scale = 0.25
-        self.layer_number = 3
-        self.attention_dropout = torch.nn.Dropout(dropout)
-
-
-class Tracker:
-    """Stands for upstream's RNG tracker: a generator state of its own."""
-
-    def __init__(self):
-        self.state = torch.Generator().manual_seed(7).get_state()
-        self.forks = 0
-
-    @contextmanager
-    def fork(self):
-        self.forks += 1
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.state)
-        yield
-        self.state = torch.get_rng_state()
-        torch.set_rng_state(before)
+MXFP8 = NONE | {"pv": "mxfp8"}
 
 
 def tensors(sq=4, sk=4, device=None):
@@ -56,33 +18,53 @@ def causal(sq=4, sk=4):
     return torch.ones(1, 1, sq, sk, dtype=torch.bool).triu(sk - sq + 1)
 
 
+def path(layer, types, query, key, mask):
+    """The function that runs, None for upstream's own path."""
+    attend = without_scores(layer, types, query, key, mask)
+    return attend and attend.func
+
+
 @pytest.mark.parametrize("backend", ["auto", "flash", "fused", ""])
 @pytest.mark.parametrize("mask", [None, causal()], ids=["no mask", "a causal mask"])
 def test_a_plain_causal_layer_runs_fused(backend, mask):
-    assert runs_fused(Layer(backend), NONE, *tensors(), mask)
+    assert path(Layer(backend), NONE, *tensors(), mask) is fused_context
+    assert path(Layer(backend), NONE | {"qk": "mxfp8"}, *tensors(), mask) is fused_context
+
+
+@pytest.mark.parametrize("backend", ["auto", ""])
+@pytest.mark.parametrize("mask", [None, causal(), ~causal()], ids=["none", "causal", "another"])
+def test_a_pv_type_runs_in_chunks(backend, mask):
+    attend = without_scores(Layer(backend), MXFP8, *tensors(), mask)
+    assert attend.func is chunked_context
+    # A causal mask needs no tensor.
+    assert (attend.args[-1] is None) == (mask is None or torch.equal(mask, causal()))
 
 
 @pytest.mark.parametrize("backend", ["unfused", "local"])
-def test_unless_it_is_not_to(backend):
-    assert not runs_fused(Layer(backend), NONE, *tensors(), None)
-
-
-def test_a_backend_may_be_named_by_text():
+@pytest.mark.parametrize("types", [NONE, MXFP8])
+def test_unless_it_is_not_to(backend, types):
+    assert path(Layer(backend), types, *tensors(), None) is None
     layer = Layer()
-    layer.config.attention_backend = "unfused"
-    assert not runs_fused(layer, NONE, *tensors(), None)
+    layer.config.attention_backend = backend  # named by text
+    assert path(layer, types, *tensors(), None) is None
 
 
-def test_a_qk_type_fuses_and_a_pv_type_does_not():
-    assert obstacle(Layer(), NONE | {"qk": "mxfp8"}, *tensors(), None) == ""
-    assert "pv = mxfp4" in obstacle(Layer(), NONE | {"pv": "mxfp4"}, *tensors(), None)
-    assert "pv = no plain literal" in obstacle(Layer(), {"qk": "none"}, *tensors(), None)
+def test_without_a_plain_literal_upstreams_path_runs():
+    assert path(Layer(), {"qk": "none"}, *tensors(), None) is None
+
+
+@pytest.mark.parametrize(
+    "text", ['[layers]\nexclude = ["pv:*"]\n', '[operands]\n"pv.probs" = {quant_type = "none"}\n']
+)
+def test_probabilities_that_stay_unquantized_need_no_chunks(options, text):
+    options(text)
+    assert path(Layer("flash"), MXFP8, *tensors(), None) is fused_context
 
 
 def test_a_layer_that_is_exempt_runs_as_if_pv_had_no_type():
     layer = Layer()
     layer.mqo_exempt = True
-    assert obstacle(layer, NONE | {"pv": "mxfp4"}, *tensors(), None) == ""
+    assert path(layer, MXFP8, *tensors(), None) is fused_context
 
 
 @pytest.mark.parametrize(
@@ -92,118 +74,93 @@ def test_a_layer_that_is_exempt_runs_as_if_pv_had_no_type():
         ("attn_mask_type", None, "mask type is None"),
         ("scale_mask_softmax.window_size", (128, 0), "sliding window"),
         ("softmax_offset", torch.zeros(2), "offset"),
-        ("scale_mask_softmax.scale", 3, "--apply-query-key-layer-scaling"),
-        ("attention_dropout.p", 0.1, "drops out"),
+        ("attention_dropout.p", 0.1, "--attention-dropout"),
     ],
 )
-def test_what_a_layer_has_that_no_kernel_does(name, value, why):
+def test_what_a_layer_has_that_only_upstreams_path_does(name, value, why, capsys):
+    layer = changed(name, value)
+    assert path(layer, NONE, *tensors(), None) is None
+    choice._say.cache_clear()
+    for _ in range(2):
+        assert path(layer, MXFP8, *tensors(), None) is None
+    assert capsys.readouterr().out.count(why) == 1
+
+
+def changed(name, value):
     layer = Layer()
     owner, _, attribute = name.rpartition(".")
     setattr(getattr(layer, owner) if owner else layer, attribute, value)
-    assert why in obstacle(layer, NONE, *tensors(), None)
-    assert not runs_fused(layer, NONE, *tensors(), None)
+    return layer
+
+
+def test_chunks_can_more_than_kernels():
+    for layer, where in (
+        (changed("scale_mask_softmax.scale", 3), {}),
+        (Layer(), {"device": "meta"}),
+    ):
+        assert path(layer, NONE, *tensors(**where), None) is None
+        assert path(layer, MXFP8, *tensors(**where), None) is chunked_context
 
 
 def test_attributes_of_later_releases_may_be_missing():
     layer = Layer()
     del layer.softmax_offset, layer.scale_mask_softmax.window_size
-    assert obstacle(layer, NONE, *tensors(), None) == ""
+    for types in (NONE, MXFP8):
+        assert path(layer, types, *tensors(), None)
 
 
-def test_dropout_counts_in_training_alone():
+@pytest.mark.parametrize("types", [NONE, MXFP8])
+def test_dropout_counts_in_training_alone(types):
     layer = Layer(dropout=0.1)
     layer.attention_dropout.eval()
-    assert obstacle(layer, NONE, *tensors(), None) == ""
+    assert path(layer, types, *tensors(), None)
 
 
-def test_a_device_without_kernels():
-    assert "meta" in obstacle(Layer(), NONE, *tensors(device="meta"), None)
-
-
-@pytest.mark.parametrize("mask", [None, causal(2, 4)])
-def test_a_part_of_the_queries_is_not_fused(mask):
-    assert "2 queries for 4 keys" in obstacle(Layer(), NONE, *tensors(2, 4), mask)
-
-
-@pytest.mark.parametrize("mask", [None, causal(1, 4)])
-def test_a_single_query_is(mask):
-    assert obstacle(Layer(), NONE, *tensors(1, 4), mask) == ""
+@pytest.mark.parametrize("types", [NONE, MXFP8])
+def test_a_part_of_the_queries_needs_a_mask_that_says_what_they_see(types):
+    assert path(Layer(), types, *tensors(2, 4), None) is None
+    assert path(Layer(), types, *tensors(1, 4), None)
+    assert path(Layer(), types, *tensors(1, 4), causal(1, 4))
 
 
 @pytest.mark.parametrize("mask", [~causal(), causal() * 1.0, torch.zeros(4, 4) > 1])
-def test_any_other_mask_is_not(mask):
-    assert "mask is not the plain causal one" in obstacle(Layer(), NONE, *tensors(), mask)
+def test_any_other_mask_is_not_fused(mask):
+    assert path(Layer(), NONE, *tensors(), mask) is None
+
+
+@pytest.mark.parametrize("mask", [causal() * 1.0, ~causal()[0, 0], ~causal().expand(3, 1, 4, 4)])
+def test_a_mask_in_another_form_has_no_chunks(mask):
+    assert path(Layer(), MXFP8, *tensors(), mask) is None
+
+
+def test_an_amax_of_all_probabilities_is_known_of_a_causal_mask_alone():
+    types = NONE | {"pv": "nvfp4"}
+    assert path(Layer(), types, *tensors(), causal()) is chunked_context
+    assert path(Layer(), types, *tensors(), ~causal()) is None
+    assert path(Layer(), types, *tensors(1, 4), None) is None
+
+
+def test_squares_reach_over_chunks(options):
+    options('[operands]\n"pv.probs" = { tile = "square" }\n')
+    assert path(Layer(), NONE | {"pv": "nvfp4"}, *tensors(), None) is None
+    assert path(Layer(), MXFP8, *tensors(), None) is chunked_context  # which has none
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused"])
 def test_a_kernel_that_is_demanded_and_impossible_is_an_error_with_the_reason(backend):
     layer = Layer(backend)
-    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*pv = mxfp8.*-backend {backend} "):
-        runs_fused(layer, NONE | {"pv": "mxfp8"}, *tensors(), None)
+    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*to mxfp8.*-backend {backend} "):
+        path(layer, MXFP8, *tensors(), None)
     layer.mqo_layer = "decoder.layers.2.self_attention.core_attention"
-    with pytest.raises(FusedAttentionError, match=r"decoder\.layers\.2\."):
-        runs_fused(layer, {}, *tensors(), None)
+    layer.softmax_offset = torch.zeros(2)
+    with pytest.raises(FusedAttentionError, match=r"decoder\.layers\.2\..*offset"):
+        path(layer, NONE, *tensors(), None)
 
 
-# -- the context -------------------------------------------------------------------------------
-
-
-def test_the_context_has_the_layers_scale(operands):
-    found = fused_context(Layer(), *operands(), Tracker())
-    assert torch.equal(found, fused_attention(*operands(), scale=0.25, causal=True))
-
-
-def test_a_single_query_sees_every_key(operands):
-    found = fused_context(Layer(), *operands(sq=1), Tracker())
-    assert torch.equal(found, fused_attention(*operands(sq=1), scale=0.25, causal=False))
-
-
-@pytest.fixture
-def dropped(monkeypatch):
-    """A kernel that drops out, which the CPU has none of: it drops from the value."""
-
-    def drop(query, key, value, *, dropout, **rest):
-        return torch.nn.functional.dropout(value, dropout)
-
-    monkeypatch.setattr(choice, "fused_attention", drop)
-
-
-def test_dropout_takes_its_numbers_from_the_tracker(operands, dropped):
-    layer, tracker = Layer(dropout=0.5), Tracker()
-    before = torch.get_rng_state()
-    first = fused_context(layer, *operands(), tracker)
-    second = fused_context(layer, *operands(), tracker)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(first, second)
-    assert torch.equal(first, fused_context(layer, *operands(), Tracker()))
-    assert 0.3 < (first == 0).float().mean() < 0.7
-
-
-def test_with_sequence_parallelism_it_takes_the_ranks_own(operands, dropped):
-    layer, tracker = Layer(dropout=0.5), Tracker()
-    layer.config.sequence_parallel = True
-    torch.manual_seed(1)
-    first = fused_context(layer, *operands(), tracker)
-    torch.manual_seed(1)
-    assert torch.equal(first, fused_context(layer, *operands(), tracker))
-    assert tracker.forks == 0
-
-
-def test_without_dropout_no_generator_is_touched(operands):
-    tracker = Tracker()
-    fused_context(Layer(), *operands(), tracker)
-    assert tracker.forks == 0
-
-
-def test_a_schedule_of_pv_chooses_step_by_step(tmp_path, monkeypatch):
-    (tmp_path / "quant.toml").write_text('[schedule]\npv = "none until 2, then mxfp8"\n')
-    monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
-    config.reset()
+def test_a_schedule_of_pv_chooses_step_by_step(options):
+    options('[schedule]\npv = "none until 2, then mxfp8"\n')
     chosen = []
     for step in range(4):
         set_step(step)
-        chosen.append(runs_fused(Layer(), NONE, *tensors(), None))
-    assert chosen == [True, True, False, False]
-    set_step(0)
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE)
-    config.reset()
+        chosen.append(path(Layer(), NONE, *tensors(), None))
+    assert chosen == [fused_context, fused_context, chunked_context, chunked_context]

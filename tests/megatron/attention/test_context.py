@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from megatron.attention import chunk_mask, context, fused_context, gather_context
+from megatron.attention import chunk_mask, context, gather_context
 from megatron.attention.context import by_rank, chunk_starts, in_order
 
-from .conftest import written_out
-from .test_choice import NONE, Layer, Tracker, obstacle
+from .conftest import Layer, Tracker, written_out
+from .test_choice import MXFP8, NONE, path
+from .test_paths import fused_context
 
 RANKS = 3
 
@@ -81,11 +82,13 @@ def test_fused_a_rank_has_its_rows_of_the_context_and_of_the_gradients(operands,
     torch.testing.assert_close(gradients, right, rtol=1e-4, atol=1e-5)
 
 
-def test_a_rank_fuses_when_it_has_all_the_keys_and_no_mask():
+def test_a_rank_needs_no_scores_when_it_has_all_the_keys():
     layer = Layer()
     layer.mqo_part = (1, RANKS)
     query, key = torch.ones(4, 1, 2, 8), torch.ones(12, 1, 2, 8)
-    assert obstacle(layer, NONE, query, key, None) == ""
-    assert "4 queries for 4 keys" in obstacle(layer, NONE, query, key[:4], None)
     mask = chunk_mask(4, (1, RANKS), torch.device("cpu"))
-    assert "not the plain causal one" in obstacle(layer, NONE, query, key, mask)
+    for types in (NONE, MXFP8):
+        assert path(layer, types, query, key, None)
+        assert path(layer, types, query, key[:4], None) is None
+    assert path(layer, NONE, query, key, mask) is None
+    assert path(layer, MXFP8, query, key, mask)

@@ -1,0 +1,109 @@
+"""Which queries attend together where attention runs a chunk at a time, and what they see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from torch import Tensor
+
+# What hides a score, as upstream's masks do.
+HIDDEN = -10000.0
+# Elements of a chunk's scores: on a CPU as many as its caches hold, elsewhere to fill a device.
+_BUDGET = {"cpu": 2**20}
+_BUDGET_ELSEWHERE = 2**25
+# Keys are cut at multiples of this, queries too, where the sequence goes on.
+_KEYS, _QUERIES = 64, 32
+_MOST_QUERIES = 512
+
+
+@dataclass(frozen=True)
+class Span:
+    """Queries `start` to `stop`, of which the i-th sees the keys up to number `position` + i."""
+
+    start: int
+    stop: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What the queries see: as their spans say, which hold all of them, in order.
+
+    `mask` [b or 1, 1, sq, sk] is True where a key is hidden beside.
+    """
+
+    spans: tuple[Span, ...]
+    mask: Tensor | None = None
+
+    @classmethod
+    def by(cls, mask: Tensor, queries: int, keys: int) -> "Visible":
+        """Return what a mask alone leaves."""
+        return cls((Span(0, queries, keys - 1),), mask)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Queries `start` to `stop` of the matrices `first` to `last`.
+
+    A matrix is a sequence's group of heads, which share their keys. The queries see `seen` keys,
+    of which the last `masked` are hidden from some: the i-th sees i of them.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    seen: int
+    masked: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How attention is cut: `matrices` of `repeats` heads, `queries` by `keys` each."""
+
+    matrices: int
+    repeats: int
+    queries: int
+    keys: int
+    visible: Visible
+    block: int
+    device: str
+
+    @property
+    def rows(self) -> int:
+        """Queries of a chunk."""
+        longest = max(span.stop - span.start for span in self.visible.spans)
+        rows = min(self._budget // _QUERIES * _QUERIES, _MOST_QUERIES, longest)
+        return max(min(_QUERIES, longest), rows)
+
+    @property
+    def count(self) -> int:
+        """Matrices of a chunk."""
+        return max(1, min(self.matrices, self._budget // self.rows))
+
+    @property
+    def _budget(self) -> int:
+        budget = _BUDGET.get(self.device, _BUDGET_ELSEWHERE)
+        return max(1, budget // (self.repeats * self.keys))
+
+    @property
+    def elements(self) -> int:
+        """Scores of the largest chunk."""
+        return self.count * self.repeats * self.rows * self.keys
+
+    def chunks(self, *, whole: bool) -> Iterator[Chunk]:
+        """Yield the chunks, the first queries of the first matrices first.
+
+        A chunk sees the keys up to the end of the last block that one of its queries sees a part
+        of: what comes behind is hidden from all. A `whole` one sees every key.
+        """
+        block, rows = lcm(self.block, _KEYS), self.rows
+        for first in range(0, self.matrices, self.count):
+            last = min(first + self.count, self.matrices)
+            for span in self.visible.spans:
+                for start in range(span.start, span.stop, rows):
+                    stop = min(start + rows, span.stop)
+                    all_see = span.position + start - span.start + 1
+                    needed = all_see + stop - start - 1
+                    seen = self.keys if whole else min(self.keys, -(-needed // block) * block)
+                    yield Chunk(first, last, start, stop, seen, max(0, seen - all_see))

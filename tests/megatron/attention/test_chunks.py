@@ -1,0 +1,56 @@
+"""How attention is cut: every query once, with all that it sees, in memory that is bounded."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.attention import Span, Visible
+from megatron.attention.chunks import _BUDGET, Plan
+
+numbers = st.integers(1, 3000)
+
+
+@st.composite
+def plans(draw):
+    queries = draw(numbers)
+    keys = draw(st.integers(queries, 6000))
+    cut = draw(st.integers(0, queries - 1))
+    early = draw(st.integers(0, keys - queries))
+    spans = [Span(0, cut, early)] if cut else []
+    return Plan(
+        matrices=draw(st.integers(1, 20)),
+        repeats=draw(st.integers(1, 8)),
+        queries=queries,
+        keys=keys,
+        visible=Visible((*spans, Span(cut, queries, keys - queries + cut))),
+        block=draw(st.sampled_from([1, 16, 32, 64, 128])),
+        device="cpu",
+    )
+
+
+@given(plans(), st.booleans())
+def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan, whole):
+    counted = torch.zeros(plan.matrices, plan.queries, dtype=torch.int32)
+    for chunk in plan.chunks(whole=whole):
+        counted[chunk.first : chunk.last, chunk.start : chunk.stop] += 1
+        (span,) = (s for s in plan.visible.spans if s.start <= chunk.start < chunk.stop <= s.stop)
+        first_sees = span.position + chunk.start - span.start + 1
+        last_sees = first_sees + chunk.stop - chunk.start - 1
+        assert last_sees <= chunk.seen <= plan.keys
+        assert chunk.masked == max(0, chunk.seen - first_sees)
+        assert chunk.seen % plan.block == 0 or chunk.seen == plan.keys
+        assert chunk.seen == plan.keys or not whole
+    assert counted.min() == counted.max() == 1
+
+
+@given(plans())
+def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matrix(plan):
+    least = plan.repeats * min(32, plan.queries) * plan.keys
+    assert plan.elements <= max(_BUDGET["cpu"], least)
+
+
+@pytest.mark.parametrize(("keys", "seen"), [(512, [64, 128, 192, 256, 320, 384, 448, 512])])
+def test_a_causal_chunk_reads_up_to_the_end_of_the_block_that_it_ends_in(keys, seen, monkeypatch):
+    monkeypatch.setitem(_BUDGET, "cpu", 32 * keys)
+    plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
+    assert sorted({chunk.seen for chunk in plan.chunks(whole=False)}) == seen
