@@ -24,7 +24,7 @@ from mqo.matrix.tables import Mode
 from mqo.project import Project
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
-from mqo.scale.memory import Memory, worst_stage
+from mqo.scale.memory import Arithmetic, Memory, worst_stage
 from mqo.scale.weights import rank_weights
 
 DEVICE, PER_NODE = "h100-80gb", 8
@@ -60,7 +60,7 @@ def plan(model: str, mode: str, gpus: int) -> Plan:
     assert types is not None
     planned = with_layout(config, imagined(DEVICE, PER_NODE), types).config
     layout, row = layout_of(planned.placement.layout, gpus), tables.modes()[mode]
-    stage, memory = worst_stage(of.model, of.training, row, layout)
+    stage, memory = worst_stage(of.model, of.training, Arithmetic.of(row), layout)
     return Plan(of, row, layout, stage, memory)
 
 

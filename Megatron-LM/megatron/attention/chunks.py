@@ -1,16 +1,22 @@
-"""Which queries attend together where attention runs a chunk at a time, and what they see."""
+"""Which queries attend together where attention runs a chunk at a time, and what they see.
+
+This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What hides a score, as upstream's masks do.
 HIDDEN = -10000.0
 # Elements of a chunk's scores: on a CPU as many as its caches hold, elsewhere to fill a device.
-_BUDGET = {"cpu": 2**20}
-_BUDGET_ELSEWHERE = 2**25
+BUDGET = {"cpu": 2**20, "cuda": 2**25}
 # Keys are cut at multiples of this, queries too, where the sequence goes on.
 _KEYS, _QUERIES = 64, 32
 _MOST_QUERIES = 512
@@ -36,7 +42,7 @@ class Visible:
     mask: Tensor | None = None
 
     @classmethod
-    def by(cls, mask: Tensor, queries: int, keys: int) -> "Visible":
+    def by(cls, mask: Tensor, queries: int, keys: int) -> Visible:
         """Return what a mask alone leaves."""
         return cls((Span(0, queries, keys - 1),), mask)
 
@@ -83,7 +89,7 @@ class Plan:
 
     @property
     def _budget(self) -> int:
-        budget = _BUDGET.get(self.device, _BUDGET_ELSEWHERE)
+        budget = BUDGET.get(self.device, BUDGET["cuda"])
         return max(1, budget // (self.repeats * self.keys))
 
     @property

@@ -24,7 +24,7 @@ LENGTH = 150
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Several chunks of queries, and of matrices."""
-    monkeypatch.setitem(chunks._BUDGET, "cpu", 2 * 32 * LENGTH)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 2 * 32 * LENGTH)
     monkeypatch.setattr(chunks, "_MOST_QUERIES", 32)
 
 
@@ -121,7 +121,7 @@ def test_context_and_gradients_are_those_of_the_unfused_path(operands, shape, qu
 @pytest.mark.slow
 def test_a_code_in_a_million_is_another(operands, monkeypatch):
     """Where a GEMM's last bit moves a probability over a rounding tie; of 2 x 8 x 1024^2 codes."""
-    monkeypatch.setitem(chunks._BUDGET, "cpu", 2**20)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 2**20)
     tensors = operands(1024, 1024, groups=2, width=64)
     for quant_type in ("mxfp8", "mxfp4", "nvfp4"):
         assert_as_unfused(tensors, quant_type, moved=2 * 8 * 1024 * 1024 // 1_000_000)
@@ -252,7 +252,7 @@ def test_a_nan_is_found_where_it_comes_from(operands, options):
 
 def test_no_tensor_grows_with_the_square_of_the_sequence(operands, monkeypatch):
     length = 1024
-    monkeypatch.setitem(chunks._BUDGET, "cpu", 2**16)
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 2**16)
     tensors = operands(length, length, groups=2)
     with largest() as seen:
         gradients(chunked(Layer(), ("mxfp8", "mxfp8"), *tensors), tensors)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.attention import Span, Visible
-from megatron.attention.chunks import _BUDGET, Plan
+from megatron.attention.chunks import BUDGET, Plan
 
 numbers = st.integers(1, 3000)
 
@@ -46,11 +46,11 @@ def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan,
 @given(plans())
 def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matrix(plan):
     least = plan.repeats * min(32, plan.queries) * plan.keys
-    assert plan.elements <= max(_BUDGET["cpu"], least)
+    assert plan.elements <= max(BUDGET["cpu"], least)
 
 
 @pytest.mark.parametrize(("keys", "seen"), [(512, [64, 128, 192, 256, 320, 384, 448, 512])])
 def test_a_causal_chunk_reads_up_to_the_end_of_the_block_that_it_ends_in(keys, seen, monkeypatch):
-    monkeypatch.setitem(_BUDGET, "cpu", 32 * keys)
+    monkeypatch.setitem(BUDGET, "cpu", 32 * keys)
     plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
     assert sorted({chunk.seen for chunk in plan.chunks(whole=False)}) == seen

@@ -20,6 +20,7 @@ from mqo.recipes import recipe as recipes
 from mqo.scale.choose import Job, measure
 from mqo.scale.devices import DEVICES, GIB, memory_of, usable
 from mqo.scale.layout import BUCKET, Layout
+from mqo.scale.memory import Arithmetic
 from mqo.scale.weights import rank_weights
 
 SCRIPTS = Project.here().root / "script"
@@ -44,7 +45,8 @@ def planned(made, machine=H100, saved=None):
 
 def need(made, layout):
     """Bytes of a GPU, by the formulas, for the cell's own sizes."""
-    of, mode = made.experiment, tables.modes()[made.quantization.mode]
+    of = made.experiment
+    mode = Arithmetic.of(tables.modes()[made.quantization.mode], of.dtype)
     sizes = (layout.gpus, made.placement.cluster.nproc_per_node, 0)
     return measure(Job(of.model, of.training, mode, of.dtype, *sizes), layout).need
 
@@ -131,7 +133,7 @@ def test_a_plan_fits_and_divides(model, mode, gpus):
     assert (shape.num_query_groups or 1) % layout.tensor == 0 or shape.mla
     assert shape.num_layers % layout.pipeline == 0
     assert shape.moe is None or shape.moe.num_experts % layout.expert == 0
-    assert layout.recompute == ("none" if tables.modes()[mode].pv == "none" else "core_attn")
+    assert layout.recompute == "none"
 
 
 @pytest.mark.parametrize(
@@ -194,19 +196,21 @@ def test_what_the_users_flags_say_counts():
     assert planned(cell(flags="--global-batch-size 4", gpus=8)).data <= 4
     assert planned(cell("llama32-1b", flags="--attention-backend unfused")).recompute == "core_attn"
     assert planned(cell("llama32-1b", flags="--attention-backend=unfused")).recompute == "core_attn"
-    scheduled = cell("llama32-1b", schedule=("pv: mxfp4 until 0.5, then none",))
-    assert planned(scheduled).recompute == "core_attn"
+    scheduled = ("pv: mxfp4 until 0.5, then none",)
+    for flags, again in (("", "none"), ("--attention-dropout 0.1", "core_attn")):
+        made = cell("llama32-1b", schedule=scheduled, flags=flags)
+        assert planned(made).recompute == again
 
 
 def test_rounded_weights_that_stay_are_counted():
-    made = cell(mode="mxfp8")
-    kept = cell(mode="mxfp8", cache_weights=True)
+    made = cell(mode="mxfp8", gemms="all")
+    kept = cell(mode="mxfp8", gemms="all", cache_weights=True)
     assert planned(made).tensor == 2
     assert planned(kept).tensor == 4
 
 
 def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
-    made = cell("llama32-1b", "source")
+    made = cell("llama32-1b", "source", flags="--attention-dropout 0.1")
     chosen = [
         place(tmp_path, made, H100, {"pv": kind}).config.placement.layout
         for kind in ("none", "hifp8")
@@ -364,7 +368,9 @@ def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(saved):
     four = saved(tensor_model_parallel_size=4, data_parallel_size=2)
     assert resumed(four) == Layout(8, tensor=4)
     assert resumed(four, gpus=64) == Layout(64, tensor=4)
-    assert resumed(four, mode="mxfp8") == Layout(8, tensor=4, recompute="core_attn")
+    assert resumed(four, mode="mxfp8") == Layout(8, tensor=4)
+    unfused = resumed(four, mode="mxfp8", flags="--attention-backend unfused")
+    assert unfused == Layout(8, tensor=4, recompute="core_attn")
     assert resumed(saved(dist_ckpt_optim_fully_reshardable=True)).reshardable
 
 

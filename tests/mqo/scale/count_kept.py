@@ -105,10 +105,12 @@ def main():
     full |= {"recompute_num_layers": 1}
     cases = {
         "grouped": (False, "flash", {}),
+        "grouped, PV in chunks": (False, "auto", {}),
         "grouped, PV": (False, "unfused", {}),
         "grouped, PV, core_attn": (False, "unfused", core),
         "grouped, full": (False, "flash", full),
         "latent": (True, "flash", {}),
+        "latent, PV in chunks": (True, "auto", {}),
         "latent, PV": (True, "unfused", {}),
         "latent, PV, core_attn": (True, "unfused", core),
         "latent, experts": (True, "flash", EXPERTS),

@@ -9,10 +9,17 @@ import pytest
 from mqo.matrix import tables
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
-from mqo.scale.memory import BF16, SCORE_KEPT, layer_packed, layer_values, stage_memory
+from mqo.scale.memory import (
+    BF16,
+    SCORE_KEPT,
+    Arithmetic,
+    layer_packed,
+    layer_values,
+    stage_memory,
+)
 
 STANDARD = tables.trainings()["standard"]
-MODES = tables.modes()
+MODES = {name: Arithmetic.of(mode) for name, mode in tables.modes().items()}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +47,11 @@ EXPERTS = LATENT.model_copy(update={"moe": PUBLISHED.moe.model_copy(update=FEW)}
 SCORES = SCORE_KEPT // BF16 * 4 * 256  # heads x keys, for each token
 CASES = {
     "grouped": (GROUPED, "fused", 0),
+    "grouped, PV in chunks": (GROUPED, "chunked", 0),
     "grouped, PV": (GROUPED, "unfused", SCORES),
     "grouped, PV, core_attn": (GROUPED, "core_attn", 0),
     "latent": (LATENT, "fused", 0),
+    "latent, PV in chunks": (LATENT, "chunked", 0),
     "latent, PV": (LATENT, "unfused", SCORES),
     "latent, PV, core_attn": (LATENT, "core_attn", 0),
     "latent, experts": (EXPERTS, "fused", 0),
@@ -66,7 +75,13 @@ def test_a_recomputed_layer_keeps_its_input_alone(counted):
 
 
 PACKED = [f"grouped, {kind}" for kind in tables.quant_types()]
-OTHERS = ("latent", "latent, PV", "grouped, PV, core_attn", "latent, PV, core_attn")
+OTHERS = (
+    "latent",
+    "latent, PV in chunks",
+    "latent, PV",
+    "grouped, PV, core_attn",
+    "latent, PV, core_attn",
+)
 PACKED += [f"{name}, mxfp4" for name in (*OTHERS, "latent, experts")]
 
 
@@ -114,12 +129,23 @@ def test_states_of_experts_are_shared_out_by_those_who_hold_them():
     assert few.optimizer == all_eight.optimizer
 
 
-def test_scores_are_there_for_pv_alone_and_go_with_the_square():
-    layout = Layout(8, tensor=2, recompute="core_attn")
-    assert memory(layout, "FA_linear_mxfp8").scores == 0
+def test_scores_are_there_where_attention_is_unfused_and_go_with_the_square():
+    def scores(attention, recompute):
+        layout = Layout(8, tensor=2, recompute=recompute)
+        model = tables.models()["llama31-8b"]
+        return stage_memory(model, STANDARD, Arithmetic(attention=attention), layout, 0).scores
+
     one = 16 * 8192**2  # heads of a rank
-    assert memory(layout, "pv_mxfp8").scores == 8 * one
-    assert memory(Layout(8, tensor=2), "pv_mxfp8").scores == (32 * 4 + 4) * one
+    assert scores("unfused", "core_attn") == 8 * one
+    assert scores("unfused", "none") == (32 * 4 + 4) * one
+    assert scores("chunked", "none") == scores("fused", "none") == 0
+
+
+def test_chunks_work_with_buffers_of_one_size_and_gradients_of_keys_and_values():
+    layout = Layout(8, tensor=2)
+    more = memory(layout, "pv_mxfp8").working - memory(layout).working
+    keys = 8192 * 2 * 4 * 128  # of a rank's groups, and their values
+    assert more == 2**25 * (2 * 2 + 3 * 4) + keys * (2 + 4)
 
 
 def test_a_first_stage_holds_more_micro_batches_and_the_last_one_the_logits():
@@ -150,7 +176,9 @@ def test_a_model_in_fp32_is_its_own_main_weights():
     model = tables.models()["llama31-8b"]
     layout = Layout(8, tensor=2)
     half, single = (
-        stage_memory(model, STANDARD, MODES["mxfp8"], layout, 0, dtype)
+        stage_memory(
+            model, STANDARD, Arithmetic.of(tables.modes()["mxfp8"], dtype), layout, 0, dtype
+        )
         for dtype in ("fp16", "fp32")
     )
     assert half == memory(layout, "mxfp8")

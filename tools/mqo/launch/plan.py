@@ -17,11 +17,11 @@ from mqo.launch.inputs import TRACKER, values
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
-from mqo.matrix.tables import NONE, Mode
+from mqo.matrix.tables import NONE
 from mqo.scale.choose import Job, choose, measure
 from mqo.scale.devices import GIB, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
-from mqo.scale.memory import FP32, WIDTH
+from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 from mqo.torch_free import formats, load
 
 _quant_config = load("quant.config")
@@ -217,8 +217,10 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     sizes = read_sizes(shape_flags(of))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
-    unfused = values(_words(of), "--attention-backend") == ["unfused"]
-    scored = unfused or types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
+    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
+    attention: Attention = "chunked" if rounded else "fused"
+    if keeps_scores(_words(of), rounded):
+        attention = "unfused"
     try:
         options = _quant_config.parse(config.quant_toml(dict(types)))
     except ValueError as error:
@@ -233,15 +235,24 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
                 "sequence": sizes.seq_length,
             }
         ),
-        # Which type it is does not matter to what is counted here.
-        mode=Mode(name=asked.mode, linear=linear, pv="any" if scored else NONE),
+        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[of.dtype]), attention),
         dtype=of.dtype,
         gpus=where.processes,
         per_node=where.nproc_per_node,
         limit=usable(machine.memory),
         cached=options.cache_weights,
-        copies=_copies(options, types, WIDTH[of.dtype]),
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
+    )
+
+
+def keeps_scores(flags: Sequence[str], rounded: bool) -> bool:
+    """Return whether the user's flags leave local attention its s x s scores.
+
+    `rounded` says that its probabilities have a type.
+    """
+    dropout = values(flags, "--attention-dropout")
+    return values(flags, "--attention-backend") in (["unfused"], ["local"]) or (
+        rounded and dropout not in ([], ["0"], ["0.0"])
     )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
+from mqo.matrix.tables import Dtype, Model, Training
 from mqo.scale.layout import Layout, Recompute
-from mqo.scale.memory import Memory, worst_stage
+from mqo.scale.memory import Arithmetic, Memory, worst_stage
 
 SIZES = (1, 2, 4, 8)
 # What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
@@ -19,20 +19,18 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 class Job:
     """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
 
-    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay,
-    and `copies` are the bytes of a weight's, as `stage_memory` has it; `block` is the longest block
-    along which linear layers are quantized, 0 without one.
+    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
+    `block` is the longest block along which linear layers are quantized, 0 without one.
     """
 
     model: Model
     training: Training
-    mode: Mode
+    arithmetic: Arithmetic
     dtype: Dtype
     gpus: int
     per_node: int
     limit: int
     cached: bool = False
-    copies: int | None = None
     block: int = 0
 
 
@@ -48,7 +46,7 @@ class Fit:
 
 def measure(job: Job, layout: Layout) -> Fit:
     """Return what the layout needs."""
-    stage, memory = worst_stage(job.model, job.training, job.mode, layout, job.dtype, job.copies)
+    stage, memory = worst_stage(job.model, job.training, job.arithmetic, layout, job.dtype)
     return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
 
 
@@ -64,7 +62,7 @@ def choose(job: Job, divides: Callable[[Layout], bool], saved: Layout | None = N
         candidates = filter(lambda one: _is_whole(job, one), _candidates(job))
     else:
         same = replace(saved, gpus=job.gpus)
-        candidates = (replace(same, recompute=how) for how in _recomputes(job.mode))
+        candidates = (replace(same, recompute=how) for how in _recomputes(job.arithmetic))
     for layout in candidates:
         if divides(layout):
             found = measure(job, layout)
@@ -73,16 +71,16 @@ def choose(job: Job, divides: Callable[[Layout], bool], saved: Layout | None = N
     return None
 
 
-def _recomputes(mode: Mode) -> tuple[Recompute, ...]:
-    """Return what may be recomputed: a fused kernel keeps no scores."""
-    return RECOMPUTES if mode.pv != NONE else ("none", "full")
+def _recomputes(arithmetic: Arithmetic) -> tuple[Recompute, ...]:
+    """Return what may be recomputed: kernels and chunks keep no scores."""
+    return RECOMPUTES if arithmetic.attention == "unfused" else ("none", "full")
 
 
 def _candidates(job: Job) -> Iterator[Layout]:
     found = [
         Layout(job.gpus, tensor, pipeline, expert, recompute=recompute)
         for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
-        for recompute in _recomputes(job.mode)
+        for recompute in _recomputes(job.arithmetic)
         # What talks most stays within a machine.
         if tensor * expert <= job.per_node and tensor * pipeline * expert <= job.gpus
     ]

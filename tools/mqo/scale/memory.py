@@ -1,7 +1,7 @@
 """A GPU's memory at a layout, in bytes, part by part: computed, with Adam.
 
 What a layer keeps is counted from what autograd saves of upstream's local implementation as CUDA
-runs it: SwiGLU in one kernel, attention fused unless PV has a type, no dropout. A test counts the
+runs it: SwiGLU in one kernel, attention without the s x s scores, no dropout. A test counts the
 same on the CPU.
 """
 
@@ -12,10 +12,11 @@ from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
-from mqo.torch_free import formats
+from mqo.torch_free import formats, load
 
-# How local attention runs: fused where PV has no type; core_attn is unfused and recomputed.
-Attention = Literal["fused", "unfused", "core_attn"]
+# How local attention runs: in chunks where PV has a type, unfused where that was asked for;
+# core_attn is what is recomputed as a whole.
+Attention = Literal["fused", "chunked", "unfused", "core_attn"]
 
 BF16, FP32 = 2, 4
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
@@ -25,15 +26,36 @@ WIDTH: dict[Dtype, int] = {"bf16": BF16, "fp16": BF16, "fp32": FP32}
 STATES: dict[Dtype, int] = {"bf16": OPTIMIZER, "fp16": OPTIMIZER, "fp32": OPTIMIZER - FP32}
 # Tensors of logits at the loss's peak: themselves and their gradient (megatron/losses).
 LOGITS = 2
-# Of unfused attention with a type in PV: probabilities, and the rounded ones, for backward.
+# Of unfused attention: probabilities, and with a type in PV the rounded ones, for backward.
 SCORE_KEPT = 2 * BF16
 # Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
 SCORE_WORKING = 2 * BF16
+# Scores of a chunk, where attention runs in chunks.
+_CHUNK = load("attention.chunks").BUDGET["cuda"]
 # An allowance: the tokens of a rank's experts, of an even share. The router's loss evens them out,
 # and no step is exactly even.
 UNEVEN = 1.5
 # An allowance, not a count: CUDA's context, NCCL's and cuBLAS's buffers.
 CONTEXT = 3 * GIB
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What of a run's arithmetic decides its memory.
+
+    linear: the type of fprop's input. copies: bytes of a linear weight's rounded copies, 0 where
+    none is rounded. attention: how local attention runs.
+    """
+
+    linear: str = NONE
+    copies: int = 0
+    attention: Attention = "fused"
+
+    @classmethod
+    def of(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
+        """Return that of a mode which quantizes linear layers in fprop alone."""
+        copies = WIDTH[dtype] * (mode.linear != NONE)
+        return cls(mode.linear, copies, "fused" if mode.pv == NONE else "chunked")
 
 
 @dataclass(frozen=True)
@@ -66,28 +88,21 @@ class Memory:
 def stage_memory(
     model: Model,
     training: Training,
-    mode: Mode,
+    arithmetic: Arithmetic,
     layout: Layout,
     stage: int,
     dtype: Dtype = "bf16",
-    copies: int | None = None,
 ) -> Memory:
-    """Return the memory of a GPU of a pipeline stage.
-
-    A mode whose PV has a type runs attention unfused, and keeps its scores. `copies` are the bytes
-    of a linear weight's rounded copies, 0 where none is rounded; by default one copy, of fprop.
-    """
+    """Return the memory of a GPU of a pipeline stage."""
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
-    copies = width * (mode.linear != NONE) if copies is None else copies
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
-    attention: Attention = "fused" if mode.pv == NONE else "unfused"
+    attention, linear = arithmetic.attention, arithmetic.linear
     if layout.recompute == "core_attn":
         attention = "core_attn"
     tokens = training.micro_batch * training.sequence // (layout.tensor * layout.context)
     uneven = UNEVEN if layout.expert > 1 else 1
     kept = [width * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
-    linear = mode.linear
     less = [layer_packed(model, i, attention, linear, uneven=uneven, width=width) for i in layers]
     again = max(kept) if layout.recompute == "full" else 0
     if layout.recompute == "full":
@@ -97,7 +112,9 @@ def stage_memory(
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
     scored = len(layers) * in_flight if layout.recompute == "none" else 1
-    rounded = _rounded(model, training, layout, weights) * (copies > 0)
+    rounded = _rounded(model, training, layout, weights) * (arithmetic.copies > 0)
+    chunks = _chunks(model, training, layout, width) * (arithmetic.attention == "chunked")
+    scores = _scores(model, training, layout, scored, width) * (arithmetic.attention == "unfused")
     ends = width * tokens * model.hidden_size * 2 * last  # the last norm's input and output
     head = _saved(model.hidden_size, model.hidden_size, linear, width) * last
     return Memory(
@@ -105,11 +122,11 @@ def stage_memory(
         gradients=FP32 * count,
         optimizer=_states(weights, layout, dtype),
         activations=in_flight * sum(kept) + ends,
-        scores=_scores(model, training, layout, scored, width) if mode.pv != NONE else 0,
+        scores=scores,
         logits=LOGITS * width * tokens * padded_vocabulary(model, layout) * last,
-        working=again + width * (weights.largest + rounded),
+        working=again + width * (weights.largest + rounded) + chunks,
         context=CONTEXT,
-        cache=copies * weights.linear,
+        cache=arithmetic.copies * weights.linear,
         packed=round(tokens * (in_flight * sum(less) + head)),
     )
 
@@ -117,14 +134,13 @@ def stage_memory(
 def worst_stage(
     model: Model,
     training: Training,
-    mode: Mode,
+    arithmetic: Arithmetic,
     layout: Layout,
     dtype: Dtype = "bf16",
-    copies: int | None = None,
 ) -> tuple[int, Memory]:
-    """Return the pipeline stage that needs the most, and what it needs; as `stage_memory`."""
+    """Return the pipeline stage that needs the most, and what it needs."""
     stages = [
-        stage_memory(model, training, mode, layout, stage, dtype, copies)
+        stage_memory(model, training, arithmetic, layout, stage, dtype)
         for stage in range(layout.pipeline)
     ]
     return max(enumerate(stages), key=lambda one: one[1].total)
@@ -191,12 +207,13 @@ def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
     """Return query, key, value and context, and the width that is rotated.
 
     Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
-    recomputed, the value is kept as a view of all that was projected.
+    chunks keep the operands alone; recomputed, the value is kept as a view of what was projected.
     """
     heads, groups = model.num_attention_heads, model.num_query_groups or 0
     head = model.hidden_size // heads
     values = {
         "fused": 2 * (heads + groups) * head + heads * FP32 // BF16,
+        "chunked": 2 * (heads + groups) * head,
         "unfused": 4 * heads * head,
         "core_attn": 3 * (heads + groups) * head,
     }
@@ -232,6 +249,21 @@ def _scores(model: Model, training: Training, layout: Layout, kept: int, width: 
     heads = model.num_attention_heads // layout.tensor
     one = training.micro_batch * heads * training.sequence**2 // layout.context
     return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
+
+
+def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int:
+    """Return bytes that attention in chunks works with, in backward: its buffers of scores, and
+    keys and values, by head and with their gradients in fp32.
+    """
+    buffers = _CHUNK * (3 * FP32 if width == FP32 else 2 * width + 3 * FP32)
+    keys = training.micro_batch * training.sequence
+    if model.mla is None:
+        head = 2 * model.hidden_size // model.num_attention_heads
+        values = keys * (model.num_query_groups or model.num_attention_heads) * head
+    else:
+        key = model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim
+        values = keys * model.num_attention_heads * (key + model.mla.v_head_dim)
+    return buffers + (width + FP32) * values // layout.tensor
 
 
 def _rounded(model: Model, training: Training, layout: Layout, weights: Weights) -> int:
