@@ -1,30 +1,37 @@
-"""Times attention, fused and unfused, forward and backward, on the CPU; and its peak memory.
+"""Times attention with and without quant types, forward and backward, on the CPU; and its memory.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/attention.py [--threads 2] [--repeats 3]
+        [--lengths 1024 2048 4096 8192] [--quant-type mxfp8]
 
-Both take the same operands; the unfused one takes upstream's steps, with grouped keys repeated, a
-buffer of scores, a mask and a softmax in fp32. They take turns, and the best of each counts:
-machines are noisy, read the ratios. Memory is the peak of a process of its own for each, above what
-the operands had taken; it needs Linux.
+All paths take the same operands. "fused" has no types, "QK" fuses rounded queries and keys, "QK,
+PV" runs in chunks, and "unfused" has both types in upstream's steps: grouped keys repeated, a
+buffer of scores, a mask and a softmax. They take turns, and the best of each counts: machines are
+noisy, read the ratios to "unfused". Memory is the peak of a process of its own for each, above what the
+operands had taken; it needs Linux. Where memory does not do, "unfused" is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from megatron.attention import fused_attention
+from megatron.attention.paths import chunked_context, fused_context
+from megatron.quant import gemm_operands
 from torch import Tensor
 
-LENGTHS = (1024, 2048)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Tensors of s x s that the unfused path holds at once, and the share of memory that it may take.
+UNFUSED_TENSORS, UNFUSED_SHARE = 8, 0.6
 
 
 @dataclass(frozen=True)
@@ -45,45 +52,69 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--quant-type", default="mxfp8")
     parser.add_argument("--memory", nargs=4, metavar=("PATH", "SHAPE", "DTYPE", "LENGTH"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    paths = paths_of(arguments.quant_type)
     if arguments.memory:
         path, shape, dtype, length = arguments.memory
-        print(json.dumps(peak(PATHS[path], SHAPES[shape], DTYPES[dtype], int(length))))
+        print(json.dumps(peak(paths[path], SHAPES[shape], DTYPES[dtype], int(length))))
         return
-    print(f"{arguments.threads} threads, torch {torch.__version__}\n")
-    print("| shape | dtype | s | unfused ms | fused ms | time | unfused MB | fused MB | memory |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for case in ((s, d, n) for s in SHAPES for d in DTYPES for n in LENGTHS):
-        print_row(*case, arguments)
+    print(f"{arguments.quant_type}, {arguments.threads} threads, torch {torch.__version__}\n")
+    print(f"| shape | dtype | s | {' | '.join(f'{p} ms' for p in paths)} | QK, PV / unfused |")
+    print(f"|{'---|' * (4 + len(paths))}")
+    cases = [(s, d, n) for s in SHAPES for d in DTYPES for n in arguments.lengths]
+    for case in cases:
+        print_row(*case, times(paths, *case, arguments.repeats))
+    print(f"\n| shape | dtype | s | {' | '.join(f'{p} MiB' for p in paths)} | QK, PV / unfused |")
+    print(f"|{'---|' * (4 + len(paths))}")
+    for case in cases:
+        print_row(*case, {p: measured(p, *case, arguments) for p in fitting(paths, *case)})
 
 
-def print_row(shape: str, dtype: str, length: int, arguments: argparse.Namespace) -> None:
-    """One row of the table."""
-    tensors = operands(SHAPES[shape], DTYPES[dtype], length)
-    best = dict.fromkeys(PATHS, float("inf"))
-    for _ in range(arguments.repeats):
-        for path, attend in PATHS.items():
-            best[path] = min(best[path], milliseconds(attend, tensors))
-    megabytes = {path: measured(path, shape, dtype, length, arguments.threads) for path in PATHS}
-    times = [f"{best[path]:.0f}" for path in PATHS]
-    sizes = [f"{megabytes[path]:.0f}" for path in PATHS]
-    cells = [shape, dtype, str(length), *times, f"{best['unfused'] / best['fused']:.1f}x", *sizes]
-    cells.append(f"{megabytes['unfused'] / megabytes['fused']:.1f}x")
+def print_row(shape: str, dtype: str, length: int, found: dict[str, float]) -> None:
+    """Print a row; a path that was left out has a dash."""
+    cells = [f"{found[path]:.0f}" if path in found else "-" for path in PATHS]
+    ratio = found["QK, PV"] / found["unfused"] if "unfused" in found else None
+    cells = [shape, dtype, str(length), *cells, "-" if ratio is None else f"{ratio:.2f}"]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def measured(path: str, shape: str, dtype: str, length: int, threads: int) -> float:
-    """The peak of one case in MB, from a process of its own."""
-    command = [sys.executable, __file__, "--threads", str(threads)]
+def fitting(paths: dict[str, Callable], shape: str, dtype: str, length: int) -> dict[str, Callable]:
+    """Return the paths that this machine has the memory for."""
+    scores = SHAPES[shape].heads * length**2 * DTYPES[dtype].itemsize
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * UNFUSED_SHARE
+    return {p: f for p, f in paths.items() if p != "unfused" or UNFUSED_TENSORS * scores < room}
+
+
+def times(
+    paths: dict[str, Callable], shape: str, dtype: str, length: int, repeats: int
+) -> dict[str, float]:
+    """Return the best time of each path, in milliseconds; they take turns."""
+    tensors = operands(SHAPES[shape], DTYPES[dtype], length)
+    fit = fitting(paths, shape, dtype, length)
+    best = dict.fromkeys(fit, float("inf"))
+    for _ in range(repeats):
+        for path, attend in fit.items():
+            best[path] = min(best[path], milliseconds(attend, tensors))
+    return best
+
+
+def measured(
+    path: str, shape: str, dtype: str, length: int, arguments: argparse.Namespace
+) -> float:
+    """The peak of one case in MiB, from a process of its own."""
+    command = [sys.executable, __file__, "--threads", str(arguments.threads)]
+    command += ["--quant-type", arguments.quant_type]
     command += ["--memory", path, shape, dtype, str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> float:
-    """By how many MB one pass raises what this process holds, at its peak."""
+    """By how many MiB one pass raises what this process holds, at its peak."""
     step(attend, operands(shape, dtype, 64))  # loads what is loaded once
     tensors = operands(shape, dtype, length)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -119,27 +150,64 @@ def operands(shape: Shape, dtype: torch.dtype, length: int) -> list[Tensor]:
     return [t.to(dtype).requires_grad_() for t in made]
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Ours."""
-    return fused_attention(query, key, value, scale=query.size(-1) ** -0.5, causal=True)
-
-
-def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Upstream's steps."""
-    groups = query.size(2) // key.size(2)
-    q, k, v = (
-        t.repeat_interleave(n, 2)[:, 0].transpose(0, 1)
-        for t, n in ((query, 1), (key, groups), (value, groups))
+def layer_of(query: Tensor) -> SimpleNamespace:
+    """Return what the paths read of a DotProductAttention: of one in bf16 if `query` is."""
+    softmax = {"scale": None, "input_in_float16": query.dtype != torch.float32}
+    return SimpleNamespace(
+        softmax_scale=query.size(-1) ** -0.5,
+        scale_mask_softmax=SimpleNamespace(softmax_in_fp32=False, **softmax),
+        attention_dropout=torch.nn.Dropout(0.0),
+        config=SimpleNamespace(sequence_parallel=False),
     )
-    length = q.size(1)
-    buffer = q.new_empty(q.size(0), length, length)
-    scores = torch.baddbmm(buffer, q, k.transpose(1, 2), beta=0.0, alpha=q.size(-1) ** -0.5)
+
+
+def fused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend on torch's kernel."""
+    layer = layer_of(query)
+    qk = gemm_operands("qk", types[0], layer)
+    return fused_context(layer, types[1], qk, query, key, value, None)
+
+
+def chunked(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend in chunks."""
+    layer = layer_of(query)
+    qk = gemm_operands("qk", types[0], layer)
+    return chunked_context(layer, types[1], None, qk, query, key, value, None)
+
+
+def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend by upstream's steps."""
+    layer, groups = layer_of(query), query.size(2) // key.size(2)
+    qk, pv = (gemm_operands(s, kind, layer) for s, kind in zip(("qk", "pv"), types, strict=True))
+    q, k, v = (
+        t.repeat_interleave(n, 2)[:, 0] for t, n in ((query, 1), (key, groups), (value, groups))
+    )
+    length = q.size(0)
+    scores = torch.baddbmm(
+        q.new_empty(q.size(1), length, length),
+        qk.lhs(q).transpose(0, 1),
+        qk.rhs(k).transpose(0, 1).transpose(1, 2),
+        beta=0.0,
+        alpha=layer.softmax_scale,
+    )
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    probs = scores.float().masked_fill(hidden, -10000.0).softmax(-1).to(q.dtype)
-    return torch.bmm(probs, v).transpose(0, 1).flatten(1)
+    probs = scores.masked_fill_(hidden, -10000.0).softmax(-1)
+    return torch.bmm(pv.lhs(probs), pv.rhs(v).transpose(0, 1)).transpose(0, 1).flatten(1)
 
 
-PATHS: dict[str, Callable] = {"unfused": unfused, "fused": fused}
+PATHS = ("fused", "QK", "QK, PV", "unfused")
+
+
+def paths_of(quant_type: str) -> dict[str, Callable]:
+    """Return the paths, of PATHS, as functions of query, key and value."""
+    both = (quant_type, quant_type)
+    ways = (
+        (fused, ("none", "none")),
+        (fused, (quant_type, "none")),
+        (chunked, both),
+        (unfused, both),
+    )
+    return {name: partial(way, types) for name, (way, types) in zip(PATHS, ways, strict=True)}
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@
 llama32-1b with that width, depth and sequence, one sequence a step, in fp32 on a CPU. "Upstream" is
 the same trainer without the patches that quantize, fuse attention or watch a run: what is left
 lets it run here. All variants take turns, --rounds times; the ratios are of the median steps of one
-round, their median and quartiles.
+round, their median and quartiles. MiB is the most that the process held, the interpreter and its
+libraries too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from dataclasses import dataclass
@@ -45,6 +47,8 @@ VARIANTS = {
     "upstream": Variant("bf16", ("quant_sites", "weight_epochs", "run_hooks")),
     "bf16, unfused attention": Variant("bf16", flags=UNFUSED),
     BASE: Variant("bf16"),
+    "mxfp8": Variant("mxfp8"),
+    "mxfp8, unfused attention": Variant("mxfp8", flags=UNFUSED),
     "FA_linear_mxfp8": Variant("FA_linear_mxfp8"),
     "FA_linear_mxfp8, all GEMMs": Variant("FA_linear_mxfp8", gemms="all"),
     "FA_linear_mxfp4": Variant("FA_linear_mxfp4"),
@@ -60,23 +64,34 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()
-    rounds = [{name: seconds(name, given) for name in given.only} for _ in range(given.rounds)]
-    print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles |")
-    print("|---|---|---|---|---|---|")
+    rounds = [{name: measured(name, given) for name in given.only} for _ in range(given.rounds)]
+    print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles | MiB | of bf16 |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in given.only:
-        cells = [name, f"{1000 * statistics.median(one[name] for one in rounds):.0f}"]
+        cells = [name, f"{1000 * statistics.median(one[name].seconds for one in rounds):.0f}"]
         for other in (BASE, "upstream"):
             if name == other or other not in given.only:
                 cells += ["", ""]
                 continue
-            found = noisy([one[name] / one[other] for one in rounds])
+            found = noisy([one[name].seconds / one[other].seconds for one in rounds])
             spread = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
             cells += [f"{found.median:.2f}x", spread]
+        cells.append(f"{statistics.median(one[name].peak for one in rounds) / 2**20:.0f}")
+        shares = [one[name].peak / one[BASE].peak for one in rounds if BASE in one]
+        cells.append(f"{statistics.median(shares):.2f}x" if shares and name != BASE else "")
         print(f"| {' | '.join(cells)} |")
 
 
-def seconds(name: str, given: argparse.Namespace) -> float:
-    """The median step of a short training, in runs/."""
+@dataclass(frozen=True)
+class Measured:
+    """The median step of a training in seconds, and the most bytes that its process held."""
+
+    seconds: float
+    peak: int
+
+
+def measured(name: str, given: argparse.Namespace) -> Measured:
+    """Measure a short training, in runs/."""
     variant, heads = VARIANTS[name], given.hidden // HEAD
     sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
     sizes |= {"num-attention-heads": heads, "num-query-groups": max(1, heads // 4)}
@@ -92,7 +107,9 @@ def seconds(name: str, given: argparse.Namespace) -> float:
         extra_flags=(*flags, *variant.flags),
     )
     done = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
-    return median_step(dict(RunFolder(Path(done.run)).read_metrics()[STEP_TIME]))
+    folder = RunFolder(Path(done.run))
+    (peak,) = json.loads(folder.device.read_text(encoding="utf-8"))["peak_memory"]
+    return Measured(median_step(dict(folder.read_metrics()[STEP_TIME])), peak)
 
 
 if __name__ == "__main__":
