@@ -6,8 +6,8 @@
 All paths take the same operands. "fused" has no types, "QK" fuses rounded queries and keys, "QK,
 PV" runs in chunks, and "unfused" has both types in upstream's steps: grouped keys repeated, a
 buffer of scores, a mask and a softmax. They take turns, and the best of each counts: machines are
-noisy, read the ratios to "unfused". Memory is the peak of a process of its own for each, above what the
-operands had taken; it needs Linux. Where memory does not do, "unfused" is left out.
+noisy, read the ratios to "unfused". Memory is the peak of a process of its own for each, above what
+the operands had taken; it needs Linux. Where memory does not do, "unfused" is left out.
 """
 
 from __future__ import annotations
