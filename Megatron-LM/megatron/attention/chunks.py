@@ -19,6 +19,8 @@ HIDDEN = -10000.0
 BUDGET = {"cpu": 2**20, "cuda": 2**25}
 # Keys are cut at multiples of this, queries too, where the sequence goes on.
 _KEYS, _QUERIES = 64, 32
+# Numbers of keys that chunks have: libraries compile and keep kernels for each.
+_LENGTHS = 16
 _MOST_QUERIES = 512
 
 
@@ -100,10 +102,11 @@ class Plan:
     def chunks(self, *, whole: bool) -> Iterator[Chunk]:
         """Yield the chunks, the first queries of the first matrices first.
 
-        A chunk sees the keys up to the end of the last block that one of its queries sees a part
-        of: what comes behind is hidden from all. A `whole` one sees every key.
+        A chunk sees the keys up to the end of a block, and leaves out what is hidden from all of
+        its queries. A `whole` one sees every key.
         """
-        block, rows = lcm(self.block, _KEYS), self.rows
+        rows, block = self.rows, lcm(self.block, _KEYS)
+        block *= -(-self.keys // (block * _LENGTHS))
         for first in range(0, self.matrices, self.count):
             last = min(first + self.count, self.matrices)
             for span in self.visible.spans:

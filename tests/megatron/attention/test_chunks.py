@@ -30,6 +30,7 @@ def plans(draw):
 
 @given(plans(), st.booleans())
 def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan, whole):
+    lengths = set()
     counted = torch.zeros(plan.matrices, plan.queries, dtype=torch.int32)
     for chunk in plan.chunks(whole=whole):
         counted[chunk.first : chunk.last, chunk.start : chunk.stop] += 1
@@ -40,6 +41,8 @@ def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan,
         assert chunk.masked == max(0, chunk.seen - first_sees)
         assert chunk.seen % plan.block == 0 or chunk.seen == plan.keys
         assert chunk.seen == plan.keys or not whole
+        lengths.add(chunk.seen)
+    assert len(lengths) <= 17
     assert counted.min() == counted.max() == 1
 
 
@@ -49,8 +52,11 @@ def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matr
     assert plan.elements <= max(BUDGET["cpu"], least)
 
 
-@pytest.mark.parametrize(("keys", "seen"), [(512, [64, 128, 192, 256, 320, 384, 448, 512])])
-def test_a_causal_chunk_reads_up_to_the_end_of_the_block_that_it_ends_in(keys, seen, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "seen"),
+    [(512, [64, 128, 192, 256, 320, 384, 448, 512]), (4096, [*range(256, 4097, 256)])],
+)
+def test_a_causal_chunk_reads_up_to_the_end_of_a_block_that_it_ends_in(keys, seen, monkeypatch):
     monkeypatch.setitem(BUDGET, "cpu", 32 * keys)
     plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
     assert sorted({chunk.seen for chunk in plan.chunks(whole=False)}) == seen
