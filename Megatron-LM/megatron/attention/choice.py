@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from megatron.quant import LABEL, UNLABELED, QuantSpec, is_exempt
-from megatron.quant.config import scheduled, spec_of
+from megatron.quant.config import current, scheduled, spec_of
 from megatron.quant.formats import NONE
 from torch import Tensor
 
@@ -27,7 +27,7 @@ Attend = Callable[..., Tensor]
 
 
 class FusedAttentionError(RuntimeError):
-    """A fused kernel was asked for, and this attention cannot run on one."""
+    """A path was asked for, and this attention cannot take it."""
 
 
 def without_scores(
@@ -43,24 +43,28 @@ def without_scores(
         mask: [..., sq, sk], True where hidden; None for a causal one.
 
     Raises:
-        FusedAttentionError: the backend is flash or fused, and no fused kernel can.
+        FusedAttentionError: the backend is flash or fused, and no fused kernel can; or the run's
+            options ask for what upstream's own path does not do.
     """
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
-    if backend in REFUSED or "pv" not in types:
+    if "pv" not in types:
         return None
     rounded = _rounding(layer, types["pv"])
+    if backend in REFUSED:
+        _check_normalized(layer, rounded, f"--attention-backend {backend} was asked for")
+        return None
     if rounded.quant_type != NONE and backend not in DEMANDED:
         if why := obstacle_to_chunks(layer, rounded, query, key, mask):
+            _check_normalized(layer, rounded, why)
             _say(why)
             return None
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
         return partial(chunked_context, layer, types["pv"], None if causal else mask)
     why = obstacle_to_kernels(layer, rounded, query, key, mask)
     if why and backend in DEMANDED:
-        name = getattr(layer, LABEL, f"attention layer {layer.layer_number}")
         raise FusedAttentionError(
-            f"{name} cannot run fused: {why}. Expected: what a fused kernel can do, as "
+            f"{_name(layer)} cannot run fused: {why}. Expected: what a fused kernel can do, as "
             f"--attention-backend {backend} asks. `--attention-backend auto` takes another path "
             "where it must"
         )
@@ -113,11 +117,24 @@ def obstacle_to_chunks(
         if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
             return f"its attention mask is {list(mask.shape)} {mask.dtype}"
         causal = False
-    if rounded.needs_tensor_amax and not causal:
+    if rounded.needs_tensor_amax and not causal and not current().unnormalized_probs:
         return (
             f"{rounded.quant_type} scales by the amax of all probabilities, known of a causal mask"
         )
     return ""
+
+
+def _check_normalized(layer: Any, rounded: QuantSpec, why: str) -> None:
+    """Raise FusedAttentionError where upstream's own path would quantize what was not asked for."""
+    if rounded.quant_type != NONE and current().unnormalized_probs:
+        raise FusedAttentionError(
+            f"{_name(layer)} keeps its s x s scores: {why}. Expected: what attention in chunks can "
+            "do, as --unnormalized-probs asks: upstream's own path has no such thing"
+        )
+
+
+def _name(layer: Any) -> str:
+    return getattr(layer, LABEL, f"attention layer {layer.layer_number}")
 
 
 def _unusual(layer: Any) -> str:

@@ -6,7 +6,7 @@ products are torch's own, on every device.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.quant import OperandParts
@@ -21,12 +21,14 @@ class Scores:
     """What becomes of the scores of attention.
 
     scale: what query times key is multiplied by. factor: what the softmax multiplies them by
-    first. dtype: that of the softmax; None is the scores' own.
+    first. dtype: that of the softmax; None is the scores' own. normalized: whether probabilities
+    are quantized, or what they are before the division by a row's sum, whose largest is 1.
     """
 
     scale: float
     factor: float | None = None
     dtype: torch.dtype | None = None
+    normalized: bool = True
 
 
 def chunked_attention(
@@ -70,9 +72,10 @@ class _Chunked(torch.autograd.Function):
         out = query.new_empty(*query.shape[:3], value.size(-1))
         rows = work.by_matrix(out)
         for chunk in work.plan.chunks(whole=probs.needs_whole_rows or probs.is_watched):
-            _, exact, rounded = work.probabilities(chunk)
-            probs.observe(exact, rounded, chunk.first * work.plan.repeats, chunk.start)
-            work.put(rows, chunk, work.context(chunk, rounded))
+            found = work.probabilities(chunk)
+            first = chunk.first * work.plan.repeats
+            probs.observe(found.exact, found.rounded, first, chunk.start)
+            work.put(rows, chunk, work.context(chunk, found))
         return out.flatten(2)
 
     @staticmethod
@@ -82,9 +85,22 @@ class _Chunked(torch.autograd.Function):
         work = _Gradients(query, key, value, ctx.how)
         grads = work.by_matrix(grad.unflatten(2, (query.size(2), -1)))
         for chunk in work.plan.chunks(whole=ctx.how.probs.needs_whole_rows):
-            softmax, _, rounded = work.probabilities(chunk)
-            work.add(chunk, softmax, rounded, work.take(grads, chunk))
+            work.add(chunk, work.probabilities(chunk), work.take(grads, chunk))
         return (*work.sums(), None)
+
+
+class _Probabilities(NamedTuple):
+    """Those of a chunk, which last until the next one is computed.
+
+    softmax: in the softmax's dtype, [matrices, repeats, queries, keys]. exact: what is rounded,
+    [heads, queries, keys]. rounded: so, too. row: what rows of `rounded` are to be multiplied by,
+    [matrices, repeats * queries, 1], or None.
+    """
+
+    softmax: Tensor
+    exact: Tensor
+    rounded: Tensor
+    row: Tensor | None
 
 
 class _Work:
@@ -110,6 +126,8 @@ class _Work:
         self._input, self._softmax = self._scores, self._probs
         if self.dtype != query.dtype:
             self._input, self._softmax = query.new_empty(2, new, dtype=self.dtype)
+        elif not how.scores.normalized:
+            self._softmax = query.new_empty(new)
 
     def by_matrix(self, heads: Tensor) -> Tensor:
         """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy where the strides want one."""
@@ -132,9 +150,10 @@ class _Work:
         """Return the values of these keys."""
         return self.value[chunk.first : chunk.last, : chunk.seen]
 
-    def context(self, chunk: Chunk, rounded: Tensor) -> Tensor:
+    def context(self, chunk: Chunk, found: _Probabilities) -> Tensor:
         """Return what rounded probabilities make of the values."""
-        return torch.bmm(self.by_group(chunk, rounded), self.values(chunk))
+        made = torch.bmm(self.by_group(chunk, found.rounded), self.values(chunk))
+        return made if found.row is None else made.mul_(found.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
         """View a chunk's scores as [matrices, repeats * queries, keys]."""
@@ -146,12 +165,8 @@ class _Work:
         size = count * self.plan.repeats * rows * chunk.seen
         return buffer[:size].view(count, self.plan.repeats, rows, chunk.seen)
 
-    def probabilities(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a chunk's softmax, the probabilities of it, and these rounded.
-
-        The first is as `space` has it, the others are [heads, queries, keys]. They last until the
-        next call.
-        """
+    def probabilities(self, chunk: Chunk) -> _Probabilities:
+        """Return a chunk's probabilities, exact and rounded."""
         scores = self.space(self._scores, chunk)
         query, keys = self.take(self.query, chunk), self.keys(chunk)
         self.by_group(chunk, scores).baddbmm_(
@@ -164,12 +179,17 @@ class _Work:
             taken.mul_(self.how.scores.factor)
         self._hide(chunk, taken)
         softmax = torch.softmax(taken, -1, out=self.space(self._softmax, chunk))
-        exact = self.space(self._probs, chunk)
-        if exact.dtype != softmax.dtype:
+        exact, row = self.space(self._probs, chunk), None
+        if not self.how.scores.normalized:
+            largest = softmax.amax(-1, keepdim=True)  # the softmax of the row's maximum
+            exact.copy_(softmax / largest)
+            row = largest.flatten(1, 2)
+        elif exact.dtype != softmax.dtype:
             exact.copy_(softmax)
         exact, rounded = exact.flatten(0, 1), scores.flatten(0, 1)
         matrix = chunk.first * self.plan.repeats
-        return softmax, exact, self.how.probs.quantize(exact, matrix, chunk.start, out=rounded)
+        rounded = self.how.probs.quantize(exact, matrix, chunk.start, out=rounded)
+        return _Probabilities(softmax, exact, rounded, row)
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
         """Give what a query does not see the value that upstream gives it."""
@@ -198,14 +218,15 @@ class _Gradients(_Work):
         self._of_key = torch.zeros_like(self.key, dtype=wide)
         self._of_value = torch.zeros_like(self.value, dtype=wide)
 
-    def add(self, chunk: Chunk, softmax: Tensor, rounded: Tensor, grad: Tensor) -> None:
+    def add(self, chunk: Chunk, found: _Probabilities, grad: Tensor) -> None:
         """Add what a chunk gives, of `grad` [matrices, repeats * queries, hv]."""
-        rounded = self.by_group(chunk, rounded)
-        _accumulate(self._part(self._of_value, chunk), rounded.transpose(1, 2), grad)
+        rounded = self.by_group(chunk, found.rounded)
+        weighted = grad if found.row is None else (grad * found.row).to(grad.dtype)
+        _accumulate(self._part(self._of_value, chunk), rounded.transpose(1, 2), weighted)
         # The rounded ones are not needed any more.
         product = self.space(self._scores, chunk)
         torch.bmm(grad, self.values(chunk).transpose(1, 2), out=self.by_group(chunk, product))
-        scores = self._through_softmax(chunk, product, softmax)
+        scores = self._through_softmax(chunk, product, found.softmax)
         scale = self.how.scores.scale
         of_query = torch.bmm(scores, self.keys(chunk)).mul_(scale)
         self.put(self.by_matrix(self._of_query), chunk, of_query)

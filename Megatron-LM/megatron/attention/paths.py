@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.quant import GemmOperands, gemm_operands
+from megatron.quant.config import current
 from torch import Tensor
 
 from .chunked import Scores, chunked_attention
@@ -64,18 +65,25 @@ def chunked_context(
     del rng_tracker
     pv = gemm_operands("pv", pv_type, layer)
     softmax, (queries, batch, heads, _) = layer.scale_mask_softmax, query.shape
-    wide = softmax.input_in_float16 and softmax.softmax_in_fp32
+    normalized = not current().unnormalized_probs
+    wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
     if mask is None:
         visible = Visible(tuple(_spans(queries, key.size(0), part_of(layer))))
     else:
         visible = Visible.by(mask, queries, key.size(0))
-    # The first query of a causal mask sees one key, with all of its weight.
+    # The first query of a causal mask sees one key, with all of its weight; what is not normalized
+    # has a 1 in each row.
     whole = torch.ones((), dtype=torch.float32, device=query.device)
     return chunked_attention(
         qk.lhs(query),
         qk.rhs(key),
         pv.rhs(value),
-        scores=Scores(layer.softmax_scale, softmax.scale, torch.float32 if wide else None),
+        scores=Scores(
+            layer.softmax_scale,
+            softmax.scale,
+            torch.float32 if wide else None,
+            normalized=normalized,
+        ),
         visible=visible,
         probs=pv.lhs_parts((batch * heads, queries, key.size(0)), amax=whole),
     )

@@ -81,7 +81,8 @@ class QuantConfig(Options):
     def _operand(self, name: str, quant_type: str) -> OperandSpec:
         row = self.operands.get(name, PLAIN)
         hadamard = row.hadamard and Hadamard(row.hadamard, row.signs or "fixed")
-        return OperandSpec(self._spec(quant_type, row), hadamard, row.gain)
+        smooth = self.smooth_key and name == "qk.key"
+        return OperandSpec(self._spec(quant_type, row), hadamard, row.gain, smooth)
 
     def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
         return QuantSpec(

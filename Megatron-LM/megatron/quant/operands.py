@@ -147,7 +147,7 @@ class QuantizedOperands(GemmOperands):
             measured = prepared()[0] if RECORDER.measuring else original
             place = (self.site.name, self.layer, operand)
             RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
-        if how.gain == 1.0:
+        if quantized.dtype == original.dtype and how.gain == 1.0:
             return quantized
         return (quantized * (1.0 / how.gain)).to(original.dtype)
 
@@ -159,8 +159,11 @@ class QuantizedOperands(GemmOperands):
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is to be rounded, and its amax if that came with it.
 
-        Under a gain it is float32, as the dtype may not hold it.
+        Under a gain, and without its mean, it is float32, as the dtype may not hold it.
         """
+        if how.smooth:
+            wide = original.float()
+            return wide - wide.mean(dim=0, keepdim=True), None
         x, amax = original, None
         if how.hadamard is not None:
             whole = not is_shard(operand, self.shards)  # of a shard, `_amax` asks all ranks

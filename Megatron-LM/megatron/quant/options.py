@@ -100,6 +100,14 @@ class Options:
     tensor_scale: bool = _how(
         "--tensor-scale", False, _SWITCH, "give hifp8 a power of two as a scale for each tensor"
     )
+    smooth_key: bool = _how(
+        *("--smooth-key", False, _SWITCH),
+        "take their mean over tokens off the keys that qk quantizes",
+    )
+    unnormalized_probs: bool = _how(
+        *("--unnormalized-probs", False, _SWITCH),
+        "have pv quantize exp(score - row maximum), and divide by its sum after",
+    )
     seed: int = _how("--quant-seed", 0, check_seed, "the base of stochastic rounding's seeds", **_N)
     cache_weights: bool = _how(
         "--cache-weights", False, _SWITCH, "quantize a weight once an optimizer step"

@@ -97,17 +97,20 @@ class OperandSpec:
     """How an operand of a GEMM is quantized: multiplied by `gain`, transformed, rounded as `spec`.
 
     The product of both operands is that of unquantized ones but for rounding: what is rounded is
-    divided by the gain, and the other operand has the same transform.
+    divided by the gain, and the other operand has the same transform. With `smooth` its mean along
+    axis 0 is taken off, for good: of keys, that adds a number to a row of scores, which their
+    softmax does not see.
     """
 
     spec: QuantSpec
     hadamard: Hadamard | None = None
     gain: float = 1.0
+    smooth: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether what is rounded is the operand itself."""
-        return self.hadamard is None and self.gain == 1.0
+        return self.hadamard is None and self.gain == 1.0 and not self.smooth
 
     @property
     def longest_block(self) -> int:

@@ -2,11 +2,28 @@
 
 import pytest
 import torch
-from megatron.attention import Scores, Span, Visible, chunk_mask, chunked_attention, chunks
+from megatron.attention import (
+    FusedAttentionError,
+    Scores,
+    Span,
+    Visible,
+    chunk_mask,
+    chunked_attention,
+    chunks,
+    without_scores,
+)
 from megatron.attention.chunks import HIDDEN
 from megatron.attention.context import chunk_starts
 from megatron.attention.paths import chunked_context
-from megatron.quant import FORMATS, RECORDER, OperandParts, QuantSpec, gemm_operands, set_step
+from megatron.quant import (
+    FORMATS,
+    RECORDER,
+    OperandParts,
+    QuantSpec,
+    fake_quantize,
+    gemm_operands,
+    set_step,
+)
 
 from .conftest import Layer, largest
 
@@ -277,3 +294,82 @@ def test_an_operand_without_a_type_is_handed_on():
     assert parts.quantize(part, 0, 0, torch.zeros_like(part)) is part
     parts.observe(part, part, 0, 0)
     assert RECORDER.entries() == []
+
+
+# -- SageAttention's ingredients ------------------------------------------------------------------
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds; gradients pass straight through."""
+
+    @staticmethod
+    def forward(ctx, tensor, spec, axis, amax):
+        return fake_quantize(tensor, spec, axis=axis, amax=amax)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None, None
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp8", "mxfp4", "fp8_tensor_e4m3", "nvfp4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_probabilities_may_be_divided_by_their_sum_after(operands, options, quant_type, dtype):
+    options("[quantizer]\nunnormalized_probs = true\n")
+    tensors = query, key, value = operands(LENGTH, LENGTH, dtype=dtype)
+    found = chunked(Layer(), ("none", quant_type), *tensors)
+    spec, one = QuantSpec(quant_type), torch.ones(())
+    scores = SCALE * torch.einsum("qbhd,kbhd->bhqk", query.float(), key.float())
+    scores = scores.to(dtype).float()
+    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    # The maximum cancels: its gradient is none.
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    rounded = _Rounded.apply(weights.to(dtype), spec, -1, one).float()
+    values = _Rounded.apply(value, spec, 0, None).float()
+    context = torch.einsum("bhqk,kbhd->qbhd", rounded, values)
+    expected = context / weights.sum(-1).permute(2, 0, 1)[..., None]
+    expected = expected.flatten(2)
+    moved = 2e-5 if dtype == torch.float32 else 2e-2
+    assert error(found, expected) < moved
+    # What is summed and what is rounded are one thing in backward: P = exp(s - max) / sum.
+    exact = weights / weights.sum(-1, keepdim=True)
+    through = rounded / weights.sum(-1, keepdim=True).detach()
+    straight = exact + (through - exact).detach()
+    expected = torch.einsum("bhqk,kbhd->qbhd", straight, values).flatten(2)
+    for one, other in zip(gradients(found, tensors), gradients(expected, tensors), strict=True):
+        assert error(one, other) < moved
+
+
+def test_a_path_that_cannot_says_so(operands, options):
+    options("[quantizer]\nunnormalized_probs = true\n")
+    query, key, _ = operands(4, 4)
+    for layer in (Layer("unfused"), Layer(dropout=0.1)):
+        with pytest.raises(FusedAttentionError, match="--unnormalized-probs"):
+            without_scores(layer, {"qk": "none", "pv": "mxfp8"}, query, key, None)
+        assert without_scores(layer, {"qk": "none", "pv": "none"}, query, key, None) is None
+
+
+def test_without_a_causal_mask_the_amax_is_still_known(operands, options):
+    query, key, _ = operands(1, 4)
+    types = {"qk": "none", "pv": "nvfp4"}
+    assert without_scores(Layer(), types, query, key, None) is None
+    options("[quantizer]\nunnormalized_probs = true\n")
+    assert without_scores(Layer(), types, query, key, None)
+
+
+@pytest.mark.parametrize("attend", [unfused, chunked])
+def test_smooth_keys_are_rounded_without_their_mean(operands, options, attend):
+    query, key, value = (t.detach() for t in operands(LENGTH, LENGTH, groups=2))
+    key += 8 * torch.randn(key.shape[2:], generator=torch.Generator().manual_seed(2))
+    exact = attend(Layer(), ("none", "none"), query, key, value)
+    rough = attend(Layer(), ("mxfp4", "none"), query, key, value)
+    options("[quantizer]\nsmooth_key = true\n")
+    smooth = attend(Layer(), ("mxfp4", "none"), query, key, value)
+    assert error(smooth, exact) < error(rough, exact) / 2
+    # The mean alone changes nothing: a format that holds nearly everything shows it.
+    fine = attend(Layer(), ("mxint8", "none"), query, key, value)
+    assert error(fine, exact) < 0.05
+    qk = gemm_operands("qk", "mxfp4", Layer())
+    centered = key - key.mean(0, keepdim=True)
+    assert torch.equal(qk.rhs(key), fake_quantize(centered, QuantSpec("mxfp4")))
+    assert torch.equal(qk.lhs(query), fake_quantize(query, QuantSpec("mxfp4")))
