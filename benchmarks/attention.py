@@ -165,14 +165,14 @@ def fused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> 
     """Attend on torch's kernel."""
     layer = layer_of(query)
     qk = gemm_operands("qk", types[0], layer)
-    return fused_context(layer, types[1], qk, query, key, value, None)
+    return fused_context(layer, types[1], (), qk, query, key, value, None)
 
 
 def chunked(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend in chunks."""
     layer = layer_of(query)
     qk = gemm_operands("qk", types[0], layer)
-    return chunked_context(layer, types[1], None, qk, query, key, value, None)
+    return chunked_context(layer, types[1], (), None, qk, query, key, value, None)
 
 
 def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """A branch in local attention, in front of everything that is made for the s x s scores.
 
 It stands behind the QK literal, which so serves all paths, and before grouped keys are repeated.
-The PV literal stands further down: what it says is read from the source, once, at import.
+The PV literal stands further down: what it says is read from the source, once, at import. Packed
+sequences, which upstream's own path refuses, get as far as the branch, which takes or refuses them.
 """
 
-from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore, ReplaceExpression
 
 IMPORTS = """
 from megatron.attention import without_scores
@@ -14,7 +15,7 @@ SITE_TYPES = site_types(__file__)
 """
 
 BRANCH = """
-attend = without_scores(self, SITE_TYPES, query, key, attention_mask)
+attend = without_scores(self, SITE_TYPES, query, key, attention_mask, packed_seq_params)
 if attend is not None:
     return attend(qk_operands, query, key, value, tensor_parallel.get_cuda_rng_tracker())
 """
@@ -26,6 +27,11 @@ FILES = (
         "megatron/core/transformer/dot_product_attention.py",
         (
             AddImport(IMPORTS.lstrip()),
+            ReplaceExpression(
+                "DotProductAttention.forward",
+                Anchor("packed_seq_params is None"),
+                "packed_seq_params is None or packed_seq_params.qkv_format == 'thd'",
+            ),
             InsertBefore("DotProductAttention.forward", (Anchor(GROUPS),), BRANCH.lstrip()),
         ),
     ),

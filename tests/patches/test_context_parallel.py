@@ -21,7 +21,8 @@ class DotProductAttention:
         self.config = config
         assert self.config.context_parallel_size == 1, "not here"
 
-    def forward(self, query, key, value, attention_mask):
+    def forward(self, query, key, value, attention_mask, packed_seq_params=None):
+        assert packed_seq_params is None, "not supported"
         if self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1:
             pass
         matmul_input_buffer = None

@@ -25,7 +25,8 @@ class DotProductAttention:
     softmax_scale = 0.5
     num_attention_heads_per_partition, num_query_groups_per_partition = 4, 2
 
-    def forward(self, query, key, value, attention_mask):
+    def forward(self, query, key, value, attention_mask, packed_seq_params=None):
+        assert packed_seq_params is None, "not supported"
         # Grouped keys.
         if self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1:
             key, value = (torch.repeat_interleave(t, 2, dim=2) for t in (key, value))
@@ -54,7 +55,7 @@ def test_the_branch_stands_behind_the_qk_literal_and_before_grouped_keys_are_rep
         "        # Grouped keys.\n"
         "        custom_quant_type = 'none'\n"
         "        qk_operands = gemm_operands('qk', custom_quant_type, self)\n"
-        "        attend = without_scores(self, SITE_TYPES, query, key, attention_mask)\n"
+        "        attend = without_scores(self, SITE_TYPES, "
     ) in patched()
     assert [literal.site for literal in literals.read(patched().encode())] == ["qk", "pv"]
     assert patched().count("gemm_operands('qk'") == 1
@@ -70,8 +71,8 @@ def attention(module):
     """The look-alike, patched, beside what the branch calls; `ran` notes what that was given."""
     ran = []
 
-    def without_scores(layer, site_types, query, key, mask):
-        ran.append((site_types, query, key, mask))
+    def without_scores(layer, site_types, query, key, mask, packed):
+        ran.append((site_types, query, key, mask, packed))
         return (lambda *args: args) if layer.fuses else None
 
     module("megatron.attention", without_scores=without_scores)
@@ -92,7 +93,18 @@ def test_a_path_without_scores_gets_the_operands_and_allocates_nothing(attention
     assert torch.equal(qk.lhs(query), 2 * query)
     assert all(one is other for one, other in zip(tensors, (query, key, value), strict=True))
     assert tracker == "the tracker"
-    assert attention.ran == [("a path", query, key, mask)]
+    assert attention.ran == [("a path", query, key, mask, None)]
+
+
+def test_packed_sequences_get_as_far_as_the_branch(attention):
+    attention.fuses = True
+    tensors = [torch.ones(1, 2, 1) for _ in range(3)]
+    packed = types.SimpleNamespace(qkv_format="thd")
+    assert attention.forward(*tensors, None, packed)
+    assert attention.ran[0][-1] is packed
+    packed.qkv_format = "sbhd"
+    with pytest.raises(AssertionError, match="not supported"):
+        attention.forward(*tensors, None, packed)
 
 
 def test_else_upstreams_own_path_runs(attention):

@@ -15,6 +15,7 @@ from megatron.quant.formats import NONE
 from torch import Tensor
 
 from .masks import is_causal
+from .packed import document_starts
 from .paths import chunked_context, dropout_of, fused_context, part_of
 
 # --attention-backend: flash and fused want a fused kernel, unfused and local upstream's own path;
@@ -31,21 +32,54 @@ class FusedAttentionError(RuntimeError):
 
 
 def without_scores(
-    layer: Any, types: Mapping[str, str], query: Tensor, key: Tensor, mask: Tensor | None
+    layer: Any,
+    types: Mapping[str, str],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    packed: Any = None,
 ) -> Attend | None:
     """Return how `layer` shall attend to these tensors, or None for upstream's own path.
 
     Args:
         layer: a DotProductAttention.
         types: {site: quant type} as its source says.
-        query: [sq, b, np, hn].
-        key: [sk, b, ng, hn].
+        query: [sq, b, np, hn]; packed, [t, np, hn].
+        key: [sk, b, ng, hn]; packed, [t, ng, hn].
         mask: [..., sq, sk], True where hidden; None for a causal one.
+        packed: upstream's PackedSeqParams, or None. No mask counts beside them.
 
     Raises:
         FusedAttentionError: the backend is flash or fused, and no fused kernel can; or the run's
-            options ask for what upstream's own path does not do.
+            options, or packed sequences, ask for what upstream's own path does not do.
     """
+    if packed is None:
+        return _choose(layer, types, query, key, mask, ())
+    if part_of(layer)[1] > 1:
+        why = "packed sequences are not gathered from context-parallel ranks"
+        raise FusedAttentionError(f"{_name(layer)}: {why}. Expected: --context-parallel-size 1")
+    try:
+        starts = document_starts(packed, query.size(0))
+    except ValueError as error:
+        raise FusedAttentionError(f"{_name(layer)}: {error}") from error
+    attend = _choose(layer, types, query, key, None, starts)
+    if attend is None:
+        raise FusedAttentionError(
+            f"{_name(layer)} keeps its s x s scores, and so takes no packed sequences. Expected: "
+            "`--attention-backend auto`, and what a path without the scores can do"
+        )
+    return attend
+
+
+def _choose(
+    layer: Any,
+    types: Mapping[str, str],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    starts: tuple[int, ...],
+) -> Attend | None:
+    """As `without_scores`; `starts` are where packed documents begin."""
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
     if "pv" not in types:
@@ -60,7 +94,7 @@ def without_scores(
             _say(why)
             return None
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
-        return partial(chunked_context, layer, types["pv"], None if causal else mask)
+        return partial(chunked_context, layer, types["pv"], starts, None if causal else mask)
     why = obstacle_to_kernels(layer, rounded, query, key, mask)
     if why and backend in DEMANDED:
         raise FusedAttentionError(
@@ -68,7 +102,7 @@ def without_scores(
             f"--attention-backend {backend} asks. `--attention-backend auto` takes another path "
             "where it must"
         )
-    return None if why else partial(fused_context, layer, types["pv"])
+    return None if why else partial(fused_context, layer, types["pv"], starts)
 
 
 def obstacle_to_kernels(
@@ -101,7 +135,7 @@ def obstacle_to_chunks(
     layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
     """Why `layer` cannot run in chunks, "" if it can; arguments as `obstacle_to_kernels`."""
-    queries, batch, keys = query.size(0), query.size(1), key.size(0)
+    queries, keys = query.size(0), key.size(0)
     if why := _unusual(layer):
         return why
     if dropout_of(layer):
@@ -113,7 +147,7 @@ def obstacle_to_chunks(
             return f"it has {queries} queries for {keys} keys"
         causal = queries > 1
     else:
-        shapes = [(n, 1, queries, keys) for n in (1, batch)]
+        shapes = [(n, 1, queries, keys) for n in (1, query.size(1))]
         if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
             return f"its attention mask is {list(mask.shape)} {mask.dtype}"
         causal = False

@@ -6,6 +6,7 @@ products are torch's own, on every device.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -143,12 +144,12 @@ class _Work:
         part.copy_(values.view(part.shape))
 
     def keys(self, chunk: Chunk) -> Tensor:
-        """Return the keys that a chunk sees."""
-        return self.key[chunk.first : chunk.last, : chunk.seen]
+        """Return the keys that a chunk reads."""
+        return self.key[chunk.first : chunk.last, chunk.low : chunk.high]
 
     def values(self, chunk: Chunk) -> Tensor:
         """Return the values of these keys."""
-        return self.value[chunk.first : chunk.last, : chunk.seen]
+        return self.value[chunk.first : chunk.last, chunk.low : chunk.high]
 
     def context(self, chunk: Chunk, found: _Probabilities) -> Tensor:
         """Return what rounded probabilities make of the values."""
@@ -157,13 +158,13 @@ class _Work:
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
         """View a chunk's scores as [matrices, repeats * queries, keys]."""
-        return tensor.view(chunk.last - chunk.first, -1, chunk.seen)
+        return tensor.view(chunk.last - chunk.first, -1, chunk.high - chunk.low)
 
     def space(self, buffer: Tensor, chunk: Chunk) -> Tensor:
         """Return the part of a buffer for a chunk's scores, [matrices, repeats, queries, keys]."""
-        count, rows = chunk.last - chunk.first, chunk.stop - chunk.start
-        size = count * self.plan.repeats * rows * chunk.seen
-        return buffer[:size].view(count, self.plan.repeats, rows, chunk.seen)
+        rows, keys = chunk.stop - chunk.start, chunk.high - chunk.low
+        shape = (chunk.last - chunk.first, self.plan.repeats, rows, keys)
+        return buffer[: prod(shape)].view(shape)
 
     def probabilities(self, chunk: Chunk) -> _Probabilities:
         """Return a chunk's probabilities, exact and rounded."""
@@ -193,14 +194,15 @@ class _Work:
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
         """Give what a query does not see the value that upstream gives it."""
-        rows = slice(chunk.start, chunk.stop)
-        if chunk.masked:
-            size = chunk.stop - chunk.start, chunk.masked
+        rows, keys = slice(chunk.start, chunk.stop), slice(chunk.low, chunk.high)
+        scores[..., : chunk.before] = HIDDEN
+        if chunk.behind:
+            size = chunk.stop - chunk.start, chunk.behind
             hidden = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
-            scores[..., -chunk.masked :].masked_fill_(hidden, HIDDEN)
+            scores[..., -chunk.behind :].masked_fill_(hidden, HIDDEN)
         mask = self.how.visible.mask
         if mask is not None:
-            hidden = mask[:, :, rows, : chunk.seen]
+            hidden = mask[:, :, rows, keys]
             if mask.size(0) > 1:
                 of_matrix = torch.arange(chunk.first, chunk.last, device=mask.device)
                 hidden = hidden[of_matrix // self.groups]
@@ -220,9 +222,8 @@ class _Gradients(_Work):
 
     def add(self, chunk: Chunk, found: _Probabilities, grad: Tensor) -> None:
         """Add what a chunk gives, of `grad` [matrices, repeats * queries, hv]."""
-        rounded = self.by_group(chunk, found.rounded)
         weighted = grad if found.row is None else (grad * found.row).to(grad.dtype)
-        _accumulate(self._part(self._of_value, chunk), rounded.transpose(1, 2), weighted)
+        self._accumulate(self._of_value, chunk, found.rounded, weighted)
         # The rounded ones are not needed any more.
         product = self.space(self._scores, chunk)
         torch.bmm(grad, self.values(chunk).transpose(1, 2), out=self.by_group(chunk, product))
@@ -230,8 +231,7 @@ class _Gradients(_Work):
         scale = self.how.scores.scale
         of_query = torch.bmm(scores, self.keys(chunk)).mul_(scale)
         self.put(self.by_matrix(self._of_query), chunk, of_query)
-        query = self.take(self.query, chunk)
-        _accumulate(self._part(self._of_key, chunk), scores.transpose(1, 2), query, scale)
+        self._accumulate(self._of_key, chunk, scores, self.take(self.query, chunk), scale)
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of query, key and value."""
@@ -256,14 +256,19 @@ class _Gradients(_Work):
             found = grad.copy_(found)
         return self.by_group(chunk, found)
 
-    @staticmethod
-    def _part(total: Tensor, chunk: Chunk) -> Tensor:
-        return total[chunk.first : chunk.last, : chunk.seen]
+    def _accumulate(
+        self, total: Tensor, chunk: Chunk, scores: Tensor, rows: Tensor, scale: float = 1.0
+    ) -> None:
+        """Add scale * scores^T @ rows to the keys that a chunk reads.
 
-
-def _accumulate(total: Tensor, lhs: Tensor, rhs: Tensor, alpha: float = 1.0) -> None:
-    """Add alpha * lhs @ rhs to a total that may be wider."""
-    if total.dtype == lhs.dtype:
-        total.baddbmm_(lhs, rhs, alpha=alpha)
-    else:
-        total.add_(torch.bmm(lhs, rhs), alpha=alpha)
+        Head by head, and then over a group's heads, as upstream's repeated keys have it: a sequence
+        that is one chunk gets the same bits.
+        """
+        heads, width = (chunk.last - chunk.first) * self.plan.repeats, rows.size(-1)
+        queries = chunk.stop - chunk.start
+        scores, rows = scores.view(heads, queries, -1), rows.reshape(heads, queries, width)
+        found = torch.bmm(scores.transpose(1, 2), rows)
+        if scale != 1.0:
+            found.mul_(scale)
+        summed = found.unflatten(0, (-1, self.plan.repeats)).sum(1)
+        total[chunk.first : chunk.last, chunk.low : chunk.high] += summed

@@ -26,11 +26,12 @@ _MOST_QUERIES = 512
 
 @dataclass(frozen=True)
 class Span:
-    """Queries `start` to `stop`, of which the i-th sees the keys up to number `position` + i."""
+    """Queries `start` to `stop`, of which the i-th sees the keys `first` to `position` + i."""
 
     start: int
     stop: int
     position: int
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,19 @@ class Visible:
 class Chunk:
     """Queries `start` to `stop` of the matrices `first` to `last`.
 
-    A matrix is a sequence's group of heads, which share their keys. The queries see `seen` keys,
-    of which the last `masked` are hidden from some: the i-th sees i of them.
+    A matrix is a sequence's group of heads, which share their keys. The queries read the keys
+    `low` to `high`, of which the first `before` are hidden from all, and the last `behind` from
+    some: the i-th sees i of these.
     """
 
     first: int
     last: int
     start: int
     stop: int
-    seen: int
-    masked: int
+    low: int
+    high: int
+    before: int
+    behind: int
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ class Plan:
     def chunks(self, *, whole: bool) -> Iterator[Chunk]:
         """Yield the chunks, the first queries of the first matrices first.
 
-        A chunk sees the keys up to the end of a block, and leaves out what is hidden from all of
-        its queries. A `whole` one sees every key.
+        A chunk reads whole blocks of keys, and leaves out those that are hidden from all of its
+        queries. A `whole` one reads every key.
         """
         rows, block = self.rows, lcm(self.block, _KEYS)
         block *= -(-self.keys // (block * _LENGTHS))
@@ -114,5 +118,7 @@ class Plan:
                     stop = min(start + rows, span.stop)
                     all_see = span.position + start - span.start + 1
                     needed = all_see + stop - start - 1
-                    seen = self.keys if whole else min(self.keys, -(-needed // block) * block)
-                    yield Chunk(first, last, start, stop, seen, max(0, seen - all_see))
+                    high = self.keys if whole else min(self.keys, -(-needed // block) * block)
+                    low = 0 if whole else span.first // block * block
+                    hidden = span.first - low, max(0, high - all_see)
+                    yield Chunk(first, last, start, stop, low, high, *hidden)

@@ -1,6 +1,5 @@
 """The two ways to attend without the s x s scores, for a DotProductAttention of upstream's."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,14 +10,16 @@ from megatron.quant.config import current
 from torch import Tensor
 
 from .chunked import Scores, chunked_attention
-from .chunks import Span, Visible
-from .context import Part, chunk_starts
+from .chunks import Visible
+from .context import Part
 from .fused import fused_attention
+from .packed import spans_of
 
 
 def fused_context(
     layer: Any,
     pv_type: str,
+    starts: tuple[int, ...],
     qk: GemmOperands,
     query: Tensor,
     key: Tensor,
@@ -27,30 +28,36 @@ def fused_context(
 ) -> Tensor:
     """The context [sq, b, np * hv] of `layer`: fused, with its scale and its dropout.
 
-    query [sq, b, np, hn], key [sk, b, ng, hn] and value [sk, b, ng, hv]; `qk` quantizes the first
-    two, and `pv_type` is what the source says of the probabilities' product. `rng_tracker` is
-    upstream's, whose random numbers dropout takes, as in the unfused path. Under context
-    parallelism the queries are this rank's two chunks, and the keys the whole sequence's.
+    Args:
+        layer: the DotProductAttention.
+        pv_type: what its source says of the product of probabilities and values.
+        starts: where documents begin, of packed sequences; none of others.
+        qk: quantizes query and key.
+        query: [sq, b, np, hn]. Under context parallelism this rank's two chunks.
+        key: [sk, b, ng, hn]: of the whole sequence.
+        value: [sk, b, ng, hv], so, too. Packed, all three are without b.
+        rng_tracker: upstream's, whose numbers dropout takes, as in the unfused path.
     """
+    query, key, value = _with_batch(query, key, value)
     query, key = qk.lhs(query), qk.rhs(key)
     value = gemm_operands("pv", pv_type, layer).rhs(value)
     dropout = dropout_of(layer)
+    fused = partial(fused_attention, scale=layer.softmax_scale, dropout=dropout)
     own = dropout and not layer.config.sequence_parallel
+    found = []
     with rng_tracker.fork() if own else nullcontext():
-        # A single query, of a decoding step, sees every key.
-        causal, part = query.size(0) > 1, part_of(layer)
-        fused = partial(fused_attention, scale=layer.softmax_scale, causal=causal, dropout=dropout)
-        if part[1] == 1:
-            return fused(query, key, value)
-        size = query.size(0) // 2
-        ends = [start + size for start in chunk_starts(query.size(0), part)]
-        chunks = zip(query.split(size), ends, strict=True)
-        return torch.cat([fused(chunk, key[:end], value[:end]) for chunk, end in chunks])
+        for span in spans_of(query.size(0), key.size(0), part_of(layer), starts):
+            seen = slice(span.first, span.position + span.stop - span.start)
+            rows = query[span.start : span.stop]
+            # A single query, of a decoding step, sees every key.
+            found.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def chunked_context(
     layer: Any,
     pv_type: str,
+    starts: tuple[int, ...],
     mask: Tensor | None,
     qk: GemmOperands,
     query: Tensor,
@@ -64,13 +71,11 @@ def chunked_context(
     """
     del rng_tracker
     pv = gemm_operands("pv", pv_type, layer)
-    softmax, (queries, batch, heads, _) = layer.scale_mask_softmax, query.shape
+    query, key, value = _with_batch(query, key, value)
+    softmax, (queries, batch, heads, _), keys = layer.scale_mask_softmax, query.shape, key.size(0)
     normalized = not current().unnormalized_probs
     wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
-    if mask is None:
-        visible = Visible(tuple(_spans(queries, key.size(0), part_of(layer))))
-    else:
-        visible = Visible.by(mask, queries, key.size(0))
+    visible = Visible(tuple(spans_of(queries, keys, part_of(layer), starts)))
     # The first query of a causal mask sees one key, with all of its weight; what is not normalized
     # has a 1 in each row.
     whole = torch.ones((), dtype=torch.float32, device=query.device)
@@ -84,8 +89,8 @@ def chunked_context(
             torch.float32 if wide else None,
             normalized=normalized,
         ),
-        visible=visible,
-        probs=pv.lhs_parts((batch * heads, queries, key.size(0)), amax=whole),
+        visible=visible if mask is None else Visible.by(mask, queries, keys),
+        probs=pv.lhs_parts((batch * heads, queries, keys), amax=whole),
     )
 
 
@@ -99,11 +104,6 @@ def dropout_of(layer: Any) -> float:
     return layer.attention_dropout.p if layer.attention_dropout.training else 0.0
 
 
-def _spans(queries: int, keys: int, part: Part) -> Iterator[Span]:
-    """Yield a rank's queries as the spans of the sequence that they are."""
-    if part[1] == 1:
-        yield Span(0, queries, keys - queries)
-        return
-    size = queries // 2
-    for i, start in enumerate(chunk_starts(queries, part)):
-        yield Span(i * size, (i + 1) * size, start)
+def _with_batch(*tensors: Tensor) -> list[Tensor]:
+    """Give packed ones [t, heads, d] a batch of one."""
+    return [t.unsqueeze(1) if t.dim() == 3 else t for t in tensors]

@@ -76,9 +76,9 @@ def unfused(layer, types, query, key, value, mask=None, kept=None):
     return context.permute(2, 0, 1, 3).flatten(2)
 
 
-def chunked(layer, types, query, key, value, mask=None):
+def chunked(layer, types, query, key, value, mask=None, starts=()):
     qk = gemm_operands("qk", types[0], layer)
-    return chunked_context(layer, types[1], mask, qk, query, key, value, None)
+    return chunked_context(layer, types[1], starts, mask, qk, query, key, value, None)
 
 
 def gradients(context, tensors):

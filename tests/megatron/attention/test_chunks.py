@@ -17,12 +17,14 @@ def plans(draw):
     cut = draw(st.integers(0, queries - 1))
     early = draw(st.integers(0, keys - queries))
     spans = [Span(0, cut, early)] if cut else []
+    late = keys - queries + cut
+    first = draw(st.integers(0, late))
     return Plan(
         matrices=draw(st.integers(1, 20)),
         repeats=draw(st.integers(1, 8)),
         queries=queries,
         keys=keys,
-        visible=Visible((*spans, Span(cut, queries, keys - queries + cut))),
+        visible=Visible((*spans, Span(cut, queries, late, first))),
         block=draw(st.sampled_from([1, 16, 32, 64, 128])),
         device="cpu",
     )
@@ -37,11 +39,13 @@ def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan,
         (span,) = (s for s in plan.visible.spans if s.start <= chunk.start < chunk.stop <= s.stop)
         first_sees = span.position + chunk.start - span.start + 1
         last_sees = first_sees + chunk.stop - chunk.start - 1
-        assert last_sees <= chunk.seen <= plan.keys
-        assert chunk.masked == max(0, chunk.seen - first_sees)
-        assert chunk.seen % plan.block == 0 or chunk.seen == plan.keys
-        assert chunk.seen == plan.keys or not whole
-        lengths.add(chunk.seen)
+        assert last_sees <= chunk.high <= plan.keys
+        assert chunk.behind == max(0, chunk.high - first_sees)
+        assert chunk.low + chunk.before == span.first
+        assert chunk.high % plan.block == 0 or chunk.high == plan.keys
+        assert chunk.low % plan.block == 0
+        assert (chunk.low, chunk.high) == (0, plan.keys) or not whole
+        lengths.add(chunk.high - chunk.low)
     assert len(lengths) <= 17
     assert counted.min() == counted.max() == 1
 
@@ -59,4 +63,4 @@ def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matr
 def test_a_causal_chunk_reads_up_to_the_end_of_a_block_that_it_ends_in(keys, seen, monkeypatch):
     monkeypatch.setitem(BUDGET, "cpu", 32 * keys)
     plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
-    assert sorted({chunk.seen for chunk in plan.chunks(whole=False)}) == seen
+    assert sorted({chunk.high for chunk in plan.chunks(whole=False)}) == seen

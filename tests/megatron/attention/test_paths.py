@@ -10,7 +10,7 @@ from .conftest import Layer, Tracker
 
 def fused_context(layer, query, key, value, tracker, pv_type="none"):
     qk = gemm_operands("qk", "none", layer)
-    return paths.fused_context(layer, pv_type, qk, query, key, value, tracker)
+    return paths.fused_context(layer, pv_type, (), qk, query, key, value, tracker)
 
 
 def test_the_context_has_the_layers_scale(operands):
