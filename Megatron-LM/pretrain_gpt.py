@@ -27,6 +27,7 @@ from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 from megatron.core.utils import (
@@ -61,11 +62,13 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
     """This rank's part of the next micro-batch: [micro-batch, sequence], on its device.
 
     Tensor-parallel rank 0 reads and broadcasts; stages between the first and the last get nothing.
+    With --dataloader-inter-document-masking all sequences are one, [1, micro-batch * sequence], and
+    every stage gets where its documents end, "cu_seqlens".
     """
     names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
-    if not is_first_or_last_pipeline_stage(vp_stage):
-        return dict.fromkeys(names)
     args = get_args()
+    if not is_first_or_last_pipeline_stage(vp_stage) and not packs(args):
+        return dict.fromkeys(names)
     batch: Batch = dict.fromkeys(names)
     if mpu.get_tensor_model_parallel_rank() == 0:
         loaded = next(data_iterator)
@@ -83,14 +86,50 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
         "is_pipeline_first_stage": mpu.is_pipeline_first_stage(),
         "is_pipeline_last_stage": mpu.is_pipeline_last_stage(),
     }
-    # Neither packed sequences, nor multi-token prediction.
-    unused = {"has_cu_seqlens": False, "is_hybrid_cp": False, "mtp_on_this_rank": False}
+    # No multi-token prediction.
+    kind = {"has_cu_seqlens": packs(args), "is_hybrid_cp": False, "mtp_on_this_rank": False}
     mask = args.create_attention_mask_in_dataloader
     batch = get_batch_on_this_tp_rank(
-        batch, create_attention_mask_in_dataloader=mask, **sizes, **place, **unused
+        batch, create_attention_mask_in_dataloader=mask, **sizes, **place, **kind
     )
+    if packs(args):
+        from megatron.core.utils import flatten_batch_for_packed_sequences  # from 0.19 on
+
+        return flatten_batch_for_packed_sequences(batch)
     group = mpu.get_context_parallel_group()
     return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group)
+
+
+def packs(args: Namespace) -> bool:
+    """Whether documents of a sequence do not see one another; ValueError for what cannot be so."""
+    if not getattr(args, "dataloader_inter_document_masking", False):
+        return False
+    if args.context_parallel_size > 1 or (
+        args.pipeline_model_parallel_size > 1 and args.micro_batch_size > 1
+    ):
+        raise ValueError(
+            "--dataloader-inter-document-masking runs without context parallelism here, and with "
+            "pipeline stages in micro-batches of one sequence alone: pass "
+            "--context-parallel-size 1 --micro-batch-size 1"
+        )
+    return True
+
+
+def packed_params(batch: Batch) -> PackedSeqParams | None:
+    """What the model is told of the documents of a batch; None where it is not packed."""
+    if batch.get("cu_seqlens") is None:
+        return None
+    ends, longest = batch["cu_seqlens"].squeeze(0), int(batch["max_seqlen"].max())
+    from megatron.training.training import update_seqlen_stats_from_cu_seqlens  # from 0.19 on
+
+    update_seqlen_stats_from_cu_seqlens(ends)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
 
 
 def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -144,6 +183,7 @@ def forward_step(
         batch["attention_mask"],
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],
+        packed_seq_params=packed_params(batch),
     )
     return output, partial(loss_func, batch["loss_mask"])
 
@@ -152,6 +192,7 @@ def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
     """Train, validation and test datasets with `samples` sequences each."""
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
+    packed = {"inter_document_masking": True} if packs(args) else {}
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
@@ -171,6 +212,7 @@ def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
         object_storage_cache_path=args.object_storage_cache_path,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
         allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
+        **packed,
     )
     kind = MockGPTDataset if args.mock_data else GPTDataset
     print_rank_0("> building train, validation, and test datasets ...")
@@ -181,7 +223,7 @@ def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
 
 def _reads_data(vp_stage: int | None = None) -> bool:
     first = mpu.get_tensor_model_parallel_rank() == 0
-    return first and is_first_or_last_pipeline_stage(vp_stage)
+    return first and (is_first_or_last_pipeline_stage(vp_stage) or packs(get_args()))
 
 
 def model_config() -> GPTModelConfig:

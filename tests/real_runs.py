@@ -44,7 +44,7 @@ class Starter:
         self.project, self.done = project, {}
 
     def __call__(self, quantization, **rest):
-        """The run folder of the cell: model, `flags` and all else that `resolve` takes.
+        """The run folder of the cell: model, dataset, `flags` and all else that `resolve` takes.
 
         A recipe by its name, as "nvfp4 without hadamard".
         """
@@ -56,7 +56,8 @@ class Starter:
             if (recipe := rest.pop("recipe", None)) is not None:
                 name, *without = recipe.split(" without ")
                 rest["recipe"] = recipes.changed(recipes.read(name), without, ())
-            cell = resolve(model, "wikipedia", quantization, training, extra_flags=flags, **rest)
+            dataset = rest.pop("dataset", "wikipedia")
+            cell = resolve(model, dataset, quantization, training, extra_flags=flags, **rest)
             self.done[key] = run(self.project, cell, coverage=key in MEASURED)
         return self.done[key]
 

@@ -58,6 +58,36 @@ def test_fused_attention_is_the_default_and_trains_to_the_same_loss(start):
         assert loss == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mxfp8", "pv_mxfp4", "qk_pv_nvfp4"])
+def test_probabilities_quantized_in_a_chunk_train_to_upstreams_bits(start, mode):
+    chunked, unfused = (start(mode, flags=TINY + flags) for flags in ((), UNFUSED))
+    assert losses(chunked) == losses(unfused)
+    calls = [
+        {(r["site"], r["operand"]): r["calls"] for r in stats_of(run)} for run in (chunked, unfused)
+    ]
+    assert calls[0] == calls[1]
+
+
+# Documents of dolma are short enough that a sequence has several.
+DOCUMENTS = ("--seq-length", "512", "--max-position-embeddings", "512")
+BY_MASK = ("--reset-attention-mask", "--reset-position-ids")
+
+
+@pytest.mark.slow
+def test_documents_that_do_not_see_one_another(start):
+    def trained(*flags):
+        return losses(start("qk_pv_mxfp8", dataset="dolma", flags=TINY + DOCUMENTS + flags))
+
+    plain, packed = trained(), trained("--dataloader-inter-document-masking")
+    masked = trained(*BY_MASK)
+    assert masked == trained(*BY_MASK, *UNFUSED)
+    steps = list(zip(plain[0], packed[0], masked[0], strict=True))
+    assert max(abs(one - other) for (_, one), _, (_, other) in steps) > 1e-3
+    # What upstream takes for a document's end differs by a token.
+    assert all(other == pytest.approx(one, abs=1e-3) for _, (_, one), (_, other) in steps)
+
+
 def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
     with pytest.raises(
         RunError, match=r"layers\.0\..*cannot run fused: its probabilities are quantized to mxfp4"

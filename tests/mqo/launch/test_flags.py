@@ -161,6 +161,13 @@ def test_the_documents_of_the_users_data_are_counted(tmp_path, monkeypatch):
     assert document_count(tmp_path / "none") is None
 
 
+@pytest.mark.parametrize("own", [(), ("--reset-attention-mask",)])
+def test_a_mask_is_made_of_documents_alone(own):
+    config = resolve("llama32-1b", "dolma", "bf16", "tiny", extra_flags=own)
+    words = megatron_flags(config, imagined("h100-80gb", 1), *NOWHERE)
+    assert ("--no-create-attention-mask-in-dataloader" in words) == (not own)
+
+
 def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
     def kept(training, **rest):
         made = resolve("llama32-1b", "wikipedia", "bf16", training, **rest)

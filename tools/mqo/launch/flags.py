@@ -159,7 +159,10 @@ def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
     paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
     documents = of.data_prefix and document_count(of.data_prefix)
     split = ["--split", _split(of.training, documents)]
-    return [*tokenizer, *paths, *split, "--no-create-attention-mask-in-dataloader"]
+    # No layer needs a causal mask as a tensor; one of documents is in no other form.
+    masked = "--reset-attention-mask" in of.extra_flags
+    mask = [] if masked else ["--no-create-attention-mask-in-dataloader"]
+    return [*tokenizer, *paths, *split, *mask]
 
 
 def _split(training: Training, documents: int | None) -> str:
