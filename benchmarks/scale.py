@@ -1,10 +1,11 @@
-"""Computes a layout and a GPU's memory for each model and mode on 8 and on 64 GPUs of 80 GB.
+"""Computes a layout and a GPU's memory for each model on 8 and on 64 GPUs of 80 GB.
 
     .venv/bin/python benchmarks/scale.py
 
-Nothing is run at that size. mqo.scale says how it is computed; what it says of the weights is held
-here against upstream's own model, built on the meta device as one rank of the planned job, and its
-sums against upstream's own estimate. Ends with an error where the weights are not the same.
+Modes are those of the types that have scripts. Nothing is run at that size. mqo.scale says how it
+is computed; what it says of the weights is held here against upstream's own model, built on the
+meta device as one rank of the planned job, and its sums against upstream's own estimate. Ends with
+an error where the weights are not the same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ GPUS = (8, 64)
 # What is no part of the total stands last.
 PARTS = [field.name for field in fields(Memory)][:-2]
 BESIDE = ("total", "cache", "packed")
+# Modes of the types that have scripts: those of others differ in `packed` alone.
+SHOWN = [
+    name
+    for name, mode in tables.modes().items()
+    if {mode.linear, mode.qk, mode.pv} <= {*tables.SCRIPT_TYPES}
+]
 LAYOUT = "TP | PP | EP | DP | recompute | micro-batches"
 
 
@@ -83,7 +90,7 @@ def main() -> None:
 def groups(model: str, gpus: int) -> list[list[Plan]]:
     """Group the plans of all modes by layout and memory, `packed` apart."""
     found: dict[tuple[Layout, Memory], list[Plan]] = {}
-    for mode in tables.modes():
+    for mode in SHOWN:
         made = plan(model, mode, gpus)
         found.setdefault((made.layout, replace(made.memory, packed=0)), []).append(made)
     return list(found.values())
