@@ -8,6 +8,7 @@ No tensor has s x s elements, and no gradient is added up atomically: results ar
 TRITON_INTERPRET=1, set before triton is imported, the kernels run on CPU tensors, too.
 """
 
+import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,8 @@ from .tiles import Scaling, Sizes, Strides, Tile
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
-# Bytes of a tile's keys and values that leave room for the rest in a block's shared memory.
-_MOST_BYTES = 2**17
-# Products and sums stay apart, so that a probability is the same in all kernels.
-_OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
+# Bytes of shared memory that a program may have: of an H100, where the interpreter runs.
+_H100 = 227 * 1024
 
 
 def kernel_attention(
@@ -108,9 +107,10 @@ def _obstacle_of_probs(probs: OperandParts) -> str:
 
 
 def _obstacle_of_memory(query: Tensor, value: Tensor, probs: OperandParts) -> str:
-    tile = _tile(query, value, probs)
-    size = tile.keys * (tile.width + tile.value_width) * query.element_size()
-    return "" if size <= _MOST_BYTES else f"{tile.keys} keys and values take {size} bytes"
+    tile, size = _tile(query, value, probs), query.element_size()
+    if _stages(tile, size, query.device):
+        return ""
+    return f"{tile.keys} keys of {tile.width} and {tile.value_width} take too much shared memory"
 
 
 class _Kernel(torch.autograd.Function):
@@ -182,8 +182,7 @@ class _Work:
                 *map(Strides.of, operands),
                 TILE=self.tile,
                 STEPS=self.steps,
-                num_warps=self._warps,
-                **_OPTIONS,
+                **self._options(self._warps),
             )
         return out, statistics
 
@@ -193,7 +192,6 @@ class _Work:
         found = tuple(t.new_empty(t.shape) for t in inputs[:3])
         deltas, sizes = self._per_row(), self.sizes
         shared = (self.scaling, sizes, *map(Strides.of, inputs))
-        options = {"TILE": self.tile, "num_warps": self._warps, **_OPTIONS}
         with self._on_device():
             backward._queries_kernel[(self._row_tiles * sizes.batch * sizes.heads,)](
                 *map(_seen, (*inputs, found[0])),
@@ -201,7 +199,8 @@ class _Work:
                 deltas,
                 *shared,
                 Strides.of(found[0]),
-                **options,
+                TILE=self.tile,
+                **self._options(self._warps),
             )
             key_tiles = triton.cdiv(sizes.length, self.tile.keys)
             backward._keys_kernel[(key_tiles * sizes.batch * self.key.size(2),)](
@@ -211,8 +210,9 @@ class _Work:
                 *self.draws,
                 *shared,
                 *map(Strides.of, found[1:]),
+                TILE=self.tile,
                 STEPS=self.steps,
-                **options,
+                **self._options(8, most_stages=1 if self._is_wide else 2),
             )
         return found
 
@@ -221,8 +221,24 @@ class _Work:
         return triton.cdiv(self.sizes.length, self.tile.rows)
 
     @property
+    def _is_wide(self) -> bool:
+        return self.query.dtype == torch.float32
+
+    @property
     def _warps(self) -> int:
-        return 8 if max(self.tile.width, self.tile.value_width, self.tile.keys) > 64 else 4
+        tile = self.tile
+        large = max(tile.width, tile.value_width) > 128 or tile.keys > 64
+        return 8 if large or self._is_wide else 4
+
+    def _options(self, warps: int, most_stages: int = 2) -> dict[str, int | bool]:
+        """Return how Triton shall compile a kernel."""
+        stages = _stages(self.tile, self.query.element_size(), self.query.device)
+        # Without fusion a product and a sum are the same in all kernels, and so a probability is.
+        return {
+            "num_warps": warps,
+            "num_stages": min(stages, most_stages),
+            "enable_fp_fusion": False,
+        }
 
     def _per_row(self) -> Tensor:
         length, batch, heads = self.sizes[:3]
@@ -233,10 +249,32 @@ class _Work:
 
 
 def _tile(query: Tensor, value: Tensor, probs: OperandParts) -> Tile:
-    """Return what a program takes: whole blocks of keys."""
+    """Return what a program takes: whole blocks of keys, and what registers hold."""
     widths = (max(16, triton.next_power_of_2(t.size(-1))) for t in (query, value))
-    size = 32 if query.dtype == torch.float32 else 64
-    return Tile(size, max(size, probs.block), *widths)
+    if query.dtype == torch.float32:
+        keys = max(32, probs.block)
+        return Tile(max(16, 1024 // keys), keys, *widths)
+    return Tile(64, max(64, probs.block), *widths)
+
+
+def _stages(tile: Tile, size: int, device: torch.device) -> int:
+    """Return how many loads of a loop a program's shared memory holds, for elements of `size`.
+
+    0 if it does not hold one.
+    """
+    least, most = sorted((tile.rows, tile.keys))
+    for stages in (2, 1):
+        lines = (least + stages * most) * (tile.width + tile.value_width)
+        if (lines + tile.rows * tile.keys) * size + 2048 <= _shared_memory(device):
+            return stages
+    return 0
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _H100
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def _dense(heads: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _queries_kernel(
     top = tl.load(largest + statistics, mask=inside, other=0.0)
     inverse = inverse_of(tl.load(exps + statistics, mask=inside, other=1.0))
 
-    delta = tl.zeros([TILE.rows], tl.float32)
+    delta = tl.full([TILE.rows], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
         keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
@@ -85,7 +85,7 @@ def _queries_kernel(
         delta += tl.sum(softmax_of(scores, top, inverse) * of_probs, axis=1)
     tl.store(deltas + statistics, delta, mask=inside)
 
-    found = tl.zeros([TILE.rows, TILE.width], tl.float32)
+    found = tl.full([TILE.rows, TILE.width], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
         keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
@@ -140,8 +140,8 @@ def _keys_kernel(
         value, value_strides, places, sizes.length, sizes.value_width, TILE.value_width
     )
 
-    of_keys = tl.zeros([TILE.keys, TILE.width], tl.float32)
-    of_values = tl.zeros([TILE.keys, TILE.value_width], tl.float32)
+    of_keys = tl.full([TILE.keys, TILE.width], 0.0, tl.float32)
+    of_values = tl.full([TILE.keys, TILE.value_width], 0.0, tl.float32)
     # The heads of the group, and of each the rows that see a key.
     seen = first // TILE.rows
     tiles = tl.cdiv(sizes.length, TILE.rows) - seen

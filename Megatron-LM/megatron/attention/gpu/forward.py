@@ -25,7 +25,7 @@ def _statistics(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return each row's largest score, and its sum of exps."""
     largest = tl.full([TILE.rows], float("-inf"), tl.float32)
-    exps = tl.zeros([TILE.rows], tl.float32)
+    exps = tl.full([TILE.rows], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
         keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
@@ -74,7 +74,7 @@ def _kernel(
         queries, key, key_strides, rows, end, scaling, sizes, dtype, TILE
     )
     inverse = inverse_of(total)
-    context = tl.zeros([TILE.rows, TILE.value_width], tl.float32)
+    context = tl.full([TILE.rows, TILE.value_width], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
         keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
