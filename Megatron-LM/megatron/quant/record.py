@@ -124,9 +124,7 @@ class Recorder:
             else:
                 self._keep_part(name, kept, within, first=calls > 0)
 
-    def count(
-        self, site: str, layer: str, operand: str, quant_type: str, calls: int = 1
-    ) -> _Tally:
+    def count(self, site: str, layer: str, operand: str, quant_type: str, calls: int = 1) -> _Tally:
         """Count calls that nothing is measured of, and return their tally."""
         tally = self._tallies.setdefault((site, layer, operand, quant_type), _Tally())
         tally.calls += calls

@@ -65,9 +65,7 @@ def _queries_kernel(
     grad = of_head(grad, grad_strides, batch, head)
 
     queries = load_rows(query, query_strides, rows, sizes.length, sizes.width, TILE.width)
-    grads = load_rows(
-        grad, grad_strides, rows, sizes.length, sizes.value_width, TILE.value_width
-    )
+    grads = load_rows(grad, grad_strides, rows, sizes.length, sizes.value_width, TILE.value_width)
     statistics = matrix.to(tl.int64) * sizes.length + rows
     inside = rows < sizes.length
     top = tl.load(largest + statistics, mask=inside, other=0.0)
@@ -183,7 +181,5 @@ def _keys_kernel(
 
     key_out = of_head(key_out, key_out_strides, batch, group)
     value_out = of_head(value_out, value_out_strides, batch, group)
-    store_rows(
-        key_out, key_out_strides, places, sizes.length, sizes.width, of_keys * scaling.scale
-    )
+    store_rows(key_out, key_out_strides, places, sizes.length, sizes.width, of_keys * scaling.scale)
     store_rows(value_out, value_out_strides, places, sizes.length, sizes.value_width, of_values)

@@ -70,9 +70,7 @@ def _kernel(
     value = of_head(value, value_strides, batch, head // sizes.repeats)
 
     queries = load_rows(query, query_strides, rows, sizes.length, sizes.width, TILE.width)
-    top, total = _statistics(
-        queries, key, key_strides, rows, end, scaling, sizes, dtype, TILE
-    )
+    top, total = _statistics(queries, key, key_strides, rows, end, scaling, sizes, dtype, TILE)
     inverse = inverse_of(total)
     context = tl.full([TILE.rows, TILE.value_width], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):

@@ -339,7 +339,7 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
         return _hif4(_block_amax(tile, STEPS.side), STEPS.scale_element)
 
 
-# -- a tile, through all of its steps ---------------------------------------------------------------
+# -- a tile, through all of its steps --------------------------------------------------------------
 
 
 @triton.jit
