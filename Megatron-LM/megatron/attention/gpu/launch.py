@@ -163,7 +163,7 @@ def stages_of(tile: Tile, size: int, device: torch.device) -> int:
 def _shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return H100_BYTES
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def _dense(heads: Tensor) -> Tensor:
