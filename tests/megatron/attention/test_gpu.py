@@ -348,39 +348,55 @@ COMPILED = [
 ]
 
 
-@in_the_parent
-@pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
-    reason="older versions take their source in another way",
+compiles_ahead = pytest.mark.skipif(
+    INTERPRETED or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
+    reason="the interpreter compiles nothing, and older versions take their source in another way",
 )
+
+
+def compiled(monkeypatch, probs, query, key, value):
+    """All three kernels for these operands, which have no storage."""
+    statistic = query.new_empty(1, dtype=torch.float32)
+    grad = query.new_empty(*query.shape[:3], value.size(-1))
+    work = Work.of(query, key, value, SCORES, probs)
+
+    def back():
+        work.backward(grad, statistic, statistic)
+
+    names = ["_queries_kernel", "_keys_kernel"]
+    return [
+        *compile_all(monkeypatch, forward, ["_kernel"], work.forward),
+        *compile_all(monkeypatch, backward, names, back),
+    ]
+
+
+def without_storage(length, batch, heads, groups, widths, dtype=torch.bfloat16):
+    shapes = ((heads, widths[0]), (groups, widths[0]), (groups, widths[1]))
+    return [torch.empty(length, batch, *shape, dtype=dtype, device="meta") for shape in shapes]
+
+
+@compiles_ahead
 @pytest.mark.parametrize(("quant_type", "dtype", "widths"), COMPILED)
 @pytest.mark.parametrize("rounding", [None, "stochastic"])
 def test_it_compiles_within_what_a_program_has(monkeypatch, quant_type, dtype, widths, rounding):
-    query, key, value = (
-        torch.empty(8192, 2, heads, width, dtype=dtype, device="meta")
-        for heads, width in ((32, widths[0]), (8, widths[0]), (8, widths[1]))
-    )
+    heads = without_storage(8192, 2, 32, 8, widths, dtype)
     seed = None if rounding is None else SEED
-    probs = parts_of(QuantSpec(quant_type, rounding=rounding), query, seed)
-    grad = query.new_empty(*query.shape[:3], widths[1])
-    statistic = torch.empty(64, 8192, device="meta")
-    work = Work.of(query, key, value, SCORES, probs)
-    kernels = [
-        *compile_all(monkeypatch, forward, ["_kernel"], work.forward),
-        *compile_all(
-            monkeypatch,
-            backward,
-            ["_queries_kernel", "_keys_kernel"],
-            lambda: work.backward(grad, statistic, statistic),
-        ),
-    ]
-    for kernel in kernels:
+    probs = parts_of(QuantSpec(quant_type, rounding=rounding), heads[0], seed)
+    for kernel in compiled(monkeypatch, probs, *heads):
         assert kernel.metadata.shared <= H100_BYTES
         ptx = kernel.asm["ptx"]
         # Subnormals are kept; half precision has tensor cores, float32 has its own products.
         assert ".ftz" not in ptx
         assert ("mma" in ptx) == (dtype != torch.float32)
         assert "tf32" not in ptx
+
+
+@compiles_ahead
+@pytest.mark.parametrize("sizes", [(4096, 1, 1, 1), (1, 1, 1, 1), (1, 2, 4, 2), (8191, 3, 6, 2)])
+def test_it_compiles_where_sizes_are_one(monkeypatch, sizes):
+    """Triton takes a 1 for known at compile time."""
+    heads = without_storage(*sizes, (72, 64))
+    assert all(compiled(monkeypatch, parts_of(QuantSpec("nvfp4"), heads[0]), *heads))
 
 
 # -- on a device ---------------------------------------------------------------------------------
