@@ -110,8 +110,7 @@ class Recorder:
         in the place of `original`: what that was made of. Of an operand that comes in parts, one is
         the call, the others are 0 `calls`, and `within` says where the part lies.
         """
-        tally = self._tallies.setdefault((site, layer, operand, spec.quant_type), _Tally())
-        tally.calls += calls
+        tally = self.count(site, layer, operand, spec.quant_type, calls)
         if self._measuring:
             sums = measure(original, quantized, spec, axis, amax)
             if not calls and not spec.block:  # the scale is the whole operand's: it was counted
@@ -124,6 +123,12 @@ class Recorder:
                 self._keep(name, kept)
             else:
                 self._keep_part(name, kept, within, first=calls > 0)
+
+    def count(self, site: str, layer: str, operand: str, quant_type: str, calls: int = 1) -> _Tally:
+        """Count calls that nothing is measured of, and return their tally."""
+        tally = self._tallies.setdefault((site, layer, operand, quant_type), _Tally())
+        tally.calls += calls
+        return tally
 
     def _keep(self, name: str, original: Tensor) -> None:
         """Keep what the first call of a step was given; later micro-batches are as good."""
@@ -169,7 +174,7 @@ class Recorder:
     def record_excluded(self, site: str, layer: str) -> None:
         """Count one call of both operands of an excluded layer."""
         for operand in (SITES[site].lhs, SITES[site].rhs):
-            self._tallies.setdefault((site, layer, operand, EXCLUDED), _Tally()).calls += 1
+            self.count(site, layer, operand, EXCLUDED)
 
     def entries(self) -> list[QuantRecord]:
         """Return all records, sorted by key; what `end_step` has not seen is not measured."""

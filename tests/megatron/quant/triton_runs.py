@@ -10,6 +10,12 @@ import torch
 import triton
 
 ROOT = Path(__file__).parents[3]
+POINTERS = {
+    torch.int16: "*i16",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+}
 
 
 def run_in_the_interpreter(file, which):
@@ -30,28 +36,40 @@ def run_in_the_interpreter(file, which):
 
 
 class Recorder:
-    """Stands in for the kernel, and keeps what it is launched with."""
+    """Stands in for a kernel, and keeps what it is launched with."""
 
-    def __init__(self, names):
-        self.names = names
+    def __init__(self, kernel):
+        self.kernel = kernel
 
     def __getitem__(self, grid):
         return self
 
     def __call__(self, *arguments, num_warps, **named):
-        self.warps = num_warps
-        self.arguments = dict(zip(self.names, arguments, strict=False)) | named
+        options = {"num_stages", "enable_fp_fusion"} & named.keys()
+        self.options = {name: named.pop(name) for name in options} | {"num_warps": num_warps}
+        self.arguments = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
 
 
 def compile_ahead(monkeypatch, module, launch):
     """What Triton makes of `module._kernel` for an H100, as `launch()` calls it."""
+    return compile_all(monkeypatch, module, ["_kernel"], launch)[0]
+
+
+def compile_all(monkeypatch, module, names, launch):
+    """The same of several kernels of a module, each of which `launch()` calls."""
+    recorders = [Recorder(getattr(module, name)) for name in names]
+    with monkeypatch.context() as patch:
+        for name, recorder in zip(names, recorders, strict=True):
+            patch.setattr(module, name, recorder)
+        launch()
+    return [_compiled(recorder) for recorder in recorders]
+
+
+def _compiled(recorder):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel, recorder = module._kernel, Recorder(module._kernel.arg_names)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_kernel", recorder)
-        launch()
+    kernel = recorder.kernel
     signature, constants, attributes = {}, {}, {}
 
     def described(value, place, specialized):
@@ -64,8 +82,7 @@ def compile_ahead(monkeypatch, module, launch):
         if isinstance(value, torch.Tensor) or (specialized and value % 16 == 0):
             attributes[place] = [["tt.divisibility", 16]]
         if isinstance(value, torch.Tensor):
-            kinds = {torch.int16: "*i16", torch.float32: "*fp32", torch.float16: "*fp16"}
-            return kinds[value.dtype]
+            return POINTERS[value.dtype]
         if specialized and value == 1:
             constants[place] = value
             return "constexpr"
@@ -80,5 +97,5 @@ def compile_ahead(monkeypatch, module, launch):
     return triton.compile(
         ASTSource(kernel, signature, constants, attributes),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": recorder.warps},
+        options=recorder.options,
     )

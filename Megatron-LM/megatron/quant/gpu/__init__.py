@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..spec import QuantSpec
 from ..stochastic import signed
-from .arithmetic import draw_of, factors, loaded, round_to, steps_of, stored, to_bfloat16
+from .arithmetic import OF_THE_TENSOR, draw_of, loaded, quantized, steps_of, stored
 from .tiles import Strides, offset, places, plan_tiles
 
 
@@ -45,29 +45,13 @@ def _kernel(
     if STEPS.rounding == "stochastic":
         draw = draw_of(offset(row, place, sizes, index_strides), seed)
 
-    shape: tl.constexpr = [
-        TILE.rows // STEPS.side,
-        STEPS.side,
-        TILE.columns // STEPS.run,
-        STEPS.run,
-    ]
-    values = tl.reshape(values, shape)
-    encode, decode = factors(values, tensor_amax, STEPS)
-    values *= encode
-    if STEPS.scale == "hif4":
-        values = to_bfloat16(values)
-    if tensor_amax is not None and not STEPS.element.widths:
-        # One that was given says nothing of a NaN here, for which these elements have no code.
-        values = tl.where(values == values, values, 0.0)
-    rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
-    result = tl.reshape(rounded * decode, [TILE.rows, TILE.columns])
+    result = quantized(values, draw, tensor_amax, STEPS)
     target = out + offset(row, place, sizes, out_strides)
     tl.store(target, stored(result, out.dtype.element_ty, STEPS.exact), mask=inside)
 
 
 INTERPRETED = not isinstance(_kernel, triton.JITFunction)
 
-_OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")  # scales that follow from its amax
 _NO_STRIDES = Strides(0, 0, 0, 0)
 
 
@@ -102,7 +86,7 @@ def _launch(
     plan = plan_tiles(x.shape, x.stride(), out.stride(), *place, steps.side)
     if plan is None:
         return False
-    if steps.scale not in _OF_THE_TENSOR:
+    if steps.scale not in OF_THE_TENSOR:
         amax = None
     elif amax is None:
         # One launch, which reads `x` once and does not wait; a NaN counts as the largest.

@@ -66,6 +66,8 @@ class Element:
         return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
 
 
+# Scales that follow from the amax of the tensor.
+OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")
 _SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(E6M2)}
 
 
@@ -335,3 +337,30 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
         return _two_level(amax, whole, STEPS.element.top, STEPS.scale_element)
     else:
         return _hif4(_block_amax(tile, STEPS.side), STEPS.scale_element)
+
+
+# -- a tile, through all of its steps --------------------------------------------------------------
+
+
+@triton.jit
+def quantized(tile, draw, tensor_amax, STEPS: tl.constexpr) -> tl.tensor:
+    """Quantize a float32 tile [rows, columns] of whole blocks along its rows; `draw` as the tile.
+
+    `tensor_amax` points to the tensor's amax where its scales follow from that, else it is None.
+    """
+    shape: tl.constexpr = [
+        tile.shape[0] // STEPS.side,
+        STEPS.side,
+        tile.shape[1] // STEPS.run,
+        STEPS.run,
+    ]
+    values = tl.reshape(tile, shape)
+    encode, decode = factors(values, tensor_amax, STEPS)
+    values *= encode
+    if STEPS.scale == "hif4":
+        values = to_bfloat16(values)
+    if tensor_amax is not None and not STEPS.element.widths:
+        # One that was given says nothing of a NaN here, for which these elements have no code.
+        values = tl.where(values == values, values, 0.0)
+    rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
+    return tl.reshape(rounded * decode, tile.shape)
