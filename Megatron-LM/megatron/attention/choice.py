@@ -151,7 +151,7 @@ def obstacle_to_chunks(
         if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
             return f"its attention mask is {list(mask.shape)} {mask.dtype}"
         causal = False
-    if rounded.needs_tensor_amax and not causal and not current().unnormalized_probs:
+    if rounded.scales_by_tensor and not causal and not current().unnormalized_probs:
         return (
             f"{rounded.quant_type} scales by the amax of all probabilities, known of a causal mask"
         )

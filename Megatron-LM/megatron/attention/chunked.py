@@ -259,16 +259,14 @@ class _Gradients(_Work):
     def _accumulate(
         self, total: Tensor, chunk: Chunk, scores: Tensor, rows: Tensor, scale: float = 1.0
     ) -> None:
-        """Add scale * scores^T @ rows to the keys that a chunk reads.
-
-        Head by head, and then over a group's heads, as upstream's repeated keys have it: a sequence
-        that is one chunk gets the same bits.
-        """
-        heads, width = (chunk.last - chunk.first) * self.plan.repeats, rows.size(-1)
-        queries = chunk.stop - chunk.start
-        scores, rows = scores.view(heads, queries, -1), rows.reshape(heads, queries, width)
+        """Add scale * scores^T @ rows to the keys that a chunk reads."""
+        part = total[chunk.first : chunk.last, chunk.low : chunk.high]
+        scores, repeats = self.by_group(chunk, scores), self.plan.repeats
+        if self.plan.rows == self.plan.queries:
+            # Head by head, as upstream has it with repeated keys: the same bits.
+            scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
+            rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
         found = torch.bmm(scores.transpose(1, 2), rows)
         if scale != 1.0:
             found.mul_(scale)
-        summed = found.unflatten(0, (-1, self.plan.repeats)).sum(1)
-        total[chunk.first : chunk.last, chunk.low : chunk.high] += summed
+        part += found.unflatten(0, (part.size(0), -1)).sum(1)

@@ -88,7 +88,7 @@ class QuantizedOperands(GemmOperands):
         """See the base class."""
         operand = self.site.lhs
         spec = self._how(operand).spec
-        needed = amax if spec.needs_tensor_amax else None
+        needed = amax if spec.scales_by_tensor else None
         place = (self.site.name, self.layer, operand)
         return OperandParts(place, spec, shape, self._seed(operand, spec), needed)
 

@@ -14,6 +14,7 @@ from .formats import (
     SCALE_RULES,
     TILES,
     Format,
+    TaperedFormat,
     check_choice,
 )
 
@@ -71,8 +72,14 @@ class QuantSpec:
 
     @property
     def needs_tensor_amax(self) -> bool:
-        """Whether its scales follow from the largest magnitude of the tensor."""
+        """Whether its scales follow from the largest magnitude of the tensor, on all its ranks."""
         return self.quant_type != NONE and self.format.needs_tensor_amax
+
+    @property
+    def scales_by_tensor(self) -> bool:
+        """Whether its scales follow from that magnitude: with `tensor_scale` hifp8's, of a rank."""
+        tapered = self.quant_type != NONE and isinstance(self.format.element, TaperedFormat)
+        return self.needs_tensor_amax or (self.tensor_scale and tapered)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,14 @@ def test_an_amax_of_all_probabilities_is_known_of_a_causal_mask_alone():
     assert path(Layer(), types, *tensors(1, 4), None) is None
 
 
+def test_so_is_that_of_hifp8_with_a_scale_of_the_tensor(options):
+    types = NONE | {"pv": "hifp8"}
+    assert path(Layer(), types, *tensors(), ~causal()) is chunked_context
+    options("[quantizer]\ntensor_scale = true\n")
+    assert path(Layer(), types, *tensors(), causal()) is chunked_context
+    assert path(Layer(), types, *tensors(), ~causal()) is None
+
+
 def test_squares_reach_over_chunks(options):
     options('[operands]\n"pv.probs" = { tile = "square" }\n')
     assert path(Layer(), NONE | {"pv": "nvfp4"}, *tensors(), None) is None

@@ -144,6 +144,11 @@ def test_a_code_in_a_million_is_another(operands, monkeypatch):
         assert_as_unfused(tensors, quant_type, moved=2 * 8 * 1024 * 1024 // 1_000_000)
 
 
+def test_hifp8_may_have_a_scale_of_the_tensor(operands, options):
+    options("[quantizer]\ntensor_scale = true\n")
+    assert_as_unfused(operands(LENGTH, LENGTH, groups=2), "hifp8")
+
+
 @pytest.mark.parametrize("quant_type", ["mxfp8", "nvfp4", "hif4"])
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_half_precision_rounds_where_upstream_does(operands, quant_type, in_fp32):

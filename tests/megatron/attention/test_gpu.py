@@ -35,10 +35,10 @@ SHAPES = {
     "odd sizes": {"heads": 3, "groups": 1, "width": 12, "value_width": 7},
 }
 # Of float32, sums of some terms in another order, and on a device an exp that is off by some units
-# in the last place. Of half precision, half a unit in the last place: a sum in another order may
-# round another way.
+# in the last place. Of half precision, a unit in the last place: a sum in another order may round
+# another way, and chunks round what each head gives a key that it shares.
 WIDE = 5e-6 if ON_CUDA else 1e-6
-TOLERANCES = {torch.float32: WIDE, torch.bfloat16: 2**-9, torch.float16: 2**-12}
+TOLERANCES = {torch.float32: WIDE, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 # Codes that may be others, where a probability's last bit moves it over a rounding tie; values
 # that differ by less than a code have another scale, of the last bit of an amax.
 MOVED = 1e-4
@@ -204,6 +204,12 @@ def test_the_softmax_may_scale_again(made, dtype):
 
 
 @runs_kernels
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_the_softmax_may_be_in_half_precision(made, dtype):
+    assert_as_chunked(made(dtype=dtype), QuantSpec("mxfp8"), scores=Scores(0.25))
+
+
+@runs_kernels
 @pytest.mark.parametrize("quant_type", ["mxfp8", "nvfp4"])
 def test_backward_has_the_codes_of_forward(made, quant_type):
     """Gradients that are 1 at the diagonal make that of the values the codes."""
@@ -295,7 +301,9 @@ WRONG = {
     "head dim": ({"width": 257}, {}, {}),
     "keys": ({"sk": 2 * LENGTH}, {}, {}),
     "dtype": ({"dtype": torch.float64}, {}, {}),
-    "softmax": ({"dtype": torch.bfloat16}, {"dtype": None}, {}),
+    "softmax": ({}, {"dtype": torch.float64}, {}),
+    "a softmax that scales": ({"dtype": torch.bfloat16}, {"dtype": None, "factor": 2.0}, {}),
+    "normalization": ({}, {"normalized": False}, {}),
     "squares": ({}, {}, {"quant_type": "nvfp4", "tile": "square"}),
     "amax": ({}, {}, {"quant_type": "hifp8", "tensor_scale": True}),
     "memory": ({"width": 256, "value_width": 256}, {}, {"quant_type": "fp8_block"}),

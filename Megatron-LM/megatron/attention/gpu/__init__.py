@@ -78,8 +78,13 @@ def _obstacle_of_operands(query: Tensor, key: Tensor, value: Tensor) -> str:
 
 
 def _obstacle_of_scores(dtype: torch.dtype, scores: Scores) -> str:
-    softmax = scores.dtype or dtype
-    return "" if softmax == torch.float32 else f"the softmax is in {softmax}"
+    if scores.dtype not in (None, dtype, torch.float32):
+        return f"the softmax is in {scores.dtype}"
+    if not scores.normalized:
+        return "what is quantized is not normalized"
+    if scores.factor is not None and (scores.dtype or dtype) != torch.float32:
+        return "a softmax in half precision scales its scores"
+    return ""
 
 
 def _obstacle_of_probs(probs: OperandParts) -> str:

@@ -49,6 +49,7 @@ def _queries_kernel(
     grad_strides,
     out_strides,
     TILE: tl.constexpr,
+    HALF: tl.constexpr,
 ) -> None:
     """Write the gradient of a tile of queries, and to `deltas` the sum of each row."""
     dtype: tl.constexpr = query.dtype.element_ty
@@ -80,7 +81,7 @@ def _queries_kernel(
         )
         scores = scores_of(queries, keys, rows, places, scaling, dtype)
         of_probs = rounded(product(grads, values), dtype)
-        delta += tl.sum(softmax_of(scores, top, inverse) * of_probs, axis=1)
+        delta += tl.sum(softmax_of(scores, top, inverse, dtype, HALF) * of_probs, axis=1)
     tl.store(deltas + statistics, delta, mask=inside)
 
     found = tl.full([TILE.rows, TILE.width], 0.0, tl.float32)
@@ -92,7 +93,7 @@ def _queries_kernel(
         )
         scores = scores_of(queries, keys, rows, places, scaling, dtype)
         of_probs = rounded(product(grads, values), dtype)
-        softmax = softmax_of(scores, top, inverse)
+        softmax = softmax_of(scores, top, inverse, dtype, HALF)
         of_scores = _of_scores(softmax, of_probs, delta, scaling, dtype)
         found = tl.dot(of_scores, keys, found, input_precision="ieee")
     out = of_head(out, out_strides, batch, head)
@@ -122,6 +123,7 @@ def _keys_kernel(
     value_out_strides,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
+    HALF: tl.constexpr,
 ) -> None:
     """Write the gradients of a tile of keys and values, summed over the heads that share them."""
     dtype: tl.constexpr = query.dtype.element_ty
@@ -170,7 +172,7 @@ def _keys_kernel(
         delta = tl.load(deltas + statistics, mask=inside, other=0.0)
 
         scores = scores_of(queries, keys, rows, places, scaling, dtype)
-        softmax = softmax_of(scores, top, inverse)
+        softmax = softmax_of(scores, top, inverse, dtype, HALF)
         probs = quantized_probs(
             softmax, row_matrix, rows, places, sizes.length, seed, tensor_amax, dtype, STEPS
         )

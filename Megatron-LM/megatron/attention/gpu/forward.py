@@ -77,7 +77,7 @@ def _kernel(
         places = start + tl.arange(0, TILE.keys)
         keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
         scores = scores_of(queries, keys, rows, places, scaling, dtype)
-        softmax = softmax_of(scores, top, inverse)
+        softmax = softmax_of(scores, top, inverse, dtype, False)  # rounded below
         probs = quantized_probs(
             softmax, matrix, rows, places, sizes.length, seed, tensor_amax, dtype, STEPS
         )

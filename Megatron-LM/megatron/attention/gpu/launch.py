@@ -33,6 +33,7 @@ class Work:
     steps: Steps | None
     draws: tuple[Tensor | None, int]  # the amax of all probabilities, and the seed
     scaling: Scaling
+    half: bool  # whether the softmax is in half precision
     sizes: Sizes
 
     @classmethod
@@ -52,6 +53,7 @@ class Work:
             steps=steps,
             draws=(amax, seed),
             scaling=Scaling(float(scores.scale), factor),
+            half=(scores.dtype or query.dtype) != torch.float32,
             sizes=Sizes(length, batch, heads, heads // key.size(2), width, value.size(-1)),
         )
 
@@ -89,6 +91,7 @@ class Work:
                 *shared,
                 Strides.of(found[0]),
                 TILE=self.tile,
+                HALF=self.half,
                 **self._options(self._warps),
             )
             key_tiles = triton.cdiv(sizes.length, self.tile.keys)
@@ -101,6 +104,7 @@ class Work:
                 *map(Strides.of, found[1:]),
                 TILE=self.tile,
                 STEPS=self.steps,
+                HALF=self.half,
                 **self._options(8, most_stages=1 if self._is_float32 else 2),
             )
         return found

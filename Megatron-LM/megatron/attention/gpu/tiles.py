@@ -121,9 +121,15 @@ def scores_of(query, key, rows, places, scaling, dtype: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def softmax_of(scores, largest, inverse) -> tl.tensor:
-    """Return probabilities, by each row's largest score, and one over its sum of exps."""
-    return tl.exp(scores - largest[:, None]) * inverse[:, None]
+def softmax_of(scores, largest, inverse, dtype: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+    """Return probabilities, by each row's largest score, and one over its sum of exps.
+
+    They are rounded if the softmax is in half precision.
+    """
+    found = tl.exp(scores - largest[:, None]) * inverse[:, None]
+    if HALF:
+        found = rounded(found, dtype)
+    return found
 
 
 @triton.jit
