@@ -101,18 +101,28 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
 
 
 def packs(args: Namespace) -> bool:
-    """Whether documents of a sequence do not see one another; ValueError for what cannot be so."""
-    if not getattr(args, "dataloader_inter_document_masking", False):
-        return False
-    if args.context_parallel_size > 1 or (
-        args.pipeline_model_parallel_size > 1 and args.micro_batch_size > 1
+    """Whether documents of a sequence do not see one another, by where they end."""
+    return getattr(args, "dataloader_inter_document_masking", False)
+
+
+def check_documents(args: Namespace) -> None:
+    """Raise ValueError where documents would see one another though they are not to."""
+    stages = args.pipeline_model_parallel_size
+    if packs(args) and (
+        args.context_parallel_size > 1 or (stages > 1 and args.micro_batch_size > 1)
     ):
         raise ValueError(
             "--dataloader-inter-document-masking runs without context parallelism here, and with "
             "pipeline stages in micro-batches of one sequence alone: pass "
             "--context-parallel-size 1 --micro-batch-size 1"
         )
-    return True
+    chunks = stages * (args.virtual_pipeline_model_parallel_size or 1)
+    if args.reset_attention_mask and chunks > 2:
+        raise ValueError(
+            "--reset-attention-mask makes a mask for the first and the last pipeline stage, and "
+            f"there are {chunks}: pass --dataloader-inter-document-masking in its place, or "
+            "--pipeline-model-parallel-size 2"
+        )
 
 
 def packed_params(batch: Batch) -> PackedSeqParams | None:
@@ -270,6 +280,7 @@ def main(
     with megatron.run.start.quick_sources():
         args = parse_and_validate_args(extra_args_provider=extra_args)
     gc.enable()
+    check_documents(args)
     with megatron.run.recorded(get_tensorboard_writer()):
         megatron.run.before_model(args)
         megatron.run.check_available(args)

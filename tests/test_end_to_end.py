@@ -88,6 +88,18 @@ def test_documents_that_do_not_see_one_another(start):
     assert all(other == pytest.approx(one, abs=1e-3) for _, (_, one), (_, other) in steps)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["bf16", "qk_pv_mxfp8"])
+def test_documents_of_latent_attention(start, mode):
+    rest = {"model": "deepseek2_lite", "training": "tiny", "dataset": "dolma"}
+    packed, masked = (
+        losses(start(mode, flags=DOCUMENTS + flags, **rest))
+        for flags in (("--dataloader-inter-document-masking",), BY_MASK)
+    )
+    pairs = zip(packed[0], masked[0], strict=True)
+    assert all(one == pytest.approx(other, abs=3e-3) for (_, one), (_, other) in pairs)
+
+
 def test_fused_attention_that_is_demanded_of_a_pv_type_ends_the_run_with_the_reason(start):
     with pytest.raises(
         RunError, match=r"layers\.0\..*cannot run fused: its probabilities are quantized to mxfp4"

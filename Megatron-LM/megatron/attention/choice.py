@@ -3,7 +3,7 @@
 Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
 """
 
-import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +16,14 @@ from torch import Tensor
 
 from .masks import is_causal
 from .packed import document_starts
-from .paths import chunked_context, dropout_of, fused_context, part_of
+from .paths import (
+    FusedAttentionError,
+    chunked_context,
+    dropout_of,
+    fused_context,
+    kernel_context,
+    part_of,
+)
 
 # --attention-backend: flash and fused want a fused kernel, unfused and local upstream's own path;
 # auto, and a release without the option, takes a path without the scores where it can.
@@ -25,10 +32,6 @@ REFUSED = ("unfused", "local")
 
 # (qk operands, query, key, value, upstream's RNG tracker) -> context
 Attend = Callable[..., Tensor]
-
-
-class FusedAttentionError(RuntimeError):
-    """A path was asked for, and this attention cannot take it."""
 
 
 def without_scores(
@@ -53,68 +56,80 @@ def without_scores(
         FusedAttentionError: the backend is flash or fused, and no fused kernel can; or the run's
             options, or packed sequences, ask for what upstream's own path does not do.
     """
-    if packed is None:
-        return _choose(layer, types, query, key, mask, ())
-    if part_of(layer)[1] > 1:
-        why = "packed sequences are not gathered from context-parallel ranks"
-        raise FusedAttentionError(f"{_name(layer)}: {why}. Expected: --context-parallel-size 1")
-    try:
-        starts = document_starts(packed, query.size(0))
-    except ValueError as error:
-        raise FusedAttentionError(f"{_name(layer)}: {error}") from error
-    attend = _choose(layer, types, query, key, None, starts)
-    if attend is None:
-        raise FusedAttentionError(
-            f"{_name(layer)} keeps its s x s scores, and so takes no packed sequences. Expected: "
-            "`--attention-backend auto`, and what a path without the scores can do"
-        )
-    return attend
-
-
-def _choose(
-    layer: Any,
-    types: Mapping[str, str],
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    starts: tuple[int, ...],
-) -> Attend | None:
-    """As `without_scores`; `starts` are where packed documents begin."""
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
-    if "pv" not in types:
-        return None
-    rounded = _rounding(layer, types["pv"])
-    if backend in REFUSED:
-        _check_normalized(layer, rounded, f"--attention-backend {backend} was asked for")
-        return None
-    if rounded.quant_type != NONE and backend not in DEMANDED:
-        if why := obstacle_to_chunks(layer, rounded, query, key, mask):
-            _check_normalized(layer, rounded, why)
-            _say(why)
-            return None
-        causal = mask is None or is_causal(mask, query.size(0), key.size(0))
-        return partial(chunked_context, layer, types["pv"], starts, None if causal else mask)
-    why = obstacle_to_kernels(layer, rounded, query, key, mask)
-    if why and backend in DEMANDED:
+    starts = () if packed is None else _starts(layer, packed, query.size(0))
+    attend, why = _choose(
+        layer, types, backend, query, key, mask if packed is None else None, starts
+    )
+    if attend is not None:
+        return attend
+    if backend in DEMANDED:
         raise FusedAttentionError(
             f"{_name(layer)} cannot run fused: {why}. Expected: what a fused kernel can do, as "
             f"--attention-backend {backend} asks. `--attention-backend auto` takes another path "
             "where it must"
         )
-    return None if why else partial(fused_context, layer, types["pv"], starts)
+    if packed is not None:
+        raise FusedAttentionError(
+            f"{_name(layer)} takes no packed sequences: {why}. Expected: what a path without the "
+            "scores can do, and `--attention-backend auto`"
+        )
+    if (
+        backend not in REFUSED
+        and "pv" in types
+        and _rounding(layer, types["pv"]).quant_type != NONE
+    ):
+        _say(f"{_name(layer)}: {why}")
+    return None
 
 
-def obstacle_to_kernels(
-    layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
-) -> str:
-    """Why no fused kernel can run `layer` on these tensors, "" if one can.
+def _choose(
+    layer: Any,
+    types: Mapping[str, str],
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    starts: tuple[int, ...],
+) -> tuple[Attend | None, str]:
+    """Return how to attend, and if that is None why; `starts` are where packed documents begin."""
+    if "pv" not in types:
+        return None, "its source has no plain literal of pv"
+    if backend in REFUSED:
+        return None, f"--attention-backend {backend} was asked for"
+    rounded, pv_type = _rounding(layer, types["pv"]), types["pv"]
+    attend: Attend
+    if rounded.quant_type == NONE:
+        why = obstacle_to_kernels(layer, query, key, mask)
+        attend = partial(fused_context, layer, pv_type, starts)
+    elif backend in DEMANDED:
+        why = obstacle_to_our_kernel(layer, query, key, mask, starts)
+        attend = partial(kernel_context, layer, pv_type)
+    else:
+        why = obstacle_to_chunks(layer, rounded, query, key, mask)
+        causal = mask is None or is_causal(mask, query.size(0), key.size(0))
+        attend = partial(chunked_context, layer, pv_type, starts, None if causal else mask)
+    return (None, why) if why else (attend, "")
 
-    `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
+
+def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
+    """Return where documents begin; FusedAttentionError where they cannot be told apart."""
+    if part_of(layer)[1] > 1:
+        why = "packed sequences are not gathered from context-parallel ranks"
+        raise FusedAttentionError(f"{_name(layer)}: {why}. Expected: --context-parallel-size 1")
+    try:
+        return document_starts(packed, tokens)
+    except ValueError as error:
+        raise FusedAttentionError(f"{_name(layer)}: {error}") from error
+
+
+def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    """Why no fused kernel of torch can run `layer` on these tensors, "" if one can.
+
+    Arguments as `without_scores`.
     """
     queries, keys, device = query.size(0), key.size(0), query.device.type
-    if rounded.quant_type != NONE:
-        return f"its probabilities are quantized to {rounded.quant_type}, and a kernel has none"
     if why := _unusual(layer):
         return why
     if layer.scale_mask_softmax.scale is not None:
@@ -131,17 +146,42 @@ def obstacle_to_kernels(
     return ""
 
 
+def obstacle_to_our_kernel(
+    layer: Any, query: Tensor, key: Tensor, mask: Tensor | None, starts: tuple[int, ...]
+) -> str:
+    """Why no kernel quantizes the probabilities of `layer`, "" if one can.
+
+    What it says of dtypes, head dims and formats, it says when it has the quantized operands.
+    """
+    if why := _unusual(layer):
+        return why
+    if query.device.type != "cuda":
+        return f"the device {query.device.type} has no kernel that quantizes probabilities"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if dropout_of(layer):
+        return "--attention-dropout drops out probabilities"
+    if starts or part_of(layer)[1] > 1:
+        return "its kernel takes neither packed sequences nor parts of one"
+    if query.size(0) != key.size(0):
+        return f"it has {query.size(0)} queries for {key.size(0)} keys"
+    if mask is not None and not is_causal(mask, query.size(0), key.size(0)):
+        return "its attention mask is not the plain causal one"
+    return ""
+
+
 def obstacle_to_chunks(
     layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
-    """Why `layer` cannot run in chunks, "" if it can; arguments as `obstacle_to_kernels`."""
+    """Why `layer` cannot run in chunks, "" if it can.
+
+    `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
+    """
     queries, keys = query.size(0), key.size(0)
     if why := _unusual(layer):
         return why
     if dropout_of(layer):
         return "--attention-dropout drops out probabilities"
-    if rounded.tile == "square":
-        return "its probabilities are quantized in squares"
     if mask is None or is_causal(mask, queries, keys):
         if 1 < queries * part_of(layer)[1] != keys:
             return f"it has {queries} queries for {keys} keys"
@@ -156,15 +196,6 @@ def obstacle_to_chunks(
             f"{rounded.quant_type} scales by the amax of all probabilities, known of a causal mask"
         )
     return ""
-
-
-def _check_normalized(layer: Any, rounded: QuantSpec, why: str) -> None:
-    """Raise FusedAttentionError where upstream's own path would quantize what was not asked for."""
-    if rounded.quant_type != NONE and current().unnormalized_probs:
-        raise FusedAttentionError(
-            f"{_name(layer)} keeps its s x s scores: {why}. Expected: what attention in chunks can "
-            "do, as --unnormalized-probs asks: upstream's own path has no such thing"
-        )
 
 
 def _name(layer: Any) -> str:
@@ -191,8 +222,11 @@ def _rounding(layer: Any, quant_type: str) -> QuantSpec:
     return spec_of("pv", "probs", name, scheduled("pv", quant_type)).spec
 
 
-@functools.cache
+_said: list[str] = []
+
+
 def _say(why: str) -> None:
-    """Say once which layers keep their scores."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+    """Say once which layer keeps its scores, the first that does, and why."""
+    if not _said and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
+        _said.append(why)
         print(f"mqo: attention with a type in pv keeps its s x s scores: {why}", flush=True)

@@ -69,10 +69,12 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.how = how
-        work, probs = _Work(query, key, value, how), how.probs
+        probs = how.probs
+        whole = probs.needs_whole_rows or probs.is_watched
+        work = _Work(query, key, value, how, whole)
         out = query.new_empty(*query.shape[:3], value.size(-1))
         rows = work.by_matrix(out)
-        for chunk in work.plan.chunks(whole=probs.needs_whole_rows or probs.is_watched):
+        for chunk in work.plan.chunks():
             found = work.probabilities(chunk)
             first = chunk.first * work.plan.repeats
             probs.observe(found.exact, found.rounded, first, chunk.start)
@@ -83,9 +85,9 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        work = _Gradients(query, key, value, ctx.how)
+        work = _Gradients(query, key, value, ctx.how, ctx.how.probs.needs_whole_rows)
         grads = work.by_matrix(grad.unflatten(2, (query.size(2), -1)))
-        for chunk in work.plan.chunks(whole=ctx.how.probs.needs_whole_rows):
+        for chunk in work.plan.chunks():
             work.add(chunk, work.probabilities(chunk), work.take(grads, chunk))
         return (*work.sums(), None)
 
@@ -107,7 +109,7 @@ class _Probabilities(NamedTuple):
 class _Work:
     """The operands by matrix, and the buffers that all chunks share."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How) -> None:
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
         self.how, self.groups = how, key.size(2)
         self.plan = Plan(
             matrices=key.size(1) * self.groups,
@@ -117,6 +119,7 @@ class _Work:
             visible=how.visible,
             block=how.probs.block,
             device=query.device.type,
+            whole=whole,
         )
         self.query = self.by_matrix(query)
         self.key, self.value = (t.flatten(1, 2).transpose(0, 1).contiguous() for t in (key, value))
@@ -183,7 +186,8 @@ class _Work:
         exact, row = self.space(self._probs, chunk), None
         if not self.how.scores.normalized:
             largest = softmax.amax(-1, keepdim=True)  # the softmax of the row's maximum
-            exact.copy_(softmax / largest)
+            torch.div(softmax, largest, out=taken)
+            exact.copy_(taken)
             row = largest.flatten(1, 2)
         elif exact.dtype != softmax.dtype:
             exact.copy_(softmax)
@@ -194,26 +198,32 @@ class _Work:
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
         """Give what a query does not see the value that upstream gives it."""
-        rows, keys = slice(chunk.start, chunk.stop), slice(chunk.low, chunk.high)
         scores[..., : chunk.before] = HIDDEN
         if chunk.behind:
             size = chunk.stop - chunk.start, chunk.behind
             hidden = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
             scores[..., -chunk.behind :].masked_fill_(hidden, HIDDEN)
-        mask = self.how.visible.mask
-        if mask is not None:
-            hidden = mask[:, :, rows, keys]
-            if mask.size(0) > 1:
-                of_matrix = torch.arange(chunk.first, chunk.last, device=mask.device)
-                hidden = hidden[of_matrix // self.groups]
+        hidden = self.hidden(chunk)
+        if hidden is not None:
             scores.masked_fill_(hidden, HIDDEN)
+
+    def hidden(self, chunk: Chunk) -> Tensor | None:
+        """Return where the mask hides a key, as wide as what `space` returns; None without one."""
+        mask = self.how.visible.mask
+        if mask is None:
+            return None
+        hidden = mask[:, :, chunk.start : chunk.stop, chunk.low : chunk.high]
+        if mask.size(0) == 1:
+            return hidden
+        of_matrix = torch.arange(chunk.first, chunk.last, device=mask.device)
+        return hidden[of_matrix // self.groups]
 
 
 class _Gradients(_Work):
     """Adds up the gradients of all three operands, chunk by chunk, in float32 at least."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How) -> None:
-        super().__init__(query, key, value, how)
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
+        super().__init__(query, key, value, how, whole)
         self._of_softmax = torch.empty_like(self._softmax)
         self._of_query = query.new_empty(query.shape)
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -250,6 +260,9 @@ class _Gradients(_Work):
         torch.ops.aten._softmax_backward_data.out(
             wide, softmax, -1, softmax.dtype, grad_input=found
         )
+        hidden = self.hidden(chunk)
+        if hidden is not None:  # of a query that sees nothing, what is hidden has a softmax
+            found.masked_fill_(hidden, 0.0)
         if self.how.scores.factor is not None:
             found.mul_(self.how.scores.factor)
         if found.dtype != grad.dtype:
@@ -263,7 +276,7 @@ class _Gradients(_Work):
         part = total[chunk.first : chunk.last, chunk.low : chunk.high]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
-            # Head by head, as upstream has it with repeated keys: the same bits.
+            # Head by head, as upstream has it with repeated keys: mostly the same bits.
             scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
             rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
         found = torch.bmm(scores.transpose(1, 2), rows)

@@ -71,7 +71,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """How attention is cut: `matrices` of `repeats` heads, `queries` by `keys` each."""
+    """How attention is cut: `matrices` of `repeats` heads, `queries` by `keys` each.
+
+    A chunk reads whole blocks of keys, of `block` or more, and leaves out those that are hidden
+    from all of its queries; with `whole` it reads every key.
+    """
 
     matrices: int
     repeats: int
@@ -80,6 +84,7 @@ class Plan:
     visible: Visible
     block: int
     device: str
+    whole: bool = False
 
     @property
     def rows(self) -> int:
@@ -96,21 +101,32 @@ class Plan:
     @property
     def _budget(self) -> int:
         budget = BUDGET.get(self.device, BUDGET["cuda"])
-        return max(1, budget // (self.repeats * self.keys))
+        return max(1, budget // (self.repeats * self._reach))
+
+    @property
+    def _cut(self) -> int:
+        """Keys are cut at multiples of it."""
+        block = lcm(self.block, _KEYS)
+        return block * -(-self.keys // (block * _LENGTHS))
+
+    @property
+    def _reach(self) -> int:
+        """The most keys that a chunk reads."""
+        if self.whole:
+            return self.keys
+        ends = [span.position + span.stop - span.start for span in self.visible.spans]
+        starts = [span.first // self._cut * self._cut for span in self.visible.spans]
+        reach = max(end - start for start, end in zip(starts, ends, strict=True))
+        return min(self.keys, -(-reach // self._cut) * self._cut)
 
     @property
     def elements(self) -> int:
         """Scores of the largest chunk."""
-        return self.count * self.repeats * self.rows * self.keys
+        return self.count * self.repeats * self.rows * self._reach
 
-    def chunks(self, *, whole: bool) -> Iterator[Chunk]:
-        """Yield the chunks, the first queries of the first matrices first.
-
-        A chunk reads whole blocks of keys, and leaves out those that are hidden from all of its
-        queries. A `whole` one reads every key.
-        """
-        rows, block = self.rows, lcm(self.block, _KEYS)
-        block *= -(-self.keys // (block * _LENGTHS))
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks, the first queries of the first matrices first."""
+        rows, block, whole = self.rows, self._cut, self.whole
         for first in range(0, self.matrices, self.count):
             last = min(first + self.count, self.matrices)
             for span in self.visible.spans:

@@ -13,7 +13,7 @@ from .context import Part, chunk_starts
 def document_starts(packed: Any, tokens: int) -> tuple[int, ...]:
     """Return where the documents of so many tokens begin; `packed` are upstream's PackedSeqParams.
 
-    Padding belongs to the document before it. Reads the device once for all layers.
+    Padding belongs to the document before it. Reads the device once a micro-batch, for all layers.
 
     Raises:
         ValueError: keys are packed otherwise than queries, or are not in the form 'thd'.

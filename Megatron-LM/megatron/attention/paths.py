@@ -16,6 +16,10 @@ from .fused import fused_attention
 from .packed import spans_of
 
 
+class FusedAttentionError(RuntimeError):
+    """A path was asked for, and this attention cannot take it."""
+
+
 def fused_context(
     layer: Any,
     pv_type: str,
@@ -26,7 +30,7 @@ def fused_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """The context [sq, b, np * hv] of `layer`: fused, with its scale and its dropout.
+    """The context [sq, b, np * hv] of `layer`, packed [t, np * hv]: fused, with its dropout.
 
     Args:
         layer: the DotProductAttention.
@@ -38,6 +42,7 @@ def fused_context(
         value: [sk, b, ng, hv], so, too. Packed, all three are without b.
         rng_tracker: upstream's, whose numbers dropout takes, as in the unfused path.
     """
+    packed = query.dim() == 3
     query, key, value = _with_batch(query, key, value)
     query, key = qk.lhs(query), qk.rhs(key)
     value = gemm_operands("pv", pv_type, layer).rhs(value)
@@ -51,7 +56,7 @@ def fused_context(
             rows = query[span.start : span.stop]
             # A single query, of a decoding step, sees every key.
             found.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return _as(packed, found[0] if len(found) == 1 else torch.cat(found))
 
 
 def chunked_context(
@@ -70,28 +75,57 @@ def chunked_context(
     No random number is drawn: what drops out has no chunks.
     """
     del rng_tracker
+    packed, sizes = query.dim() == 3, (query.size(0), key.size(0))
+    operands, how = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
+    visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
+    visible = visible if mask is None else Visible.by(mask, *sizes)
+    return _as(packed, chunked_attention(*operands, visible=visible, **how))
+
+
+def kernel_context(
+    layer: Any,
+    pv_type: str,
+    qk: GemmOperands,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rng_tracker: Any,
+) -> Tensor:
+    """As `chunked_context` of a plain causal layer, by our kernel; chunks run what is measured.
+
+    Raises:
+        FusedAttentionError: the kernel does not take these operands.
+    """
+    from .gpu import kernel_attention, supports  # which import Triton
+
+    del rng_tracker
+    operands, how = _quantized(layer, pv_type, qk, query, key, value)
+    if how["probs"].is_watched or current().check_nan:
+        visible = Visible(tuple(spans_of(query.size(0), key.size(0), (0, 1))))
+        return chunked_attention(*operands, visible=visible, **how)
+    if why := supports(*operands, **how):
+        raise FusedAttentionError(
+            f"attention with a type in pv cannot run fused: {why}. Expected: what the kernel can "
+            "do; `--attention-backend auto` runs in chunks"
+        )
+    return kernel_attention(*operands, **how)
+
+
+def _quantized(
+    layer: Any, pv_type: str, qk: GemmOperands, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """Return the quantized operands, and how their scores become probabilities."""
     pv = gemm_operands("pv", pv_type, layer)
-    query, key, value = _with_batch(query, key, value)
-    softmax, (queries, batch, heads, _), keys = layer.scale_mask_softmax, query.shape, key.size(0)
+    softmax, (queries, batch, heads, _) = layer.scale_mask_softmax, query.shape
     normalized = not current().unnormalized_probs
     wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
-    visible = Visible(tuple(spans_of(queries, keys, part_of(layer), starts)))
+    dtype = torch.float32 if wide else None
     # The first query of a causal mask sees one key, with all of its weight; what is not normalized
     # has a 1 in each row.
     whole = torch.ones((), dtype=torch.float32, device=query.device)
-    return chunked_attention(
-        qk.lhs(query),
-        qk.rhs(key),
-        pv.rhs(value),
-        scores=Scores(
-            layer.softmax_scale,
-            softmax.scale,
-            torch.float32 if wide else None,
-            normalized=normalized,
-        ),
-        visible=visible if mask is None else Visible.by(mask, queries, keys),
-        probs=pv.lhs_parts((batch * heads, queries, keys), amax=whole),
-    )
+    parts = pv.lhs_parts((batch * heads, queries, key.size(0)), amax=whole)
+    scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized)
+    return (qk.lhs(query), qk.rhs(key), pv.rhs(value)), {"scores": scores, "probs": parts}
 
 
 def part_of(layer: Any) -> Part:
@@ -102,6 +136,11 @@ def part_of(layer: Any) -> Part:
 def dropout_of(layer: Any) -> float:
     """The share that the layer drops out now: none in evaluation."""
     return layer.attention_dropout.p if layer.attention_dropout.training else 0.0
+
+
+def _as(packed: bool, context: Tensor) -> Tensor:
+    """Return a context as the caller gave its operands: packed, without a batch."""
+    return context.squeeze(1) if packed else context
 
 
 def _with_batch(*tensors: Tensor) -> list[Tensor]:

@@ -118,8 +118,11 @@ def _check_operands(rows: Mapping[str, OperandRow]) -> None:
                 f"the operands of {site.name} are transformed differently, and their product would "
                 "be another; valid: the same hadamard and signs for both"
             )
-        if site.layer != LINEAR and not (lhs.is_plain and rhs.is_plain):
-            raise ValueError(f"{site.name} is no linear layer's: it takes no hadamard and no gain")
+        squares = "square" in (lhs.tile, rhs.tile)  # they would span heads and sequences
+        if site.layer != LINEAR and (squares or not (lhs.is_plain and rhs.is_plain)):
+            raise ValueError(
+                f"{site.name} is no linear layer's: it takes no hadamard, no gain and no squares"
+            )
 
 
 def parse_rules(rules: object) -> tuple[LayerRule, ...]:

@@ -110,6 +110,12 @@ class QuantizedOperands(GemmOperands):
 
     def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
         how = self._how(operand)
+        if operand == "probs" and current().unnormalized_probs and how.spec.quant_type != NONE:
+            raise ValueError(
+                f"{self.layer} keeps its s x s scores, and these have normalized probabilities. "
+                "Expected: attention in chunks, as --unnormalized-probs asks: with "
+                "`--attention-backend auto`, without dropout, sliding window and softmax offset"
+            )
         if how.spec.quant_type == NONE and how.hadamard is None:
             return tensor
         quantize = partial(self._quantize, operand, how, axis)

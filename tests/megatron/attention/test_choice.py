@@ -1,7 +1,7 @@
 import pytest
 import torch
 from megatron.attention import FusedAttentionError, choice, without_scores
-from megatron.attention.paths import chunked_context, fused_context
+from megatron.attention.paths import chunked_context, fused_context, kernel_context
 from megatron.quant import set_step
 
 from .conftest import Layer
@@ -80,10 +80,11 @@ def test_a_layer_that_is_exempt_runs_as_if_pv_had_no_type():
 def test_what_a_layer_has_that_only_upstreams_path_does(name, value, why, capsys):
     layer = changed(name, value)
     assert path(layer, NONE, *tensors(), None) is None
-    choice._say.cache_clear()
+    choice._said.clear()
     for _ in range(2):
         assert path(layer, MXFP8, *tensors(), None) is None
-    assert capsys.readouterr().out.count(why) == 1
+    said = capsys.readouterr().out
+    assert said.count(why) == said.count("attention layer 3") == 1
 
 
 def changed(name, value):
@@ -148,21 +149,46 @@ def test_so_is_that_of_hifp8_with_a_scale_of_the_tensor(options):
     assert path(Layer(), types, *tensors(), ~causal()) is None
 
 
-def test_squares_reach_over_chunks(options):
-    options('[operands]\n"pv.probs" = { tile = "square" }\n')
-    assert path(Layer(), NONE | {"pv": "nvfp4"}, *tensors(), None) is None
-    assert path(Layer(), MXFP8, *tensors(), None) is chunked_context  # which has none
-
-
 @pytest.mark.parametrize("backend", ["flash", "fused"])
 def test_a_kernel_that_is_demanded_and_impossible_is_an_error_with_the_reason(backend):
     layer = Layer(backend)
-    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*to mxfp8.*-backend {backend} "):
+    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*device cpu.*-backend {backend} "):
         path(layer, MXFP8, *tensors(), None)
     layer.mqo_layer = "decoder.layers.2.self_attention.core_attention"
     layer.softmax_offset = torch.zeros(2)
     with pytest.raises(FusedAttentionError, match=r"decoder\.layers\.2\..*offset"):
         path(layer, NONE, *tensors(), None)
+
+
+class OnCuda:
+    """Looks like a tensor of a GPU."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, length):
+        self.length = length
+
+    def size(self, dim):
+        return (self.length, 1, 2, 8)[dim]
+
+
+@pytest.mark.parametrize("backend", ["flash", "fused"])
+def test_our_kernel_quantizes_probabilities_where_a_kernel_is_demanded(backend, monkeypatch):
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: object())
+    pair = OnCuda(4), OnCuda(4)
+    for mask in (None, causal()):
+        assert path(Layer(backend), MXFP8, *pair, mask) is kernel_context
+    assert path(Layer(), MXFP8, *pair, None) is chunked_context
+    for layer, tensors_, mask, why in (
+        (Layer(backend, dropout=0.1), pair, None, "--attention-dropout"),
+        (Layer(backend), (OnCuda(1), OnCuda(4)), None, "1 queries for 4 keys"),
+        (Layer(backend), pair, ~causal(), "mask is not the plain causal one"),
+    ):
+        with pytest.raises(FusedAttentionError, match=why):
+            path(layer, MXFP8, *tensors_, mask)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FusedAttentionError, match="Triton is not installed"):
+        path(Layer(backend), MXFP8, *pair, None)
 
 
 def test_a_schedule_of_pv_chooses_step_by_step(options):

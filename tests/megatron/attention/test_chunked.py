@@ -3,7 +3,6 @@
 import pytest
 import torch
 from megatron.attention import (
-    FusedAttentionError,
     Scores,
     Span,
     Visible,
@@ -347,11 +346,22 @@ def test_probabilities_may_be_divided_by_their_sum_after(operands, options, quan
 
 def test_a_path_that_cannot_says_so(operands, options):
     options("[quantizer]\nunnormalized_probs = true\n")
-    query, key, _ = operands(4, 4)
-    for layer in (Layer("unfused"), Layer(dropout=0.1)):
-        with pytest.raises(FusedAttentionError, match="--unnormalized-probs"):
-            without_scores(layer, {"qk": "none", "pv": "mxfp8"}, query, key, None)
-        assert without_scores(layer, {"qk": "none", "pv": "none"}, query, key, None) is None
+    tensors = operands(4, 4)
+    with pytest.raises(ValueError, match="--unnormalized-probs"):
+        unfused(Layer(), ("none", "mxfp8"), *tensors)
+    unfused(Layer(), ("mxfp8", "none"), *tensors)
+
+
+def test_a_query_that_sees_nothing_gives_no_gradient_to_what_it_does_not_see(operands):
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    mask[5] = True
+    tensors = operands(LENGTH, LENGTH, groups=2)
+    expected, found = (
+        f(Layer(), ("none", "mxfp8"), *tensors, mask[None, None]) for f in (unfused, chunked)
+    )
+    assert error(found, expected) < 1e-6
+    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
+    assert all(error(one, other) < 1e-6 for one, other in pairs)
 
 
 def test_without_a_causal_mask_the_amax_is_still_known(operands, options):

@@ -1,5 +1,7 @@
 """How attention is cut: every query once, with all that it sees, in memory that is bounded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,9 +34,9 @@ def plans(draw):
 
 @given(plans(), st.booleans())
 def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan, whole):
-    lengths = set()
+    lengths, plan = set(), replace(plan, whole=whole)
     counted = torch.zeros(plan.matrices, plan.queries, dtype=torch.int32)
-    for chunk in plan.chunks(whole=whole):
+    for chunk in plan.chunks():
         counted[chunk.first : chunk.last, chunk.start : chunk.stop] += 1
         (span,) = (s for s in plan.visible.spans if s.start <= chunk.start < chunk.stop <= s.stop)
         first_sees = span.position + chunk.start - span.start + 1
@@ -46,6 +48,9 @@ def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan,
         assert chunk.low % plan.block == 0
         assert (chunk.low, chunk.high) == (0, plan.keys) or not whole
         lengths.add(chunk.high - chunk.low)
+        assert (chunk.last - chunk.first) * (chunk.stop - chunk.start) * (
+            chunk.high - chunk.low
+        ) * plan.repeats <= plan.elements
     assert len(lengths) <= 17
     assert counted.min() == counted.max() == 1
 
@@ -63,4 +68,4 @@ def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matr
 def test_a_causal_chunk_reads_up_to_the_end_of_a_block_that_it_ends_in(keys, seen, monkeypatch):
     monkeypatch.setitem(BUDGET, "cpu", 32 * keys)
     plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
-    assert sorted({chunk.high for chunk in plan.chunks(whole=False)}) == seen
+    assert sorted({chunk.high for chunk in plan.chunks()}) == seen

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from mqo.errors import MqoError
 from mqo.launch.config import Cluster, Quantization, Recording, RunConfig, resolve
 from mqo.runs import RunFolder, checkpoints_of
 
@@ -86,6 +87,30 @@ def test_every_field_of_the_earlier_form_has_its_place(run):
 def test_a_field_that_no_part_has_is_a_mistake_of_the_caller():
     with pytest.raises(TypeError, match="color"):
         made(color="red")
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "complaint"),
+    [
+        ("linear_mxfp8", {"smooth_key": True}, "--smooth-key is for a type of qk"),
+        ("pv_mxfp8", {"smooth_key": True}, "--smooth-key is for a type of qk"),
+        ("FA_mxfp8", {"unnormalized_probs": True}, "--unnormalized-probs is for a type of pv"),
+        (
+            "pv_mxfp8",
+            {"unnormalized_probs": True, "without": ("fused_attention",)},
+            "--without fused_attention",
+        ),
+    ],
+)
+def test_an_option_of_attention_that_would_do_nothing_is_refused(mode, options, complaint):
+    with pytest.raises(MqoError, match=complaint):
+        resolve("llama32-1b", "wikipedia", mode, "tiny", **options)
+
+
+def test_an_option_may_be_for_a_later_type():
+    for site in ("qk", "attention"):
+        schedule = (f"{site}: none until 3, then mxfp8",)
+        resolve("llama32-1b", "wikipedia", "FA_mxfp8", "tiny", smooth_key=True, schedule=schedule)
 
 
 def test_what_nobody_chose_is_not_kept():

@@ -202,6 +202,28 @@ def test_what_the_users_flags_say_counts():
         assert planned(made).recompute == again
 
 
+@pytest.mark.parametrize(
+    ("mode", "flags", "again"),
+    [
+        ("bf16", "--reset-attention-mask", "core_attn"),
+        ("pv_nvfp4", "--reset-attention-mask", "core_attn"),
+        ("pv_mxfp8", "--reset-attention-mask", "none"),
+        ("pv_mxfp8", "--window-size 128,0", "core_attn"),
+        ("bf16", "--softmax-type learnable", "core_attn"),
+        ("pv_mxfp8", "--attention-dropout 0.00", "none"),
+        ("bf16", "--attention-dropout 0.1", "none"),
+        ("pv_mxfp8", "--attention-dropout much", "none"),
+    ],
+)
+def test_what_keeps_the_scores_is_counted(mode, flags, again):
+    assert planned(cell("llama32-1b", mode, flags=flags)).recompute == again
+
+
+def test_a_source_without_the_branch_keeps_the_scores():
+    made = cell("llama32-1b", "pv_mxfp8", without=("fused_attention",))
+    assert planned(made).recompute == "core_attn"
+
+
 def test_rounded_weights_that_stay_are_counted():
     made = cell(mode="mxfp8", gemms="all")
     kept = cell(mode="mxfp8", gemms="all", cache_weights=True)

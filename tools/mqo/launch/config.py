@@ -198,6 +198,7 @@ def resolve(
         _check_beside(recipe, mode, gemms, options)
         types, gemms = (types or {}) | recipe.types.model_dump(), "all"
         options = recipe.options | options
+    _check_attention(types, rest.get("schedule", ()), options, rest.get("without", ()))
     options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
     quantizer, recorder = split(options)
     parts = (Experiment, Quantization, Placement, Recording)
@@ -262,6 +263,29 @@ def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict
                 f"--{name.replace('_', '-')} stands {where}, which has one for each operand",
                 expected="the one or the other",
                 help="A file of your own can have any: `mqo recipe show` prints one to start from",
+            )
+
+
+def _check_attention(
+    types: dict[str, str] | None,
+    schedule: Sequence[str],
+    options: dict[str, Any],
+    without: Sequence[str],
+) -> None:
+    """MqoError for an option of attention that would do nothing."""
+    for name, site in (("smooth_key", "qk"), ("unnormalized_probs", "pv")):
+        later = any(text.partition(":")[0].strip() in (site, "attention") for text in schedule)
+        if not options.get(name) or types is None:
+            continue
+        flag = OPTIONS[name].flag
+        if types.get(site, NONE) == NONE and not later:
+            raise MqoError(
+                f"{flag} is for a type of {site}, which has none", expected=f"one of {site}"
+            )
+        if name == "unnormalized_probs" and "fused_attention" in without:
+            raise MqoError(
+                f"{flag} stands beside --without fused_attention, which runs attention in chunks",
+                expected="the one or the other",
             )
 
 

@@ -217,14 +217,16 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     sizes = read_sizes(shape_flags(of))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
-    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
-    attention: Attention = "chunked" if rounded else "fused"
-    if keeps_scores(_words(of), rounded):
-        attention = "unfused"
     try:
         options = _quant_config.parse(config.quant_toml(dict(types)))
     except ValueError as error:
         raise MqoError(f"The run's options do not fit: {error}") from None
+    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
+    attention: Attention = "chunked" if rounded else "fused"
+    spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
+    by_tensor = rounded and spec.scales_by_tensor
+    if keeps_scores(_words(of), config.placement.without, rounded, by_tensor):
+        attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Job(
         model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
@@ -245,14 +247,31 @@ def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     )
 
 
-def keeps_scores(flags: Sequence[str], rounded: bool) -> bool:
+def keeps_scores(
+    flags: Sequence[str], without: Sequence[str], rounded: bool, by_tensor: bool
+) -> bool:
     """Return whether the user's flags leave local attention its s x s scores.
 
-    `rounded` says that its probabilities have a type.
+    `without` are patches that are left out. `rounded` says that its probabilities have a type, and
+    `by_tensor` that this scales by a tensor's amax.
     """
-    dropout = values(flags, "--attention-dropout")
-    return values(flags, "--attention-backend") in (["unfused"], ["local"]) or (
-        rounded and dropout not in ([], ["0"], ["0.0"])
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, default in (("attention-backend", "auto"), ("softmax-type", "vanilla")):
+        parser.add_argument(f"--{name}", default=default)
+    parser.add_argument("--attention-dropout", type=float, default=0.0)
+    parser.add_argument("--window-size", default=None)
+    parser.add_argument("--reset-attention-mask", action="store_true")
+    try:
+        args = parser.parse_known_args(list(flags))[0]
+    except argparse.ArgumentError:  # upstream says so
+        return False
+    return (
+        args.attention_backend in ("unfused", "local")
+        or args.softmax_type != "vanilla"
+        or args.window_size is not None
+        or "fused_attention" in without
+        or (rounded and args.attention_dropout > 0)
+        or (args.reset_attention_mask and (by_tensor or not rounded))
     )
 
 

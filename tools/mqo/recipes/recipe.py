@@ -160,7 +160,10 @@ class Recipe(Row):
         of_site = getattr(self.types, site)
         if of_site == NONE:
             return {NONE}
-        rules = {rule.quant_type for rule in self.rules}
+        places = (None, site, LINEAR)  # of a pattern
+        rules = {
+            rule.quant_type for rule in self.rules if _excludes.split(rule.pattern)[0] in places
+        }
         types = {row.quant_type or of_site} | rules
         return {_operand_table.member(kind, operand) or NONE for kind in types}
 

@@ -30,8 +30,7 @@ LOGITS = 2
 SCORE_KEPT = 2 * BF16
 # Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
 SCORE_WORKING = 2 * BF16
-# Scores of a chunk, where attention runs in chunks.
-_CHUNK = load("attention.chunks").BUDGET["cuda"]
+_chunks_of_attention = load("attention.chunks")
 # An allowance: the tokens of a rank's experts, of an even share. The router's loss evens them out,
 # and no step is exactly even.
 UNEVEN = 1.5
@@ -255,15 +254,26 @@ def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int
     """Return bytes that attention in chunks works with, in backward: its buffers of scores, and
     keys and values, by head and with their gradients in fp32.
     """
-    buffers = _CHUNK * (3 * FP32 if width == FP32 else 2 * width + 3 * FP32)
-    keys = training.micro_batch * training.sequence
-    if model.mla is None:
-        head = 2 * model.hidden_size // model.num_attention_heads
-        values = keys * (model.num_query_groups or model.num_attention_heads) * head
-    else:
-        key = model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim
-        values = keys * model.num_attention_heads * (key + model.mla.v_head_dim)
-    return buffers + (width + FP32) * values // layout.tensor
+    heads, sequence, mla = model.num_attention_heads, training.sequence, model.mla
+    groups = heads if mla else model.num_query_groups or heads
+    queries = sequence // layout.context
+    span = _chunks_of_attention.Span(0, queries, sequence - queries)
+    scores = _chunks_of_attention.Plan(
+        matrices=training.micro_batch * groups // layout.tensor,
+        repeats=heads // groups,
+        queries=queries,
+        keys=sequence,
+        visible=_chunks_of_attention.Visible((span,)),
+        block=1,
+        device="cuda",
+    ).elements
+    # With unnormalized probabilities one more, of the scores' dtype.
+    buffers = scores * (4 * FP32 if width == FP32 else 3 * width + 3 * FP32)
+    head = 2 * model.hidden_size // heads
+    if mla:
+        head = mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim
+    values = training.micro_batch * sequence * groups // layout.tensor * head
+    return buffers + (width + FP32) * values
 
 
 def _rounded(model: Model, training: Training, layout: Layout, weights: Weights) -> int:
