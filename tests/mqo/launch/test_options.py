@@ -54,7 +54,7 @@ def test_each_option_goes_from_its_flag_into_its_table(name):
     args = cli.parser().parse_args(words_of(option, value))
     assert given(args) == {name: value}
     written = tomllib.loads(
-        resolve("llama32-1b", "wikipedia", "bf16", "tiny", **given(args)).quant_toml({})
+        resolve("llama32-1b", "wikipedia", "qk_pv_mxfp8", "tiny", **given(args)).quant_toml({})
     )
     assert written == {"asked": {}, option.table: {name: value}}
 
