@@ -5,36 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.quant import RECORDER, config, set_step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..fresh_options import fresh_state as fresh_state
+from ..fresh_options import options as options
+
 torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def fresh_state(monkeypatch):
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    config.reset()
-    RECORDER.reset()
-    set_step(0)
-    yield
-    config.reset()
-    RECORDER.reset()
-    set_step(0)
-
-
-@pytest.fixture
-def options(monkeypatch, tmp_path):
-    """A function that makes a TOML text the quantizers' options."""
-
-    def write(text):
-        path = tmp_path / "quant.toml"
-        path.write_text(text, encoding="utf-8")
-        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(path))
-        config.reset()
-
-    return write
 
 
 class Layer:

@@ -5,38 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron.quant import RECORDER, config, set_step
+
+from ..fresh_options import fresh_state as fresh_state
+from ..fresh_options import options as options
 
 torch.set_num_threads(1)
 # Kernels compile once for all test runs of this checkout, and nothing is left in the user's cache.
 os.environ.setdefault("MQO_KERNEL_CACHE", str(Path(__file__).parents[3] / ".cache" / "kernels"))
 
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-
-
-@pytest.fixture(autouse=True)
-def fresh_state(monkeypatch):
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    config.reset()
-    RECORDER.reset()
-    set_step(0)
-    yield
-    config.reset()
-    RECORDER.reset()
-
-
-@pytest.fixture
-def options(monkeypatch, tmp_path):
-    """A function that makes a TOML text the options of this process, and returns its path."""
-
-    def write(text):
-        path = tmp_path / "quant.toml"
-        path.write_text(text, encoding="utf-8")
-        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(path))
-        config.reset()
-        return path
-
-    return write
 
 
 @pytest.fixture(scope="session")
