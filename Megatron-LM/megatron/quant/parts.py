@@ -12,6 +12,7 @@ from .formats import NONE
 from .record import RECORDER
 from .spec import QuantSpec
 from .stochastic import skipped
+from .tensor_amax import largest
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ class OperandParts:
         """
         if self.spec.quant_type == NONE:
             return part
+        amax = self.amax
+        if amax is not None:
+            amax = torch.maximum(amax, largest(part))  # a NaN must not vanish where it has no code
         if self.seed is None:
-            return fake_quantize(part, self.spec, out=out, amax=self.amax)
+            return fake_quantize(part, self.spec, out=out, amax=amax)
         _, rows, size = self.shape
         for i, (x, rounded) in enumerate(zip(part, out, strict=True)):
             seed = skipped(self.seed, ((matrix + i) * rows + row) * size)
-            fake_quantize(x, self.spec, out=rounded, seed=seed, amax=self.amax)
+            fake_quantize(x, self.spec, out=rounded, seed=seed, amax=amax)
         return out
 
     def count(self) -> None:

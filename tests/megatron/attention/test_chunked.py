@@ -271,6 +271,15 @@ def test_a_nan_is_found_where_it_comes_from(operands, options):
         chunked(Layer(), ("none", "mxfp8"), query, key, value)
 
 
+@pytest.mark.parametrize("quant_type", FORMATS)
+def test_a_nan_does_not_vanish(operands, quant_type):
+    query, key, value = (t.detach() for t in operands(LENGTH, LENGTH, groups=2))
+    query[70] = torch.nan
+    found = chunked(Layer(), ("none", quant_type), query, key, value)
+    assert found[70].isnan().all()
+    assert found[:64].isfinite().all()
+
+
 def test_no_tensor_grows_with_the_square_of_the_sequence(operands, monkeypatch):
     length = 1024
     monkeypatch.setitem(chunks.BUDGET, "cpu", 2**16)

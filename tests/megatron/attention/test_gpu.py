@@ -204,6 +204,17 @@ def test_the_softmax_may_scale_again(made, dtype):
 
 
 @runs_kernels
+@pytest.mark.parametrize("quant_type", ["mxfp8", "nvfp4", "fp8_tensor_e4m3", "hifp8"])
+def test_a_nan_does_not_vanish(made, quant_type):
+    query, key, value = (t.detach() for t in made())
+    query[50] = torch.nan
+    probs = parts_of(QuantSpec(quant_type), query)
+    found = kernel_attention(query, key, value, scores=SCORES, probs=probs)
+    assert found[50].isnan().all()
+    assert found[:50].isfinite().all()
+
+
+@runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_the_softmax_may_be_in_half_precision(made, dtype):
     assert_as_chunked(made(dtype=dtype), QuantSpec("mxfp8"), scores=Scores(0.25))

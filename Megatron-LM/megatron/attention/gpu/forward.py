@@ -86,6 +86,8 @@ def _kernel(
         )
         context = tl.dot(probs, values, context, input_precision="ieee")
 
+    # A NaN must not vanish where the format has no code for it.
+    context += (total - total)[:, None]
     out = of_head(out, out_strides, batch, head)
     store_rows(out, out_strides, rows, sizes.length, sizes.value_width, context)
     places_of_rows = matrix.to(tl.int64) * sizes.length + rows
