@@ -204,7 +204,8 @@ def test_a_small_gpt_has_the_same_loss_without_scores(source, qk, pv, dtype, tol
     facts = json.loads(done.stdout.splitlines()[-1])
     loss, fused_loss = facts["losses"]
     assert fused_loss == pytest.approx(loss, rel=tolerance)
-    assert 0 < facts["off"] < (0.1 if dtype == "bfloat16" else 0.01)
+    assert facts["off"] < (0.1 if dtype == "bfloat16" else 0.01)
+    assert facts["off"] > 0 or pv != "none"  # one chunk may give the same bits
     # Two sequences of 512 tokens, 4 heads. The test's own mask is all that is left of s x s, or a
     # chunk: so many scores make one.
     sizes = facts["sizes"]

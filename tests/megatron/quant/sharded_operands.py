@@ -42,7 +42,7 @@ SITE_AXES = {
 CUTS = {
     "column": {"weight": 0, "grad": -1},
     "row": {"weight": 1, "x": -1},
-    "attention": {"query": 1, "key": 1, "value": 1, "probs": 0},
+    "attention": {"query": 2, "key": 2, "value": 2, "probs": 0},
     "linear_fc1": {"weight": 0, "grad": -1},
     "linear_fc2": {"weight": 1, "x": -1},
 }
@@ -88,10 +88,10 @@ class Seen:
         self.observe = RECORDER.observe
         RECORDER.observe = self._note
 
-    def _note(self, site, layer, operand, spec, axis, original, quantized, amax=None, dump=None):
+    def _note(self, site, layer, operand, spec, axis, original, quantized, *rest, **named):
         kept = original.detach().clone(), quantized.detach().clone()
         self.operands[site, layer, operand] = kept
-        self.observe(site, layer, operand, spec, axis, original, quantized, amax, dump)
+        self.observe(site, layer, operand, spec, axis, original, quantized, *rest, **named)
 
     def close(self):
         del RECORDER.observe
