@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -86,30 +87,30 @@ class Plan:
     device: str
     whole: bool = False
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Queries of a chunk."""
         longest = max(span.stop - span.start for span in self.visible.spans)
         rows = min(self._budget // _QUERIES * _QUERIES, _MOST_QUERIES, longest)
         return max(min(_QUERIES, longest), rows)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Matrices of a chunk."""
         return max(1, min(self.matrices, self._budget // self.rows))
 
-    @property
+    @cached_property
     def _budget(self) -> int:
         budget = BUDGET.get(self.device, BUDGET["cuda"])
         return max(1, budget // (self.repeats * self._reach))
 
-    @property
+    @cached_property
     def _cut(self) -> int:
         """Keys are cut at multiples of it."""
         block = lcm(self.block, _KEYS)
         return block * -(-self.keys // (block * _LENGTHS))
 
-    @property
+    @cached_property
     def _reach(self) -> int:
         """The most keys that a chunk reads."""
         if self.whole:
