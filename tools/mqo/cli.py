@@ -19,7 +19,7 @@ from mqo.launch import evaluation_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
 from mqo.project import Project
-from mqo.recipes.cli import recipe
+from mqo.recipes.cli import WithOption, WithoutOption, recipe
 from mqo.report.cli import report
 from mqo.sweep.cli import sweep
 from mqo.terminal import JsonOption, emit, guarded
@@ -161,12 +161,8 @@ def coverage(
     ] = None,
     gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
     recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
-    without: Annotated[
-        list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
-    ] = None,
-    with_: Annotated[
-        list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
-    ] = None,
+    without: WithoutOption = None,
+    with_: WithOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,

@@ -8,6 +8,12 @@ import typer
 
 from mqo.terminal import JsonOption, emit
 
+WithoutOption = Annotated[
+    list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
+]
+WithOption = Annotated[
+    list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
+]
 recipe = typer.Typer(help="Show how recipes quantize linear layers.", no_args_is_help=True)
 
 
@@ -25,12 +31,8 @@ def list_(as_json: JsonOption = False) -> None:
 @recipe.command()
 def show(
     name: Annotated[str, typer.Argument(help="A recipe, or FILE.toml.")],
-    without: Annotated[
-        list[str] | None, typer.Option(help="An ingredient to leave out; repeatable.")
-    ] = None,
-    with_: Annotated[
-        list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
-    ] = None,
+    without: WithoutOption = None,
+    with_: WithOption = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the file, to start one of your own from.")
     ] = False,
