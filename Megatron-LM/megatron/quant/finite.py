@@ -20,3 +20,11 @@ def check_finite(tensor: Tensor, what: str) -> None:
         raise FiniteError(
             f"{kind} in {what}, in iteration {step() + 1}; what came before was finite"
         )
+
+
+def check_rounding(
+    site: str, layer: str, operand: str, quant_type: str, original: Tensor, quantized: Tensor
+) -> None:
+    """Raise what `check_finite` raises of an operand, before or after it was quantized."""
+    check_finite(original, f"{operand} of {site}, layer {layer}")
+    check_finite(quantized, f"{operand} of {site} as {quant_type}, layer {layer}")

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from . import micro_batches
 from .backend import fake_quantize
 from .config import current, is_excluded, scheduled, spec_of
-from .finite import check_finite
+from .finite import check_rounding
 from .formats import NONE, SITES, GemmSite, check_choice, check_type
 from .hadamard import transform
 from .layers import LABEL, SHARDS, is_exempt
@@ -146,9 +146,8 @@ class QuantizedOperands(GemmOperands):
         else:
             quantized, amax = make()
         if current().check_nan:
-            place = f"{operand} of {self.site.name}"
-            check_finite(original, f"{place}, layer {self.layer}")
-            check_finite(quantized, f"{place} as {spec.quant_type}, layer {self.layer}")
+            place = (self.site.name, self.layer, operand)
+            check_rounding(*place, spec.quant_type, original, quantized)
         if spec.quant_type != NONE:
             measured = prepared()[0] if RECORDER.measuring else original
             place = (self.site.name, self.layer, operand)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .backend import fake_quantize
 from .config import current
-from .finite import check_finite
+from .finite import check_rounding
 from .formats import NONE
 from .record import RECORDER
 from .spec import QuantSpec
@@ -71,11 +71,8 @@ class OperandParts:
         """Check and record a part; the first one counts as the call."""
         if self.spec.quant_type == NONE:
             return
-        site, layer, operand = self.place
         if current().check_nan:
-            check_finite(part, f"{operand} of {site}, layer {layer}")
-            kind = self.spec.quant_type
-            check_finite(quantized, f"{operand} of {site} as {kind}, layer {layer}")
+            check_rounding(*self.place, self.spec.quant_type, part, quantized)
         RECORDER.observe(
             *self.place,
             self.spec,
