@@ -123,9 +123,7 @@ class QuantConfig(Options):
         """Yield how each operand of a site is quantized, at any step and in any layer."""
         types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
         # Which layers match a rule, the model knows.
-        rules = (
-            r for r in self.rules if excludes.split(r.layers)[0] in (None, site.name, site.layer)
-        )
+        rules = (rule for rule in self.rules if excludes.is_for(rule.layers, site))
         types += [rule.quant_type for rule in rules] if types else []
         for operand in (site.lhs, site.rhs):
             for quant_type in types:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from .formats import ATTENTION, LINEAR, SITES, check_choice
+from .formats import ATTENTION, LINEAR, SITES, GemmSite, check_choice
 
 if TYPE_CHECKING:
     from .layers import Layer  # which imports torch
@@ -37,10 +37,14 @@ def check(patterns: object) -> None:
             raise ValueError(f"'{site}:' names no layer; valid: SITE:GLOB")
 
 
+def is_for(pattern: str, site: GemmSite) -> bool:
+    """Whether `pattern` is for a site, whatever its layers are."""
+    return split(pattern)[0] in (None, site.name, site.layer)
+
+
 def matches(pattern: str, site: str, layer: str) -> bool:
     """Whether `pattern` names `layer` at `site`."""
-    only, glob = split(pattern)
-    return only in (None, site, SITES[site].layer) and fnmatchcase(layer, glob)
+    return is_for(pattern, SITES[site]) and fnmatchcase(layer, split(pattern)[1])
 
 
 def unmatched(patterns: Iterable[str], layers: Iterable[Layer]) -> list[str]:
@@ -50,8 +54,8 @@ def unmatched(patterns: Iterable[str], layers: Iterable[Layer]) -> list[str]:
     """
     layers, faults = list(layers), []
     for pattern in patterns:
-        site, glob = split(pattern)
-        kinds = {s.layer for s in SITES.values() if site in (None, s.name, s.layer)}
+        glob = split(pattern)[1]
+        kinds = {site.layer for site in SITES.values() if is_for(pattern, site)}
         names = sorted({layer.name for layer in layers if layer.kind in kinds})
         if not any(fnmatchcase(name, glob) for name in names):
             near = difflib.get_close_matches(glob.rstrip("*."), names, NEAREST, cutoff=0.0)

@@ -160,10 +160,8 @@ class Recipe(Row):
         of_site = getattr(self.types, site)
         if of_site == NONE:
             return {NONE}
-        places = (None, site, LINEAR)  # of a pattern
-        rules = {
-            rule.quant_type for rule in self.rules if _excludes.split(rule.pattern)[0] in places
-        }
+        place = formats.SITES[site]
+        rules = {rule.quant_type for rule in self.rules if _excludes.is_for(rule.pattern, place)}
         types = {row.quant_type or of_site} | rules
         return {_operand_table.member(kind, operand) or NONE for kind in types}
 
