@@ -18,6 +18,7 @@ from .tiles import (
     product,
     quantized_probs,
     rounded,
+    rows_of_program,
     scores_of,
     softmax_of,
     store_rows,
@@ -29,6 +30,27 @@ def _of_scores(softmax, of_probs, delta, scaling, dtype: tl.constexpr) -> tl.ten
     """Return the gradient of the scores as a product takes it."""
     found = softmax * (of_probs - delta[:, None]) * scaling.factor
     return for_dot(stored(found, dtype, False))
+
+
+@triton.jit
+def _of_keys(
+    of_rows,
+    of_places,
+    strides,
+    scaling,
+    sizes,
+    dtype: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return a tile of keys, and what a tile of queries has of it: softmax, and its gradient."""
+    queries, grads, rows, top, inverse = of_rows
+    key, value, places = of_places
+    keys = load_rows(key, strides[0], places, sizes.length, sizes.width, TILE.width)
+    values = load_rows(value, strides[1], places, sizes.length, sizes.value_width, TILE.value_width)
+    scores = scores_of(queries, keys, rows, places, scaling, dtype)
+    of_probs = rounded(product(grads, values), dtype)
+    return keys, softmax_of(scores, top, inverse, dtype, HALF), of_probs
 
 
 @triton.jit
@@ -53,13 +75,8 @@ def _queries_kernel(
 ) -> None:
     """Write the gradient of a tile of queries, and to `deltas` the sum of each row."""
     dtype: tl.constexpr = query.dtype.element_ty
-    # The longest rows first; neighbors share keys.
-    matrices = sizes.batch * sizes.heads
-    matrix = tl.program_id(0) % matrices
-    first = (tl.cdiv(sizes.length, TILE.rows) - 1 - tl.program_id(0) // matrices) * TILE.rows
+    matrix, rows, end = rows_of_program(sizes, TILE)
     batch, head = matrix // sizes.heads, matrix % sizes.heads
-    rows = first + tl.arange(0, TILE.rows)
-    end = tl.minimum(first + TILE.rows, sizes.length)
     query = of_head(query, query_strides, batch, head)
     key = of_head(key, key_strides, batch, head // sizes.repeats)
     value = of_head(value, value_strides, batch, head // sizes.repeats)
@@ -75,25 +92,32 @@ def _queries_kernel(
     delta = tl.full([TILE.rows], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
-        keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
-        values = load_rows(
-            value, value_strides, places, sizes.length, sizes.value_width, TILE.value_width
+        keys, softmax, of_probs = _of_keys(
+            (queries, grads, rows, top, inverse),
+            (key, value, places),
+            (key_strides, value_strides),
+            scaling,
+            sizes,
+            dtype,
+            TILE,
+            HALF,
         )
-        scores = scores_of(queries, keys, rows, places, scaling, dtype)
-        of_probs = rounded(product(grads, values), dtype)
-        delta += tl.sum(softmax_of(scores, top, inverse, dtype, HALF) * of_probs, axis=1)
+        delta += tl.sum(softmax * of_probs, axis=1)
     tl.store(deltas + statistics, delta, mask=inside)
 
     found = tl.full([TILE.rows, TILE.width], 0.0, tl.float32)
     for start in range(0, end, TILE.keys):
         places = start + tl.arange(0, TILE.keys)
-        keys = load_rows(key, key_strides, places, sizes.length, sizes.width, TILE.width)
-        values = load_rows(
-            value, value_strides, places, sizes.length, sizes.value_width, TILE.value_width
+        keys, softmax, of_probs = _of_keys(
+            (queries, grads, rows, top, inverse),
+            (key, value, places),
+            (key_strides, value_strides),
+            scaling,
+            sizes,
+            dtype,
+            TILE,
+            HALF,
         )
-        scores = scores_of(queries, keys, rows, places, scaling, dtype)
-        of_probs = rounded(product(grads, values), dtype)
-        softmax = softmax_of(scores, top, inverse, dtype, HALF)
         of_scores = _of_scores(softmax, of_probs, delta, scaling, dtype)
         found = tl.dot(of_scores, keys, found, input_precision="ieee")
     out = of_head(out, out_strides, batch, head)

@@ -13,6 +13,7 @@ from .tiles import (
     load_rows,
     of_head,
     quantized_probs,
+    rows_of_program,
     scores_of,
     softmax_of,
     store_rows,
@@ -58,13 +59,8 @@ def _kernel(
 ) -> None:
     """Write the context of a tile of queries; of each, the largest score and the sum of exps."""
     dtype: tl.constexpr = query.dtype.element_ty
-    # The longest rows first; neighbors share keys.
-    matrices = sizes.batch * sizes.heads
-    matrix = tl.program_id(0) % matrices
-    first = (tl.cdiv(sizes.length, TILE.rows) - 1 - tl.program_id(0) // matrices) * TILE.rows
+    matrix, rows, end = rows_of_program(sizes, TILE)
     batch, head = matrix // sizes.heads, matrix % sizes.heads
-    rows = first + tl.arange(0, TILE.rows)
-    end = tl.minimum(first + TILE.rows, sizes.length)
     query = of_head(query, query_strides, batch, head)
     key = of_head(key, key_strides, batch, head // sizes.repeats)
     value = of_head(value, value_strides, batch, head // sizes.repeats)

@@ -62,6 +62,18 @@ class Tile:
 
 
 @triton.jit
+def rows_of_program(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return a program's matrix, its rows, and the end of the keys that they see.
+
+    The longest rows come first; neighbors share keys.
+    """
+    matrices = sizes.batch * sizes.heads
+    first = (tl.cdiv(sizes.length, TILE.rows) - 1 - tl.program_id(0) // matrices) * TILE.rows
+    end = tl.minimum(first + TILE.rows, sizes.length)
+    return tl.program_id(0) % matrices, first + tl.arange(0, TILE.rows), end
+
+
+@triton.jit
 def for_dot(values) -> tl.tensor:
     """Return values of a dtype of memory as a product takes them."""
     if values.dtype == tl.int16:  # bfloat16 in the interpreter, which cannot multiply it
