@@ -1,24 +1,51 @@
-"""The memory of some GPUs, for plans of machines that are not there."""
+"""GPUs, for plans and simulations of machines that are not there: devices.toml."""
 
-from mqo.matrix.tables import check_choice
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from mqo.matrix.tables import pick
 
 GIB = 1 << 30
-# GiB that the driver reports: the "total capacity" of torch's out-of-memory errors, the least of
-# those found in public logs (H100 79.1 to 79.3, A100 79.1 to 79.3, H200 139.7 to 139.8, B200
-# 178.3), and for the A100 of 40 GB deviceQuery's 42,298,834,944 bytes (bottlerocket#3873).
-DEVICES = {
-    "a100-40gb": 39.3,
-    "a100-80gb": 79.1,
-    "h100-80gb": 79.1,
-    "h200": 139.7,
-    "b200": 178.3,
-}
 
 
-def memory_of(device: str) -> int:
+class Device(BaseModel):
+    """A GPU: its memory, and its peak rates; devices.toml says what each figure is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory_gib: float
+    bf16_tflops: float
+    memory_gbs: float
+    link_gbs: float
+    network_gbs: float
+    source: str
+
+    @property
+    def memory(self) -> int:
+        """Return its bytes."""
+        return int(self.memory_gib * GIB)
+
+
+def _read() -> dict[str, Device]:
+    text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
+    return {name: Device(**row) for name, row in tomllib.loads(text).items()}
+
+
+DEVICES = _read()
+
+
+def device(name: str) -> Device:
+    """Return a device; UnknownNameError lists the valid names."""
+    return pick(DEVICES, "device", name)
+
+
+def memory_of(name: str) -> int:
     """Return the bytes of a device; UnknownNameError lists the valid names."""
-    check_choice("device", device, DEVICES)
-    return int(DEVICES[device] * GIB)
+    return device(name).memory
 
 
 def usable(memory: int) -> int:

@@ -1,0 +1,104 @@
+"""Answers for tensors without data: what reads values, and what fake tensors cannot do."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Run what is in the block on fake tensors."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.nn.Module, "_apply", _apply))
+        stack.enter_context(patch.object(torch, "tensor", _tensor))
+        stack.enter_context(patch.object(torch.distributed, "all_gather_object", _own_object))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_Answers())
+        yield
+
+
+# Functions of megatron.core that read 0: whether an fp16 gradient overflowed, whether a group of
+# parameters has a gradient norm of its own.
+_ZERO = {"_unscale_main_grads_and_check_for_nan", "has_grad_norm_group"}
+
+
+class _Answers(TorchDispatchMode):
+    """A value that is read is 1, or 0 in _ZERO; coalesced collectives, for which fake tensors have no rule, end.
+
+    The step reads values for checks alone: of the RNG's state, of NaN, of a norm.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            number = 0 if _reader() in _ZERO else 1
+            return float(number) if args[0].dtype.is_floating_point else number
+        if func.namespace == "c10d" and "coalesced" in func.overloadpacket.__name__:
+            return torch._C._distributed_c10d.FakeWork().boxed()
+        return func(*args, **(kwargs or {}))
+
+
+def _reader() -> str:
+    """Return the function of megatron.core that reads a value."""
+    frame = sys._getframe(2)
+    while frame is not None and "/megatron/core/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame.f_code.co_name if frame else ""
+
+
+def _apply(
+    module: torch.nn.Module,
+    function: Callable[[Tensor], Tensor],
+    recurse: bool = True,
+    made: dict[int, tuple] | None = None,
+) -> torch.nn.Module:
+    """Replace each parameter by one of the function's result: a fake one cannot be swapped.
+
+    `made` holds (old, new) by the old one's id, so that tied ones stay tied.
+    """
+    made = {} if made is None else made
+    if recurse:
+        for child in module.children():
+            _apply(child, function, True, made)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            if id(parameter) not in made:
+                with torch.no_grad():
+                    new = torch.nn.Parameter(function(parameter), parameter.requires_grad)
+                new.__dict__.update(parameter.__dict__)
+                made[id(parameter)] = (parameter, new)
+            module._parameters[name] = made[id(parameter)][1]
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+_real_tensor = torch.tensor
+
+
+def _tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Return torch.tensor of numbers; of tensors, which it would read, their stack."""
+    stacked = None if isinstance(data, Tensor) else _stacked(data)
+    return _real_tensor(data, *args, **kwargs) if stacked is None else stacked
+
+
+def _stacked(data: Any) -> Tensor | None:
+    """Return lists of tensors as one; None where anything else is among them."""
+    if isinstance(data, Tensor):
+        return data
+    parts = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []
+    return torch.stack(parts) if parts and all(part is not None for part in parts) else None
+
+
+def _own_object(objects: list[Any], own: Any, group: Any = None) -> None:
+    """Fill all ranks' objects with the own one."""
+    objects[:] = [own] * len(objects)

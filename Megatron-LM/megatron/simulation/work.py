@@ -1,0 +1,193 @@
+"""Counts what a rank computes: matrix products with their types, and the bytes of the rest."""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from .memory import tensors
+from .watch import BACKWARD, Call
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_}
+OF_BACKWARD = " backward"
+# Operations that move nothing.
+_FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
+
+
+class Work(NamedTuple):
+    """An operation on one rank: `flops` and the `size` in bytes of what it reads and writes.
+
+    Of a product, `gemm` is its site, else the operation, " backward" behind what autograd makes of
+    it; `shape` is (batch, m, n, k), `quant_type` its operands'. Of what is no product `gemm` is the
+    operation's name, or a fused region's, and there are neither shape nor FLOPs. `masked` is the
+    part of the FLOPs that a kernel leaves out, as nothing of a causal mask's corner is kept.
+    """
+
+    layer: str
+    gemm: str
+    quant_type: str | None
+    shape: tuple[int, ...]
+    flops: int
+    size: int
+    masked: float = 0.0
+
+
+class Tag(NamedTuple):
+    """The site that took an operand."""
+
+    site: str
+    layer: str
+    quant_type: str
+
+
+@dataclass
+class Tags:
+    """Remembers which site took a tensor last, by its storage."""
+
+    _tags: dict[int, tuple[Any, Tag]] = field(default_factory=dict)
+
+    def put(self, tensor: Tensor, tag: Tag) -> Tensor:
+        """Tag a tensor, and return it."""
+        storage = tensor.untyped_storage()
+        self._tags[storage._cdata] = (weakref.ref(storage), tag)
+        return tensor
+
+    def get(self, tensor: Tensor) -> Tag | None:
+        """Return a tensor's tag."""
+        storage = tensor.untyped_storage()
+        reference, tag = self._tags.get(storage._cdata, (lambda: None, None))
+        return tag if reference() is storage else None
+
+
+class TaggedOperands:
+    """What quantizes a GEMM's operands, which it then tags."""
+
+    def __init__(self, real: Any, tags: Tags, site: str, layer: str) -> None:
+        self._real, self._tags, self._site, self._layer = real, tags, site, layer
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand as the GEMM shall see it."""
+        return self._tags.put(self._real.lhs(tensor), self._tag("lhs"))
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand as the GEMM shall see it."""
+        return self._tags.put(self._real.rhs(tensor), self._tag("rhs"))
+
+    def _tag(self, side: str) -> Tag:
+        return Tag(self._site, self._layer, quant_type_of(self._real, side))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def quant_type_of(operands: Any, side: str) -> str:
+    """Return the quant type of one operand of a GEMM, "none" if it stays as it is."""
+    site = getattr(operands, "site", None)
+    return "none" if site is None else operands._how(getattr(site, side)).spec.quant_type
+
+
+def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
+    """Return `megatron.quant.gemm_operands` as it is, but that operands are tagged."""
+
+    def gemm_operands(site: str, quant_type: str, owner: object) -> TaggedOperands:
+        layer = getattr(owner, "mqo_layer", "unlabeled")
+        return TaggedOperands(real(site, quant_type, owner), tags, site, layer)
+
+    return gemm_operands
+
+
+@dataclass
+class Works:
+    """An observer: counts work."""
+
+    tags: Tags
+    found: Counter[Work] = field(default_factory=Counter)
+    # {autograd's node: the name of the product that it differentiates}
+    _nodes: dict[int, str] = field(default_factory=dict)
+
+    def __call__(self, call: Call) -> None:
+        """Count an operation."""
+        if call.func is None:  # a fused region
+            self._add(call, Work(call.place.layer, call.args[0], None, (), 0, _moved(call)))
+            return
+        if call.func.namespace in ("c10d", "prim"):
+            return
+        packet = call.func.overloadpacket
+        if packet in PRODUCTS:
+            self._add(call, self._product(call))
+        elif packet in ATTENTION:
+            self._add(call, self._attention(call))
+        elif not (call.func.is_view or call.func._schema.name.split("::")[1].startswith(_FREE)):
+            name = packet.__name__
+            self._add(call, Work(call.place.layer, name, None, (), 0, _moved(call)))
+
+    def _add(self, call: Call, work: Work) -> None:
+        self.found[work] += 1
+
+    def _product(self, call: Call) -> Work:
+        left, right = [arg for arg in call.args if isinstance(arg, Tensor)][-2:]
+        batch = left.shape[0] if left.dim() == 3 else 1
+        shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
+        found = [tag for tag in map(self.tags.get, (left, right)) if tag]
+        layer, gemm, kind = call.place.layer, call.func.overloadpacket.__name__, None
+        by_autograd = call.backward and not call.recomputed
+        if len(found) == 2 and found[0].site == found[1].site and not call.place.line.startswith(BACKWARD):
+            layer, gemm = found[0].layer, found[0].site
+            kind = " x ".join(dict.fromkeys(tag.quant_type for tag in found))
+        elif found:
+            layer, gemm = found[0].layer, found[0].site
+        node = torch._C._current_autograd_node()
+        if by_autograd and gemm not in ("dgrad", "wgrad"):
+            gemm = self._nodes.get(node._sequence_nr(), gemm) + OF_BACKWARD
+            kind = None
+        elif not by_autograd:
+            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
+        return Work(layer, gemm, kind, shape, 2 * math.prod(shape), _moved(call))
+
+    def _attention(self, call: Call) -> Work:
+        query, key, value = _heads(call)
+        products = 5 if "backward" in call.func.overloadpacket.__name__ else 2
+        batch, heads, queries, width = query.shape
+        shape = (batch * heads, queries, key.size(2), width)
+        tags = [tag.quant_type for tag in map(self.tags.get, (query, key, value)) if tag]
+        kind = " x ".join(dict.fromkeys(tags)) or None
+        gemm = "fused attention" + OF_BACKWARD * (products == 5)
+        return Work(
+            call.place.layer,
+            gemm,
+            kind if products == 2 else None,
+            shape,
+            products * 2 * math.prod(shape),
+            _moved(call),
+            masked=0.5 * _is_causal(call),
+        )
+
+
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+}
+
+
+def _heads(call: Call) -> list[Tensor]:
+    first = 1 if "backward" in call.func.overloadpacket.__name__ else 0
+    return list(call.args[first : first + 3])
+
+
+def _is_causal(call: Call) -> bool:
+    names = [argument.name for argument in call.func._schema.arguments]
+    at = names.index("is_causal")
+    return bool(call.args[at] if at < len(call.args) else call.kwargs.get("is_causal", False))
+
+
+def _moved(call: Call) -> int:
+    """Return the bytes that an operation reads and writes."""
+    read = tensors([*call.args, *call.kwargs.values()])
+    return sum(t.numel() * t.element_size() for t in (*read, *tensors(call.made)))

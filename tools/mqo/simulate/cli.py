@@ -1,0 +1,63 @@
+"""`mqo simulate`: a run's step on machines that are not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mqo.overlay.cli import TreeOption, settled
+from mqo.terminal import JsonOption, emit
+
+GPUS_PER_NODE = 8
+
+
+class PassesOn(TyperCommand):
+    """A command that keeps what stands behind `--`, which is Megatron's, apart."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what comes before the first `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.obj = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def simulate(
+    context: typer.Context,
+    script: Annotated[
+        Path, typer.Argument(help="A script of script/, or script/train_config.py with options.")
+    ],
+    device: Annotated[str, typer.Option(help="The GPUs: h100-80gb, h200, b200 ...")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes, of 8 GPUs.")] = 1,
+    imbalance: Annotated[
+        float, typer.Option(min=1.0, help="How many times its even share a rank's experts get.")
+    ] = 1.0,
+    page: Annotated[
+        Path | None, typer.Option("-o", "--out", help="A page to write: an .html file.")
+    ] = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Run a training script's step on tensors without data: does it fit, and what bounds it?
+
+    Further arguments are the script's: its options, and Megatron's behind `--`.
+
+    Upstream's own program runs, with the script's flags and quant types, as a rank of each distinct
+    pipeline stage; exit 1 if it does not fit.
+    """
+    from mqo.display import stderr
+    from mqo.simulate.command import Asked, simulated
+    from mqo.simulate.lines import lines
+
+    asked = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
+    found = simulated(asked, settled(tree), stderr())
+    if page is not None:
+        from mqo.simulate.page import page as render
+
+        page.write_text(render(found), encoding="utf-8")
+        print(page, file=sys.stderr)
+    emit("simulate", None, "\n".join(lines(found)), as_json, **found.as_table())
+    raise typer.Exit(0 if found.fits else 1)

@@ -1,0 +1,60 @@
+"""From a script and a device to its simulation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.display import Say
+from mqo.errors import MqoError
+from mqo.launch import cli
+from mqo.launch.machine import imagined
+from mqo.launch.plan import layout_of, place
+from mqo.launch.source import types_of
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+from mqo.simulate.jobs import Job, simulate
+from mqo.simulate.result import Simulation
+from mqo.simulate.script import arguments
+
+_PROCESSES = re.compile(r"--(nnodes|node-rank|device)\b")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A script with the words behind it, its own and Megatron's, on `nodes` nodes of a device."""
+
+    script: Path
+    words: tuple[str, ...]
+    megatrons: tuple[str, ...]
+    device: str
+    nodes: int
+    imbalance: float
+
+
+def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
+    """Simulate what the script would run.
+
+    Raises:
+        MqoError: what the script itself would refuse before it trains.
+    """
+    words, of_attention = arguments(asked.script)
+    own = [*words, *asked.words]
+    if strange := next(filter(_PROCESSES.match, own), None):
+        raise MqoError(f"{strange} stands behind the script", expected="--nodes and --device")
+    args = cli.parser(of_attention).parse_intermixed_args([*own, "--nnodes", str(asked.nodes)])
+    args.nproc_per_node = args.nproc_per_node or cli.GPUS_PER_NODE
+    machine = imagined(asked.device, args.nproc_per_node)
+    config = cli.config_from(args, list(asked.megatrons), machine)
+    project = Project.here()
+    types = dict(config.quantization.types or types_of(tree))
+    planned = place(project.tree, config, machine, types)
+    layout = layout_of(
+        [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
+        planned.config.placement.cluster.processes,
+    )
+    job = Job.of(planned.config, machine, types, asked.imbalance)
+    ranks = simulate(project, tree, Series.of(project), job, say)
+    return Simulation(planned.config, asked.device, str(layout), asked.imbalance, tuple(ranks))

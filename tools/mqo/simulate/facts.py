@@ -1,0 +1,136 @@
+"""What a simulated rank did: memory, work and exchanges of a step, of any number of micro-batches.
+
+Megatron-LM/tools/simulate.py writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Work(_Row):
+    """An operation: FLOPs, and the bytes that it reads and writes; of all calls together `calls`.
+
+    `shape` is a product's (batch, m, n, k). `masked` is the part of the FLOPs that a causal kernel
+    leaves out.
+    """
+
+    layer: str
+    gemm: str
+    quant_type: str | None
+    shape: tuple[int, ...]
+    flops: int
+    size: int
+    masked: float
+
+
+class Exchange(_Row):
+    """A collective, or a message: `size` bytes of the whole, of which a rank sends `wire`.
+
+    The group has `ranks` ranks, on `nodes` nodes.
+    """
+
+    operation: str
+    group: str
+    ranks: int
+    nodes: int
+    size: int
+    wire: int
+
+
+class Alive(_Row):
+    """Tensors that one line of source made, alive at the peak."""
+
+    kind: str
+    line: str
+    bytes: int
+    tensors: int
+
+
+Row = TypeVar("Row", bound=Hashable)
+Counts = dict[Row, float]
+
+
+class Step(BaseModel):
+    """What a step of so many micro-batches did."""
+
+    micro_batches: int
+    works: list[dict[str, Any]]
+    exchanges: list[dict[str, Any]]
+
+    def counted_works(self) -> dict[Work, float]:
+        """Return how often each operation ran."""
+        return _counted(Work, self.works)
+
+    def counted_exchanges(self) -> dict[Exchange, float]:
+        """Return how often each exchange took place."""
+        return _counted(Exchange, self.exchanges)
+
+
+class RankFacts(BaseModel):
+    """A rank's place, weights and memory in bytes, and its last two steps.
+
+    `step_peaks` are those of all steps; `timeline` has bytes of each kind at some operations.
+    """
+
+    rank: int
+    world: int
+    stage: int
+    stages: int
+    chunks: int
+    micro_batch: int
+    sequence: int
+    data: int
+    global_batch: int
+    parameters: int
+    setup_peak: int
+    step_peaks: list[int]
+    peak: int
+    kinds: dict[str, int]
+    at_peak: list[Alive]
+    timeline: dict[str, Any]
+    steps: list[Step]
+
+    @property
+    def micro_batches(self) -> int:
+        """Return those of a step of the run."""
+        return self.global_batch // (self.micro_batch * self.data)
+
+    @property
+    def is_steady(self) -> bool:
+        """Return whether more micro-batches than were simulated need no more memory."""
+        last = self.step_peaks[-2:]
+        simulated = self.steps[-1].micro_batches
+        return simulated >= self.micro_batches or max(last) - min(last) < 1e-3 * max(last)
+
+    def works(self) -> dict[Work, float]:
+        """Return how often each operation runs in a step of the run."""
+        return self._whole([step.counted_works() for step in self.steps])
+
+    def exchanges(self) -> dict[Exchange, float]:
+        """Return how often each exchange takes place in a step of the run."""
+        return self._whole([step.counted_exchanges() for step in self.steps])
+
+    def _whole(self, counts: list[Counts]) -> Counts:
+        """Return the last step's counts, with what the run's further micro-batches add."""
+        fewer, more = counts[0], counts[-1]
+        step = self.steps[-1].micro_batches - self.steps[0].micro_batches
+        further = self.micro_batches - self.steps[-1].micro_batches
+        scale = further / step if step > 0 and further > 0 else 0.0
+        found = {row: more.get(row, 0) + scale * (more.get(row, 0) - fewer.get(row, 0)) for row in {**fewer, **more}}
+        return {row: calls for row, calls in found.items() if calls > 0}
+
+
+def _counted(kind: type[Row], rows: Iterable[dict[str, Any]]) -> dict[Row, float]:
+    found: dict[Row, float] = {}
+    for row in rows:
+        key = kind(**{name: value for name, value in row.items() if name != "calls"})
+        found[key] = found.get(key, 0) + row["calls"]
+    return found

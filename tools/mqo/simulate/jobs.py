@@ -1,0 +1,112 @@
+"""Which ranks of a run are simulated, and of which steps."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
+from mqo.display import Say
+from mqo.errors import RunError
+from mqo.launch.config import RunConfig
+from mqo.launch.flags import model_flags
+from mqo.launch.kept import answer, source_of
+from mqo.launch.layout import check_layout, read_sizes
+from mqo.launch.machine import Machine
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+from mqo.simulate.facts import RankFacts
+
+PROGRAM = "tools/simulate.py"
+TIME_LIMIT_S = 1800
+# The flags that split layers over stages otherwise than evenly.
+_UNEVEN = ("--pipeline-model-parallel-layout", "--decoder-first-", "--decoder-last-", "--account-")
+_INTERLEAVED = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to simulate: its flags for Megatron, its quant.toml, and how unevenly tokens go."""
+
+    config: RunConfig
+    flags: tuple[str, ...]
+    options: str
+    imbalance: float
+
+    @classmethod
+    def of(cls, config: RunConfig, machine: Machine, types: dict[str, str], imbalance: float) -> Job:
+        """Return a run's, on such a machine; `types` are the quant types of its source."""
+        of = config.experiment
+        vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
+        sizes = ("--vocab-size", str(vocabulary), "--no-create-attention-mask-in-dataloader")
+        flags = (*sizes, *model_flags(of, machine), *config.placement.layout, *of.extra_flags)
+        # A measurement reads values.
+        recording = config.recording.options | {"every": 0, "dump": ()}
+        unmeasured = config.recording.model_copy(update={"options": recording})
+        options = config.model_copy(update={"recording": unmeasured}).quant_toml(types)
+        return cls(config, flags, options, imbalance)
+
+    def words(self) -> Iterator[list[str]]:
+        """Yield what the program is told, once a rank."""
+        sizes = read_sizes(self.flags)
+        cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
+        interleaved = any(word.partition("=")[0] in _INTERLEAVED for word in self.flags)
+        ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
+        whole = sizes.global_batch_size * ranks // (sizes.micro_batch_size * cluster.processes)
+        for stage in self._stages(stages):
+            table = {
+                "world": cluster.processes,
+                "rank": stage * cluster.processes // stages,
+                "per_node": cluster.nproc_per_node,
+                "flags": list(self.flags),
+                "micro_batches": steps(whole, stages, interleaved),
+                "imbalance": self.imbalance,
+            }
+            yield [json.dumps(table)]
+
+    def _stages(self, stages: int) -> list[int]:
+        """Return the pipeline stages that differ: of equal ones the one with most in flight."""
+        if stages <= 3 or any(word.startswith(_UNEVEN) for word in self.flags):
+            return list(range(stages))
+        return [0, 1, stages - 1]
+
+
+def steps(micro_batches: int, stages: int, interleaved: bool) -> list[int]:
+    """Return the micro-batches of the steps that are simulated.
+
+    The first step brings the optimizer's states. The next has as many as are in flight at once, and
+    the last the least number more: what both differ in, further ones repeat.
+    """
+    least = stages if interleaved else 1
+    filled = 2 * stages if interleaved else stages
+    if micro_batches <= filled + least:
+        return [least, micro_batches] if micro_batches > least else [micro_batches] * 2
+    return [least, filled, filled + least]
+
+
+def simulate(project: Project, tree: Tree, series: Series, job: Job, say: Say) -> list[RankFacts]:
+    """Simulate a rank of each distinct pipeline stage, as many at once as there are cores."""
+    check_layout(job.config)
+    words = list(job.words())
+    with source_of(project, tree, series, job.config, PROGRAM) as source:
+
+        def run(one: list[str]) -> dict[str, Any]:
+            return answer(
+                project,
+                source,
+                PROGRAM,
+                one,
+                options=job.options,
+                limit_s=TIME_LIMIT_S,
+                help="What it cannot do without data, it cannot simulate",
+            )
+
+        say(f"simulate : {len(words)} of {job.config.placement.cluster.processes} ranks")
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            return [RankFacts(**found) for found in pool.map(run, words)]

@@ -1,0 +1,122 @@
+"""A simulated run on a device: the rank that needs the most memory, and its step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mqo.launch.config import RunConfig
+from mqo.scale.devices import GIB, device, usable
+from mqo.scale.memory import CONTEXT
+from mqo.simulate.facts import RankFacts
+from mqo.simulate.roofline import Roofline
+
+# What no simulation sees. CONTEXT is the allowance for it.
+UNSEEN = "CUDA's context, NCCL's and cuBLAS's buffers"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The simulated ranks of a run, on GPUs of a name; `imbalance` is its experts' input."""
+
+    config: RunConfig
+    device: str
+    layout: str
+    imbalance: float
+    ranks: tuple[RankFacts, ...]
+
+    @property
+    def worst(self) -> RankFacts:
+        """Return the rank that needs the most memory."""
+        return max(self.ranks, key=needed)
+
+    @property
+    def slowest(self) -> RankFacts:
+        """Return the rank whose kernels take longest."""
+        return max(self.ranks, key=lambda rank: self.roofline(rank).computing)
+
+    @property
+    def need(self) -> int:
+        """Return the bytes that the worst rank needs, with the reserve."""
+        return needed(self.worst) + CONTEXT
+
+    @property
+    def room(self) -> int:
+        """Return the usable bytes of a device."""
+        return usable(device(self.device).memory)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the worst rank has room."""
+        return self.need <= self.room
+
+    def roofline(self, rank: RankFacts) -> Roofline:
+        """Return a rank's least time for a step."""
+        return Roofline.of(rank, device(self.device))
+
+    def utilization(self) -> float:
+        """Return the part of the peak FLOPs that the slowest rank's step has, nothing hidden."""
+        bound = self.roofline(self.slowest)
+        return bound.products.flops / (bound.serial * device(self.device).bf16_tflops * 1e12)
+
+    def as_table(self) -> dict[str, Any]:
+        """Return all of it, for JSON."""
+        of, asked = self.config.experiment, self.config.quantization
+        bound = self.roofline(self.slowest)
+        return {
+            "model": of.model.name,
+            "mode": asked.name,
+            "training": of.training.name,
+            "dtype": of.dtype,
+            "device": self.device,
+            "gpus": self.config.placement.cluster.processes,
+            "layout": self.layout,
+            "flags": [*self.config.placement.layout, *of.extra_flags],
+            "imbalance": self.imbalance,
+            "fits": self.fits,
+            "need": self.need,
+            "room": self.room,
+            "reserve": CONTEXT,
+            "roofline": {
+                "products": vars(bound.products),
+                "others": vars(bound.others),
+                "exchanges": [
+                    {"parallelism": kind, "operation": name, **vars(part)}
+                    for (kind, name), part in bound.exchanges.items()
+                ],
+                "bubble": bound.bubble,
+                "seconds_overlapped": bound.overlapped,
+                "seconds_serial": bound.serial,
+                "bound": bound.bound,
+            },
+            "ranks": [_rank_table(rank) for rank in self.ranks],
+        }
+
+
+def _rank_table(rank: RankFacts) -> dict[str, Any]:
+    """Return a rank's facts, its steps made into one of the run's."""
+    works = [work.model_dump() | {"calls": calls} for work, calls in rank.works().items()]
+    exchanges = [one.model_dump() | {"calls": calls} for one, calls in rank.exchanges().items()]
+    facts = rank.model_dump(exclude={"steps"})
+    return facts | {
+        "micro_batches": rank.micro_batches,
+        "is_steady": rank.is_steady,
+        "works": works,
+        "exchanges": exchanges,
+    }
+
+
+def needed(rank: RankFacts) -> int:
+    """Return the most bytes that a rank's tensors take, while it is set up, too."""
+    return max(rank.setup_peak, *rank.step_peaks)
+
+
+def gib(size: float) -> str:
+    """Return bytes as GiB."""
+    return f"{size / GIB:.1f}"
+
+
+def worst_of(ranks: Sequence[RankFacts]) -> RankFacts:
+    """Return the rank that needs the most memory."""
+    return max(ranks, key=needed)

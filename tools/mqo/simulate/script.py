@@ -1,0 +1,52 @@
+"""Reads what a training script asks of the launcher, without running it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from mqo.errors import MqoError
+
+# {the launcher's command lines: whether it is that of attention alone}
+FRONT_ENDS = {"train_config.py": False, "flash_attention_config.py": True}
+_PASSED_ON = {"$@", "${@}"}
+
+
+def arguments(script: Path) -> tuple[list[str], bool]:
+    """Return the launcher's words in a script, and whether its front end is attention's.
+
+    A script that is a front end itself asks for nothing.
+
+    Raises:
+        MqoError: there is no such file, or no line of it starts the launcher with plain words.
+    """
+    if script.name in FRONT_ENDS:
+        return [], FRONT_ENDS[script.name]
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(script, f"cannot be read: {error}") from None
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            continue
+        for at, word in enumerate(words):
+            name = word.rpartition("/")[2]
+            if name in FRONT_ENDS:
+                own = [one for one in words[at + 1 :] if one not in _PASSED_ON]
+                if strange := [one for one in own if "$" in one or "`" in one]:
+                    raise _unreadable(script, f"takes {strange[0]} from the shell")
+                return own, FRONT_ENDS[name]
+    raise _unreadable(script, "starts no launcher")
+
+
+def _unreadable(script: Path, why: str) -> MqoError:
+    return MqoError(
+        f"{script} {why}",
+        expected="a script that calls train_config.py or flash_attention_config.py with plain "
+        "words, as script/ has them; or one of these two, followed by its options",
+    )
