@@ -21,7 +21,7 @@ from mqo.perf.cli import perf
 from mqo.project import Project
 from mqo.recipes.cli import WithOption, WithoutOption, recipe
 from mqo.report.cli import report
-from mqo.simulate.cli import PassesOn, simulate
+from mqo.simulate.cli import ANY_WORDS, PassesOn, simulate
 from mqo.sweep.cli import sweep
 from mqo.terminal import JsonOption, emit, guarded
 
@@ -44,7 +44,7 @@ evaluation_cli.register(app)
 app.command()(sweep)
 app.command()(report)
 app.command()(perf)
-app.command(cls=PassesOn, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(simulate)
+app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
 
 
 def _print_version(wanted: bool) -> None:

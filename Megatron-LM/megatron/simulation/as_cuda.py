@@ -18,7 +18,7 @@ def import_megatron(watch: Watch) -> None:
 
     torch.compile = functools.partial(_compiled, watch)
     with patch.object(device.accelerator, "is_available", lambda: True, create=True):
-        import megatron.core.jit  # noqa: F401  (compiles where that says that there is a GPU)
+        import megatron.core.jit
     megatron.run.start.compile_late = lambda: None
     # gloo's stand-ins for collectives of parts of different sizes.
     device.all_gather = torch.distributed.all_gather

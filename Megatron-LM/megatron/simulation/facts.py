@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,4 +83,4 @@ def _totals(ran: Ran, step: Step) -> np.ndarray:
 def _shown(total: np.ndarray) -> np.ndarray:
     """Return the operations that a picture shows: of each stretch the one with the most memory."""
     edges = np.linspace(0, len(total), min(POINTS, len(total)) + 1).astype(int)
-    return np.array([start + int(total[start:end].argmax()) for start, end in zip(edges[:-1], edges[1:], strict=True)])
+    return np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges)])

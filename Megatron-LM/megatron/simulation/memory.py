@@ -3,8 +3,10 @@
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -26,7 +28,8 @@ WORKSPACE = {
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage: its bytes, the clock at which it came and went, and who made it.
+    """A storage: its bytes, the first operation behind which it is there and the first behind which
+    it is gone, and who made it.
 
     `origin` is "setup", "forward", "backward" or "optimizer". `kind` is given to what outlives the
     steps.
@@ -47,7 +50,7 @@ class Memory:
     only_fake: bool = True
     phase: str = "setup"
     log: list[Allocation] = field(default_factory=list)
-    _alive: dict[int, tuple[Any, Allocation]] = field(default_factory=dict)
+    _alive: dict[int, list] = field(default_factory=dict)
     _backward: list[int] = field(default_factory=list)
     _clock: int = 0
 
@@ -72,31 +75,40 @@ class Memory:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._alive:
-            return
+        if key not in self._alive:
+            made = self._log(storage, place, origin)
+            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), made]
+
+    def _log(self, storage: torch.UntypedStorage, place: Place, origin: str) -> Allocation:
         size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
         made = Allocation(size, self._clock, place, origin)
         self.log.append(made)
+        return made
 
-        def gone(_: object) -> None:
-            del self._alive[key]
-            made.died = self._clock
-
-        self._alive[key] = (weakref.ref(storage, gone), made)
+    def _end(self, key: int) -> None:
+        _, one = self._alive.pop(key)
+        one.died = self._clock + 1  # behind the last operation it was still there
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size now."""
+        """Note that a storage has another size now: its earlier bytes are gone."""
         found = self._alive.get(storage._cdata)
-        if found is None:
-            return
-        reference, old = found
-        old.died = self._clock
-        size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        # The callback ends the storage's last size.
-        made = Allocation(old.size, old.born, old.place, old.origin, self._clock, old.kind)
-        self.log.append(made)
-        old.size, old.born, old.died = size, self._clock, None
-        self._alive[storage._cdata] = (reference, old)
+        if found is not None:
+            old = found[1]
+            old.died = self._clock + 1
+            found[1] = self._log(storage, old.place, old.origin)
+
+    @contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """Note storages that upstream empties, and fills again when it recomputes them."""
+        real = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            done = real(storage, size)
+            self.resized(storage)
+            return done
+
+        with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
 
     def name(self, kind: str, owned: Iterable[Tensor]) -> None:
         """Say of which kind some tensors are, that stay from step to step."""

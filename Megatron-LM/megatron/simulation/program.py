@@ -64,7 +64,7 @@ def run(job: Job) -> Ran:
     watch = Watch(memory)
     prepare(job, watch, tags)
     container, forward_step = read_arguments(job)
-    with nullcontext() if job.real else without_data(), watch:
+    with nullcontext() if job.real else without_data(), memory.watching_sizes(), watch:
         trainer = Trainer(container, watch, memory)
         with watch.following(trainer.models):
             steps = trainer.train(forward_step, job, tags)
@@ -90,6 +90,7 @@ def read_arguments(job: Job) -> tuple[Any, Any]:
     # Reruns compare values, of which there are none.
     data = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--rerun-mode", "disabled"]
     sys.argv[1:] = [*job.flags, *data, *fake]
+    import megatron.run
     import pretrain_gpt
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args
@@ -97,6 +98,9 @@ def read_arguments(job: Job) -> tuple[Any, Any]:
 
     args = parse_and_validate_args()
     args.load = args.save = args.pretrained_checkpoint = None
+    pretrain_gpt.check_documents(args)
+    megatron.run.before_model(args)
+    megatron.run.check_available(args)
     container = pretrain_cfg_container_from_args(args, pretrain_gpt.model_config())
     initialize_megatron()
     return container, pretrain_gpt.forward_step

@@ -30,9 +30,10 @@ _ZERO = {"_unscale_main_grads_and_check_for_nan", "has_grad_norm_group"}
 
 
 class _Answers(TorchDispatchMode):
-    """A value that is read is 1, or 0 in _ZERO; coalesced collectives, for which fake tensors have no rule, end.
+    """Answers for what fake tensors cannot do: a value that is read is 1, in _ZERO 0.
 
-    The step reads values for checks alone: of the RNG's state, of NaN, of a norm.
+    The step reads values for checks alone: of the RNG's state, of NaN, of a norm. Coalesced
+    collectives, which fake tensors have no rule for, end at once.
     """
 
     def __torch_dispatch__(

@@ -125,7 +125,7 @@ class Watch(TorchDispatchMode):
 
     def _place(self, node: Any) -> Place:
         line, quantizes, by_engine = self._lines.here()
-        if node is not None and by_engine:
+        if node is not None and by_engine and not self.running:
             found = self._nodes.get(node._sequence_nr())
             return found._replace(line=BACKWARD + found.line) if found else Place(line, "", False)
         place = Place(line, self.running[-1] if self.running else "", quantizes)

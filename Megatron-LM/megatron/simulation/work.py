@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from .memory import tensors
-from .watch import BACKWARD, Call
+from .watch import Call
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_}
@@ -49,14 +48,16 @@ class Tag(NamedTuple):
 
 @dataclass
 class Tags:
-    """Remembers which site took a tensor last, by its storage."""
+    """Remembers which site took a tensor last, by its storage; `latest` is each site's last one."""
 
+    latest: dict[str, Tag] = field(default_factory=dict)
     _tags: dict[int, tuple[Any, Tag]] = field(default_factory=dict)
 
     def put(self, tensor: Tensor, tag: Tag) -> Tensor:
         """Tag a tensor, and return it."""
         storage = tensor.untyped_storage()
         self._tags[storage._cdata] = (weakref.ref(storage), tag)
+        self.latest[tag.site] = tag
         return tensor
 
     def get(self, tensor: Tensor) -> Tag | None:
@@ -115,69 +116,74 @@ class Works:
     def __call__(self, call: Call) -> None:
         """Count an operation."""
         if call.func is None:  # a fused region
-            self._add(call, Work(call.place.layer, call.args[0], None, (), 0, _moved(call)))
-            return
-        if call.func.namespace in ("c10d", "prim"):
+            self._other(call, call.args[0])
             return
         packet = call.func.overloadpacket
+        if call.func.namespace in ("c10d", "prim"):
+            return
         if packet in PRODUCTS:
-            self._add(call, self._product(call))
+            self.found[self._product(call)] += 1
         elif packet in ATTENTION:
-            self._add(call, self._attention(call))
-        elif not (call.func.is_view or call.func._schema.name.split("::")[1].startswith(_FREE)):
-            name = packet.__name__
-            self._add(call, Work(call.place.layer, name, None, (), 0, _moved(call)))
+            self.found[self._attention(call)] += 1
+        elif not (call.func.is_view or packet.__name__.startswith(_FREE)):
+            self._other(call, packet.__name__)
 
-    def _add(self, call: Call, work: Work) -> None:
-        self.found[work] += 1
+    def _other(self, call: Call, name: str) -> None:
+        self.found[Work(call.place.layer, name, None, (), 0, _moved(call))] += 1
 
     def _product(self, call: Call) -> Work:
         left, right = [arg for arg in call.args if isinstance(arg, Tensor)][-2:]
         batch = left.shape[0] if left.dim() == 3 else 1
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
+        named = self._named(call, left, right)
+        return Work(*named, shape, 2 * math.prod(shape), _moved(call))
+
+    def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
+        """Return a product's layer, GEMM and type."""
         found = [tag for tag in map(self.tags.get, (left, right)) if tag]
-        layer, gemm, kind = call.place.layer, call.func.overloadpacket.__name__, None
-        by_autograd = call.backward and not call.recomputed
-        if len(found) == 2 and found[0].site == found[1].site and not call.place.line.startswith(BACKWARD):
-            layer, gemm = found[0].layer, found[0].site
-            kind = " x ".join(dict.fromkeys(tag.quant_type for tag in found))
-        elif found:
-            layer, gemm = found[0].layer, found[0].site
-        node = torch._C._current_autograd_node()
-        if by_autograd and gemm not in ("dgrad", "wgrad"):
-            gemm = self._nodes.get(node._sequence_nr(), gemm) + OF_BACKWARD
-            kind = None
-        elif not by_autograd:
+        layer = found[0].layer if found else call.place.layer
+        gemm = found[0].site if found else call.func.overloadpacket.__name__
+        if call.backward and not call.recomputed:
+            if gemm not in ("dgrad", "wgrad"):  # no site: autograd's, or what follows from it
+                node = torch._C._current_autograd_node()._sequence_nr()
+                return layer, self._nodes.get(node, gemm) + OF_BACKWARD, None
+        else:
             self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
-        return Work(layer, gemm, kind, shape, 2 * math.prod(shape), _moved(call))
+        if len(found) < 2 or found[0].site != found[1].site:
+            return layer, gemm, None
+        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in found))
 
     def _attention(self, call: Call) -> Work:
-        query, key, value = _heads(call)
-        products = 5 if "backward" in call.func.overloadpacket.__name__ else 2
+        query, key, _ = _heads(call)
+        backward = call.func.overloadpacket is BACKWARD_ATTENTION
         batch, heads, queries, width = query.shape
         shape = (batch * heads, queries, key.size(2), width)
-        tags = [tag.quant_type for tag in map(self.tags.get, (query, key, value)) if tag]
-        kind = " x ".join(dict.fromkeys(tags)) or None
-        gemm = "fused attention" + OF_BACKWARD * (products == 5)
         return Work(
             call.place.layer,
-            gemm,
-            kind if products == 2 else None,
+            "fused attention" + OF_BACKWARD * backward,
+            None if backward else self._attention_types(),
             shape,
-            products * 2 * math.prod(shape),
+            (5 if backward else 2) * 2 * math.prod(shape),
             _moved(call),
             masked=0.5 * _is_causal(call),
         )
 
+    def _attention_types(self) -> str:
+        """Return the types of the operands that the two sites of attention took just before."""
+        latest = [self.tags.latest[site] for site in ("qk", "pv") if site in self.tags.latest]
+        named = [f"{tag.site} {tag.quant_type}" for tag in latest if tag.quant_type != "none"]
+        return ", ".join(named) or "none"
 
+
+BACKWARD_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu_backward
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    BACKWARD_ATTENTION,
 }
 
 
 def _heads(call: Call) -> list[Tensor]:
-    first = 1 if "backward" in call.func.overloadpacket.__name__ else 0
+    first = 1 if call.func.overloadpacket is BACKWARD_ATTENTION else 0
     return list(call.args[first : first + 3])
 
 

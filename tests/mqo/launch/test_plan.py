@@ -44,7 +44,7 @@ def planned(made, machine=H100, saved=None):
 
 
 def need(made, layout):
-    """Bytes of a GPU, by the formulas, for the cell's own sizes."""
+    """Bytes of a GPU, for the cell's own sizes."""
     of = made.experiment
     mode = Arithmetic.of(tables.modes()[made.quantization.mode], of.dtype)
     sizes = (layout.gpus, made.placement.cluster.nproc_per_node, 0)
@@ -75,7 +75,7 @@ def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
     used = need(made, layout)
     assert used <= LIMIT
     (said,) = [line for line in comments if line.startswith("# layout: ")]
-    assert f"computed: {used / GIB:.1f} of {LIMIT / GIB:.1f} GiB usable" in said
+    assert f"simulated: {used / GIB:.1f} of {LIMIT / GIB:.1f} GiB usable" in said
     assert f"DP {layout.data}, distributed optimizer" in said
 
 

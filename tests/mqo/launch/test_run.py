@@ -256,7 +256,7 @@ def test_a_run_on_gpus_is_started_in_the_planners_layout_and_says_so(tmp_path, m
     assert layout_of(command, 8) == Layout(8, tensor=2)
     assert RunConfig.read(folder).placement.layout == Layout(8, tensor=2).flags()
     (line,) = [text for text in said if text.startswith("layout")]
-    assert "TP 2, DP 4, distributed optimizer; computed: 56.3 of 71.2 GiB" in line
+    assert "TP 2, DP 4, distributed optimizer; simulated: 56.0 of 71.2 GiB" in line
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path):

@@ -32,7 +32,7 @@ def mqo(command_line):
 @pytest.fixture
 def plain(monkeypatch):
     """A function that makes the page of a folder of runs, without plotly."""
-    monkeypatch.setattr(program, "_plotly", lambda: "plotly")
+    monkeypatch.setattr(program, "plotly_source", lambda: "plotly")
 
     def make(runs):
         found, left_out = collect([runs.root])

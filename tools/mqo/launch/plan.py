@@ -18,7 +18,7 @@ from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
-from mqo.scale.choose import Job, choose, measure
+from mqo.scale.choose import Fit, Job, choose, measure
 from mqo.scale.devices import GIB, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
@@ -81,7 +81,7 @@ def with_layout(
     if strange := sorted(_names(of, _STRANGE)):
         text = f"as given; what it needs is not known, since {strange[0]} changes the memory"
         return Planned(bare, (text,))
-    job = _job(bare, machine, types)
+    job = job_of(bare, machine, types)
     if not decides(of, machine):
         return Planned(bare, tuple(_judged(bare, machine, job)))
     fit = choose(job, lambda layout: _divides(bare, layout), saved)
@@ -98,7 +98,7 @@ def with_layout(
     chosen = bare.with_layout(fit.layout.flags(of.dtype))
     whence = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
-    line = f"{whence}{fit.layout}; computed: {_gib(fit.need)} of {_room(machine)}{teacher}"
+    line = f"{whence}{fit.layout}; {_how(fit)}: {_gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
@@ -211,7 +211,7 @@ def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
     return {word for word in _words(of) if word.startswith("--") and pattern.fullmatch(word)}
 
 
-def _job(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
+def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
     """Return what is trained, with the sizes that the user's own flags say."""
     of, asked, where = config.experiment, config.quantization, config.placement.cluster
     sizes = read_sizes(shape_flags(of))
@@ -301,7 +301,7 @@ def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     """Return what the user's own layout needs, and where that is too much what would fit."""
     check_layout(config)
     own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
-    line = f"as given: {own.layout}; computed: {_gib(own.need)} of {_room(machine)}"
+    line = f"as given: {own.layout}; {_how(own)}: {_gib(own.need)} of {_room(machine)}"
     if own.need <= job.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
@@ -321,6 +321,10 @@ def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
             keep = not _OWN.fullmatch(word.partition("=")[0])
         kept += [word] if keep else []
     return tuple(kept)
+
+
+def _how(fit: Fit) -> str:
+    return "simulated" if fit.is_simulated else "computed"
 
 
 def _gib(size: int) -> str:

@@ -63,9 +63,9 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         runs=runs,
         machines=list(dict.fromkeys(run.machine.line() for run in runs)),
         diffs=diffs,
-        data=_as_script(data),
-        plotly=_packed(_plotly()),
-        parts=_packed(json.dumps(diffs.parts)),
+        data=as_script(data),
+        plotly=packed(plotly_source()),
+        parts=packed(json.dumps(diffs.parts)),
     )
 
 
@@ -134,7 +134,8 @@ def _points(series: Series) -> dict[str, list]:
 # -- what the page carries ------------------------------------------------------------------------
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
+    """Return plotly.js. SetupError without plotly."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -146,12 +147,12 @@ def _plotly() -> str:
     return get_plotlyjs()
 
 
-def _packed(text: str) -> str:
+def packed(text: str) -> str:
     """For the page's own script to unpack: plotly takes a third so, the diffs a quarter."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
 
 
-def _as_script(data: Mapping[str, Any]) -> str:
+def as_script(data: Mapping[str, Any]) -> str:
     """JSON that ends no script element."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 

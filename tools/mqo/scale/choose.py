@@ -7,7 +7,8 @@ from typing import get_args
 
 from mqo.matrix.tables import Dtype, Model, Training
 from mqo.scale.layout import Layout, Recompute
-from mqo.scale.memory import Arithmetic, Memory, worst_stage
+from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
+from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
 # What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
@@ -36,21 +37,39 @@ class Job:
 
 @dataclass(frozen=True)
 class Fit:
-    """A layout, with the memory of a GPU of its worst pipeline stage; `need` are bytes in all."""
+    """A layout, with the memory of a GPU of its worst pipeline stage; `need` are bytes in all.
+
+    `memory` is by the formulas, and so is `need` but where the layout was simulated.
+    """
 
     layout: Layout
     stage: int
     memory: Memory
     need: int
+    is_simulated: bool = False
 
 
 def measure(job: Job, layout: Layout) -> Fit:
-    """Return what the layout needs."""
+    """Return what the layout needs: as it was simulated, else by the formulas."""
+    computed = compute(job, layout)
+    simulated = simulated_need(job.model, job.training, job.arithmetic, layout, job.dtype)
+    if simulated is None or job.cached:
+        return computed
+    return replace(computed, need=simulated + CONTEXT, is_simulated=True)
+
+
+def compute(job: Job, layout: Layout) -> Fit:
+    """Return what the layout needs by the formulas."""
     stage, memory = worst_stage(job.model, job.training, job.arithmetic, layout, job.dtype)
     return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
 
 
-def choose(job: Job, divides: Callable[[Layout], bool], saved: Layout | None = None) -> Fit | None:
+def choose(
+    job: Job,
+    divides: Callable[[Layout], bool],
+    saved: Layout | None = None,
+    measure: Callable[[Job, Layout], Fit] = measure,
+) -> Fit | None:
     """Return the least layout that fits; None where none does.
 
     That is, in this order: without recomputing whole layers, on the fewest ranks a copy of the

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from mqo.overlay.cli import TreeOption, settled
 from mqo.terminal import JsonOption, emit
 
-GPUS_PER_NODE = 8
+ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class PassesOn(TyperCommand):

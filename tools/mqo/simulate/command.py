@@ -9,6 +9,7 @@ from pathlib import Path
 from mqo.display import Say
 from mqo.errors import MqoError
 from mqo.launch import cli
+from mqo.launch.config import RunConfig
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
 from mqo.launch.source import types_of
@@ -19,6 +20,8 @@ from mqo.simulate.jobs import Job, simulate
 from mqo.simulate.result import Simulation
 from mqo.simulate.script import arguments
 
+# The lengths of documents are data.
+_NOT_SIMULATED = ("--dataloader-inter-document-masking", "--sft", "--reset-attention-mask")
 _PROCESSES = re.compile(r"--(nnodes|node-rank|device)\b")
 
 
@@ -48,6 +51,7 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
     args.nproc_per_node = args.nproc_per_node or cli.GPUS_PER_NODE
     machine = imagined(asked.device, args.nproc_per_node)
     config = cli.config_from(args, list(asked.megatrons), machine)
+    _refuse(config)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
     planned = place(project.tree, config, machine, types)
@@ -58,3 +62,16 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
     job = Job.of(planned.config, machine, types, asked.imbalance)
     ranks = simulate(project, tree, Series.of(project), job, say)
     return Simulation(planned.config, asked.device, str(layout), asked.imbalance, tuple(ranks))
+
+
+def _refuse(config: RunConfig) -> None:
+    """MqoError for what no simulation does."""
+    of = config.experiment
+    strange = [word for word in of.extra_flags if word.startswith(_NOT_SIMULATED)]
+    if of.teacher:
+        strange.append("--teacher")
+    if strange:
+        raise MqoError(
+            f"{strange[0]} is not simulated",
+            expected="a training of one model, on sequences that are one document each",
+        )

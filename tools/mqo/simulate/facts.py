@@ -124,7 +124,10 @@ class RankFacts(BaseModel):
         step = self.steps[-1].micro_batches - self.steps[0].micro_batches
         further = self.micro_batches - self.steps[-1].micro_batches
         scale = further / step if step > 0 and further > 0 else 0.0
-        found = {row: more.get(row, 0) + scale * (more.get(row, 0) - fewer.get(row, 0)) for row in {**fewer, **more}}
+        found = {
+            row: more.get(row, 0) + scale * (more.get(row, 0) - fewer.get(row, 0))
+            for row in {**fewer, **more}
+        }
         return {row: calls for row, calls in found.items() if calls > 0}
 
 

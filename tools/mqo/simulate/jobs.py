@@ -7,12 +7,10 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
-from mqo.errors import RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import model_flags
 from mqo.launch.kept import answer, source_of
@@ -40,7 +38,9 @@ class Job:
     imbalance: float
 
     @classmethod
-    def of(cls, config: RunConfig, machine: Machine, types: dict[str, str], imbalance: float) -> Job:
+    def of(
+        cls, config: RunConfig, machine: Machine, types: dict[str, str], imbalance: float
+    ) -> Job:
         """Return a run's, on such a machine; `types` are the quant types of its source."""
         of = config.experiment
         vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from mqo.display import WIDTH
 from mqo.scale.devices import GIB, device, usable
@@ -24,24 +25,41 @@ MEANINGS = {
 
 def lines(found: Simulation) -> list[str]:
     """Return the table."""
-    return [*_head(found), "", *_memory(found), "", *_step(found), "", *_answer(found)]
+    head = [part for line in heading(found) for part in wrap(line, WIDTH)]
+    said = [f"{question} {answer}" for question, answer in answers(found)]
+    return [*head, "", *_memory(found), "", *_step(found), "", *said]
 
 
-def _head(found: Simulation) -> Iterator[str]:
+def heading(found: Simulation) -> list[str]:
+    """Return what was simulated: the run, its layout, its step, its inputs."""
     of, rank = found.config.experiment, found.worst
     cluster = found.config.placement.cluster
-    yield (
-        f"{of.model.name}, {found.config.quantization.name}, {of.training.name}, {of.dtype}, on "
-        f"{cluster.processes} {found.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
-    )
-    yield f"layout: {found.layout}"
-    yield (
+    gpus = f"{cluster.processes} {found.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
+    names = (of.model.name, found.config.quantization.name, of.training.name, of.dtype)
+    text = [
+        f"{', '.join(names)}, on {gpus}",
+        f"layout: {found.layout}",
         f"a step: {rank.global_batch:,} sequences of {rank.sequence:,} tokens, "
-        f"{rank.micro_batches} micro-batches of {rank.micro_batch} a rank"
-    )
+        f"{rank.micro_batches} micro-batches of {rank.micro_batch} a rank",
+    ]
     if of.model.moe:
         how = "evenly" if found.imbalance == 1 else f"{found.imbalance:g} times the even share"
-        yield f"tokens to this rank's experts: {how}, an input (--imbalance)"
+        text.append(f"tokens to this rank's experts: {how}, an input (--imbalance)")
+    return text
+
+
+def answers(found: Simulation) -> list[tuple[str, str]]:
+    """Return the two questions, each with its answer."""
+    short = found.need - found.room
+    left = f"{gib(-short)} GiB are left" if found.fits else f"{gib(short)} GiB are missing"
+    fits = f"{'Yes' if found.fits else 'No'}: {left}."
+    if not all(rank.is_steady for rank in found.ranks):
+        fits += " More micro-batches than were simulated may need more."
+    bound = found.roofline(found.slowest).bound
+    return [
+        ("Does it fit?", fits),
+        ("What bounds the step?", f"{bound[0].upper()}{bound[1:]}."),
+    ]
 
 
 def _memory(found: Simulation) -> Iterator[str]:
@@ -52,11 +70,11 @@ def _memory(found: Simulation) -> Iterator[str]:
         yield f"  {kind:12}{gib(size):>8}  {MEANINGS[kind]}".rstrip()
     if needed(rank) > rank.peak:
         yield f"  {'set-up':12}{gib(needed(rank) - rank.peak):>8}  more than in a step"
-    yield f"  {'reserve':12}{gib(CONTEXT):>8}  {UNSEEN}: an allowance"
+    yield f"  {'reserve':12}{gib(CONTEXT):>8}  {UNSEEN}"
     memory = device(found.device).memory
     yield (
-        f"  {'in all':12}{gib(found.need):>8}  of {gib(usable(memory))} usable "
-        f"({found.device} has {gib(memory)}, a tenth for fragments)"
+        f"  {'in all':12}{gib(found.need):>8}  of {gib(usable(memory))} usable: {found.device} has "
+        f"{gib(memory)}, less a tenth"
     )
     yield "most of it, by the line that made it"
     for row in rank.at_peak[:SHOWN]:
@@ -80,16 +98,6 @@ def _step(found: Simulation) -> Iterator[str]:
         f"  in all {bound.overlapped:.2f} s if all that can overlap does, {bound.serial:.2f} s if "
         f"nothing does"
     )
-
-
-def _answer(found: Simulation) -> Iterator[str]:
-    if not all(rank.is_steady for rank in found.ranks):
-        yield "more micro-batches than were simulated may need more memory"
-    short = found.need - found.room
-    left = f"{gib(-short)} GiB are left" if found.fits else f"{gib(short)} GiB are missing"
-    yield f"Does it fit? {'Yes' if found.fits else 'No'}: {left}."
-    bound = found.roofline(found.slowest).bound
-    yield f"What bounds the step? {bound[0].upper()}{bound[1:]}."
 
 
 def _row(name: str, part: Part, amount: str) -> str:

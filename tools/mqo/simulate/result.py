@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from mqo.simulate.facts import RankFacts
 from mqo.simulate.roofline import Roofline
 
 # What no simulation sees. CONTEXT is the allowance for it.
-UNSEEN = "CUDA's context, NCCL's and cuBLAS's buffers"
+UNSEEN = "for CUDA's context, NCCL's and cuBLAS's buffers"
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,3 @@ def needed(rank: RankFacts) -> int:
 def gib(size: float) -> str:
     """Return bytes as GiB."""
     return f"{size / GIB:.1f}"
-
-
-def worst_of(ranks: Sequence[RankFacts]) -> RankFacts:
-    """Return the rank that needs the most memory."""
-    return max(ranks, key=needed)

@@ -1,12 +1,11 @@
 """The least time that a step takes on a device, from what it computes, moves and exchanges.
 
-An estimate: every operation at the higher of its times at the device's peak rates, for FLOPs and for
-its memory's bytes.
+An estimate: every operation takes the longer of two times at the device's peak rates, that of its
+FLOPs and that of its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqo.scale.devices import Device
@@ -69,14 +68,14 @@ class Roofline:
         """Return a rank's."""
         products, others = Part(), Part()
         for work, calls in rank.works().items():
-            part = Part(
-                calls, work.flops * calls, work.size * calls, calls * _seconds(work, device)
+            part = Part(calls, work.flops * calls, work.size * calls, calls * seconds(work, device))
+            products, others = (
+                (products + part, others) if work.flops else (products, others + part)
             )
-            products, others = (products + part, others) if work.flops else (products, others + part)
         found: dict[tuple[str, str], Part] = {}
         for exchange, calls in rank.exchanges().items():
             key = (parallelism(exchange.group), exchange.operation)
-            part = Part(calls, 0, exchange.wire * calls, calls * _wire_seconds(exchange, device))
+            part = Part(calls, 0, exchange.wire * calls, calls * wire_seconds(exchange, device))
             found[key] = found.get(key, Part()) + part
         bubble = (rank.stages - 1) / (rank.chunks * max(1, rank.micro_batches))
         return cls(products, others, found, bubble)
@@ -119,12 +118,13 @@ def parallelism(group: str) -> str:
     return next((name for start, name in _GROUPS.items() if group.startswith(start)), OTHER)
 
 
-def _seconds(work: Work, device: Device) -> float:
+def seconds(work: Work, device: Device) -> float:
+    """Return the longer of an operation's two times."""
     flops = work.flops * (1 - work.masked) / (device.bf16_tflops * TERA)
     return max(flops, work.size / (device.memory_gbs * GIGA))
 
 
-def _wire_seconds(exchange: Exchange, device: Device) -> float:
+def wire_seconds(exchange: Exchange, device: Device) -> float:
     """Return the seconds that a rank sends, by a ring.
 
     Between nodes, all adapters of the group's GPUs in a node work at once.
@@ -134,8 +134,3 @@ def _wire_seconds(exchange: Exchange, device: Device) -> float:
         a_node = max(1, exchange.ranks // exchange.nodes)
         rate = min(rate, device.network_gbs * a_node)
     return exchange.wire / (rate * GIGA)
-
-
-def total(parts: Iterable[Part]) -> Part:
-    """Return the sum."""
-    return sum(parts, Part())

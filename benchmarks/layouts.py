@@ -1,0 +1,131 @@
+"""Simulates the layouts that the launcher chooses from, and writes tools/mqo/scale/simulated.csv.
+
+    .venv/bin/python benchmarks/layouts.py > TABLE.md
+
+For each model of the matrix on 8, 64 and 512 GPUs, with attention fused and in chunks: every layout
+in the launcher's order up to the first one that fits an h100-80gb, each by `mqo simulate`. Layouts
+that the formulas put at FAR times the room or more are left out. On 512 GPUs the global batch is
+one micro-batch a GPU. On stdout: the chosen ones as a table, with the step's roofline.
+"""
+
+import csv
+import itertools
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from mqo.errors import LayoutError
+from mqo.launch.config import Cluster, RunConfig, resolve
+from mqo.launch.layout import check_layout
+from mqo.launch.machine import imagined
+from mqo.launch.plan import job_of
+from mqo.matrix import tables
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+from mqo.scale.choose import Fit, Job, choose, compute
+from mqo.scale.devices import GIB
+from mqo.scale.layout import Layout
+from mqo.scale.memory import CONTEXT, UNEVEN
+from mqo.scale.simulated import TABLE
+from mqo.simulate import jobs
+from mqo.simulate.result import Simulation
+
+DEVICE, PER_NODE = "h100-80gb", 8
+GPUS = (8, 64, 512)
+# {attention: a mode with it}: the other modes' steps have the same peak.
+MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
+FAR = 1.25
+KEY = ("model", "gpus", "global_batch", "micro_batch", "sequence", "dtype", "attention", "flags")
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A layout that was simulated."""
+
+    attention: str
+    layout: Layout
+    found: Simulation
+
+    def row(self) -> dict[str, object]:
+        """Return its row of the table."""
+        of, worst = self.found.config.experiment, self.found.worst
+        sizes = (worst.global_batch, worst.micro_batch, worst.sequence)
+        flags = " ".join(self.layout.flags(of.dtype))
+        key = (of.model.name, self.layout.gpus, *sizes, of.dtype, self.attention, flags)
+        need = self.found.need - CONTEXT
+        return dict(zip(KEY, key, strict=True)) | {"bytes": need, **worst.kinds}
+
+
+def main() -> None:
+    """Simulate, write the table, print the chosen layouts."""
+    tried: list[Tried] = []
+    names = "layout | formulas | simulated | products | others | sent | step"
+    print(f"| model | GPUs | attention | {names} |")
+    print("|" + "---|" * 10)
+    cases = list(itertools.product(tables.models(), GPUS, MODES))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for mine in pool.map(lambda case: simulated(*case), cases):
+            tried += [one for one, _ in mine]
+            print(line(*mine[-1]), flush=True)
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*KEY, "bytes", *KINDS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(one.row() for one in tried)
+
+
+def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
+    """Return the layouts in the launcher's order, the one that fits last."""
+    config = configured(model, gpus, MODES[attention])
+    types = dict(config.quantization.types or {})
+    machine, project = imagined(DEVICE, PER_NODE), Project.here()
+    series = Series.of(project)
+    tried: list[tuple[Tried, Fit]] = []
+
+    def measure(job: Job, layout: Layout) -> Fit:
+        computed = compute(job, layout)
+        if computed.need > FAR * job.limit:
+            return computed
+        placed = config.with_layout(layout.flags(job.dtype))
+        print(f"{model}, {gpus} GPUs, {attention}: {layout}", file=sys.stderr, flush=True)
+        imbalance = UNEVEN if layout.expert > 1 else 1.0
+        run = jobs.Job.of(placed, machine, types, imbalance)
+        ranks = jobs.simulate(project, Tree(project.tree), series, run, lambda text: None)
+        found = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
+        tried.append((Tried(attention, layout, found), computed))
+        return Fit(layout, found.worst.stage, computed.memory, found.need, is_simulated=True)
+
+    def divides(layout: Layout) -> bool:
+        try:
+            check_layout(config.with_layout(layout.flags(config.experiment.dtype)))
+        except LayoutError:
+            return False
+        return True
+
+    choose(job_of(config, machine, types), divides, measure=measure)
+    return tried
+
+
+def configured(model: str, gpus: int, mode: str) -> RunConfig:
+    """Return the standard configuration, with a global batch that feeds all GPUs."""
+    cluster = Cluster(nnodes=gpus // PER_NODE, nproc_per_node=PER_NODE)
+    flags = ("--global-batch-size", str(gpus)) if gpus > 128 else ()
+    return resolve(model, "wikipedia", mode, "standard", cluster=cluster, extra_flags=flags)
+
+
+def line(tried: Tried, computed: Fit) -> str:
+    """Return a chosen layout's row: GiB in all, and seconds at peak rates."""
+    found = tried.found
+    bound = found.roofline(found.slowest)
+    of = found.config.experiment.model.name
+    seconds = (bound.products.seconds, bound.others.seconds, bound.exchanging)
+    cells = [of, tried.layout.gpus, tried.attention, found.layout]
+    cells += [f"{computed.need / GIB:.1f}", f"{found.need / GIB:.1f}"]
+    cells += [f"{one:.2f}" for one in seconds] + [f"{bound.overlapped:.2f} to {bound.serial:.2f}"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    main()

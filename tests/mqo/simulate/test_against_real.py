@@ -1,0 +1,139 @@
+"""The simulation against the same program on real tensors, in real processes."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mqo.launch import coverage
+from mqo.launch.config import resolve
+from mqo.launch.kept import source_of
+from mqo.launch.machine import Machine
+from mqo.overlay.series import Series
+from mqo.process import temporary_folder
+from mqo.program import run_program
+from mqo.simulate.facts import RankFacts
+from mqo.simulate.jobs import PROGRAM, Job
+
+GPU = Machine(1, 8)
+ALIGNMENT = 512
+# One rank's flags; the last ones count, and real processes talk by gloo.
+BASE = ("--global-batch-size", "16", "--micro-batch-size", "2", "--distributed-backend", "gloo")
+SHARDED = "--use-distributed-optimizer"
+OVERLAPPED = f"{SHARDED} --overlap-grad-reduce --overlap-param-gather --ddp-bucket-size 100000"
+EXPERTS = "--expert-model-parallel-size 2"
+
+
+def tiny(model, mode, flags=""):
+    extra = (*BASE, *flags.split())
+    return resolve(model, "wikipedia", mode, "tiny", dtype="bf16", extra_flags=extra)
+
+
+@pytest.fixture
+def simulated(vendored, checkout_with):
+    """A function that runs a configuration's program on all ranks: fake tensors, then real."""
+    project = checkout_with()
+    pool = ThreadPoolExecutor(2)
+
+    def run(config, world, steps, real):
+        job = Job.of(config, GPU, dict(config.quantization.types), 1.0)
+        series = Series.of(project)
+        with (
+            source_of(project, vendored, series, config, PROGRAM) as source,
+            temporary_folder("simulated") as folder,
+        ):
+            (folder / "quant.toml").write_text(job.options)
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                port = free.getsockname()[1]
+
+            def one(rank):
+                told = {"world": world, "rank": rank, "per_node": 1, "real": real}
+                told |= {"flags": list(job.flags), "micro_batches": steps}
+                target = folder / f"{rank}.json"
+                variables = {
+                    **{"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+                    **{"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(world)},
+                    "MQO_QUANT_CONFIG": str(folder / "quant.toml"),
+                }
+                run_program(source / PROGRAM, [str(target), json.dumps(told)], variables=variables)
+                return RankFacts(**json.loads(target.read_text()))
+
+            return list(pool.map(one, range(world)))
+
+    yield run
+    pool.shutdown()
+
+
+def flops(facts):
+    return [sum(w["flops"] * w["calls"] for w in step.works) for step in facts.steps]
+
+
+def products(facts):
+    """{(layer, GEMM, type, shape): calls} of the last step."""
+    rows = facts.steps[-1].counted_works().items()
+    return {(w.layer, w.gemm, w.quant_type, w.shape): n for w, n in rows if w.flops}
+
+
+@pytest.mark.parametrize("mode", ["FA_linear_mxfp8", "qk_pv_mxfp8"])
+def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode):
+    config = tiny("llama32-1b", mode, OVERLAPPED)
+    (fake,), (real,) = (simulated(config, 1, [1, 1, 2], real) for real in (False, True))
+    assert fake.step_peaks == real.step_peaks
+    # Upstream makes some tensors of one number before it builds the model.
+    assert fake.setup_peak == pytest.approx(real.setup_peak, abs=8 * ALIGNMENT)
+    assert fake.kinds == real.kinds
+    assert products(fake) == products(real)
+    assert flops(fake) == flops(real) != [0, 0]
+
+
+def test_experts_of_one_rank_differ_by_a_scalar(simulated):
+    config = tiny("deepseek2_lite", "linear_mxfp8")
+    (fake,), (real,) = (simulated(config, 1, [1, 1, 2], real) for real in (False, True))
+    # The factor of the balancing loss, a tensor of one number.
+    assert [b - a for a, b in zip(fake.step_peaks, real.step_peaks, strict=True)] == [ALIGNMENT] * 3
+    assert products(fake) == products(real)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "flags", "steps"),
+    [
+        ("llama32-1b", f"--tensor-model-parallel-size 2 --sequence-parallel {SHARDED}", [1, 2]),
+        ("llama32-1b", "--pipeline-model-parallel-size 2", [1, 2, 3]),
+        ("llama32-1b", OVERLAPPED, [1, 2]),
+        ("llama32-1b", "--context-parallel-size 2", [1, 2]),
+        ("deepseek2_lite", f"{EXPERTS} --moe-token-dispatcher-type alltoall {SHARDED}", [1, 2]),
+        ("deepseek2_lite", EXPERTS, [1, 2]),
+    ],
+    ids=["TP2", "PP2", "DP2", "CP2", "EP2", "EP2 by all-gather"],
+)
+def test_two_ranks_exchange_what_real_processes_do(simulated, model, flags, steps):
+    config = tiny(model, "bf16", flags)
+    fakes, reals = (simulated(config, 2, steps, real) for real in (False, True))
+    for fake, real in zip(fakes, reals, strict=True):
+        assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
+        assert products(fake) == products(real)
+        # Real exchanges keep their tensors until they end, and gloo copies what it reduces.
+        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"), [("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")]
+)
+def test_products_are_those_of_the_coverage(
+    simulated, vendored, checkout_with, tmp_path, model, mode
+):
+    config = tiny(model, mode, "--attention-backend unfused")
+    project = checkout_with(cache=tmp_path)
+    known = coverage.of_config(project, vendored, Series.of(project), config)
+    (found,) = simulated(config, 1, [1, 1], real=False)
+    assert flops(found)[-1] == known.flops
+    quantized = {row.quant_type for row in known.products} - {None, "none"}
+    assert quantized
+
+    def share(rows):
+        return sum(flops for kind, flops in rows if kind in quantized)
+
+    ours = [(w.quant_type, w.flops * n) for w, n in found.steps[-1].counted_works().items()]
+    assert share(ours) == share((row.quant_type, row.flops) for row in known.products)

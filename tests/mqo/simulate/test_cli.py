@@ -1,0 +1,89 @@
+"""`mqo simulate`, as a user types it."""
+
+import json
+
+import pytest
+from mqo.cli import app
+from mqo.display import WIDTH
+from mqo.errors import LayoutError, MqoError, RunError, UnknownNameError
+from mqo.project import Project
+from typer.testing import CliRunner
+
+SCRIPTS = Project.here().root / "script"
+SCRIPT = SCRIPTS / "llama32-1b/pretrain_llama32-1b_wikipedia_FA_linear_mxfp8.sh"
+TINY = ("--training-config", "tiny", "--device", "h100-80gb")
+FEEDS = ("--", "--global-batch-size", "64", "--tensor-model-parallel-size", "2")
+
+
+def call(*words, script=SCRIPT):
+    done = CliRunner().invoke(app, ["simulate", str(script), *words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_one_screen_says_whether_it_fits_and_what_bounds_it(vendored):
+    done = call(*TINY, *FEEDS)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) <= 45
+    assert "Does it fit? Yes" in done.stdout
+    assert "What bounds the step?" in done.stdout
+
+
+def test_json_has_all_of_it(vendored):
+    found = json.loads(call(*TINY, "--json", *FEEDS).stdout)
+    assert (found["model"], found["gpus"], found["fits"]) == ("llama32-1b", 8, True)
+    (rank,) = found["ranks"]
+    assert (rank["world"], rank["data"], rank["micro_batches"]) == (8, 4, 4)
+    assert sum(rank["kinds"].values()) == rank["peak"]
+    assert found["need"] >= rank["peak"] + found["reserve"]
+    types = {row["quant_type"] for row in rank["works"] if row["gemm"] == "fprop"}
+    assert types == {"mxfp8"}
+    groups = {row["group"] for row in rank["exchanges"]}
+    assert {"TENSOR_MODEL_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_WITH_CP"} <= groups
+
+
+def test_what_does_not_fit_exits_with_1(vendored, monkeypatch):
+    monkeypatch.setattr("mqo.simulate.result.usable", lambda memory: 1 << 20)
+    done = call(*TINY, *FEEDS)
+    assert done.exit_code == 1
+    assert "Does it fit? No" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--device", "h9000"), UnknownNameError),
+        ((*TINY, "--", "--global-batch-size", "7"), LayoutError),
+        ((*TINY, "--nnodes", "2"), MqoError),
+        ((*TINY, "--no-such-option"), MqoError),
+        ((*TINY, "--teacher", "runs/x"), MqoError),
+        ((*TINY, "--", "--dataloader-inter-document-masking"), MqoError),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(words, error):
+    with pytest.raises(error):
+        call(*words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--no-such-flag", "1"), "--no-such-flag"),
+        (("--transformer-impl", "transformer_engine"), "transformer_engine"),
+        (("--num-layers", "3", "--pipeline-model-parallel-size", "2"), "pipeline"),
+    ],
+)
+def test_what_upstream_refuses_is_one_paragraph(vendored, flags, named):
+    with pytest.raises(RunError, match=named) as error:
+        call(*TINY, *FEEDS, *flags)
+    assert "Traceback" not in str(error.value) + error.value.detail
+
+
+def test_a_front_end_takes_the_options_itself(vendored):
+    words = ("--model", "llama32-1b", "--dataset", "dolma", "--quantization", "mxfp8")
+    done = call(*words, *TINY, *FEEDS, script=SCRIPTS / "train_config.py")
+    assert done.exit_code == 0
+    assert "llama32-1b, mxfp8, tiny" in done.stdout
