@@ -58,6 +58,7 @@ def test_what_does_not_fit_exits_with_1(vendored, monkeypatch):
         (("--device", "h9000"), UnknownNameError),
         ((*TINY, "--", "--global-batch-size", "7"), LayoutError),
         ((*TINY, "--nnodes", "2"), MqoError),
+        ((*TINY, "-o", "no such folder/page.html"), MqoError),
         ((*TINY, "--no-such-option"), MqoError),
         ((*TINY, "--teacher", "runs/x"), MqoError),
         ((*TINY, "--", "--dataloader-inter-document-masking"), MqoError),

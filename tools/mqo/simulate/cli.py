@@ -49,9 +49,14 @@ def simulate(
     pipeline stage; exit 1 if it does not fit.
     """
     from mqo.display import stderr
+    from mqo.errors import MqoError
     from mqo.simulate.command import Asked, simulated
     from mqo.simulate.lines import lines
 
+    if page is not None and not page.absolute().parent.is_dir():
+        raise MqoError(
+            f"There is no folder for {page}", expected="a file in a folder that is there"
+        )
     asked = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
     found = simulated(asked, settled(tree), stderr())
     if page is not None:

@@ -12,7 +12,7 @@ from mqo.launch import cli
 from mqo.launch.config import RunConfig
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
-from mqo.launch.source import types_of
+from mqo.launch.source import ready_checkout, types_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -52,6 +52,8 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
     machine = imagined(asked.device, args.nproc_per_node)
     config = cli.config_from(args, list(asked.megatrons), machine)
     _refuse(config)
+    if config.placement.megatron:
+        tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
     planned = place(project.tree, config, machine, types)

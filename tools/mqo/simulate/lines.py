@@ -40,7 +40,8 @@ def heading(found: Simulation) -> list[str]:
         f"{', '.join(names)}, on {gpus}",
         f"layout: {found.layout}",
         f"a step: {rank.global_batch:,} sequences of {rank.sequence:,} tokens, "
-        f"{rank.micro_batches} micro-batches of {rank.micro_batch} a rank",
+        f"{rank.micro_batches} micro-batch{'es' * (rank.micro_batches != 1)} of "
+        f"{rank.micro_batch} a rank",
     ]
     if of.model.moe:
         how = "evenly" if found.imbalance == 1 else f"{found.imbalance:g} times the even share"
