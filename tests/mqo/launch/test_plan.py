@@ -90,6 +90,24 @@ def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ({"mode": "mxfp8"}, "simulated"),
+        ({"mode": "mxfp8", "gemms": "all"}, "computed"),
+        ({"mode": "bf16", "recipe": "nvfp4"}, "computed"),
+        ({"mode": "mxfp8", "cache_weights": True}, "computed"),
+    ],
+)
+def test_only_what_was_simulated_says_so(words, how):
+    words = dict(words)
+    if "recipe" in words:
+        words["recipe"] = recipes.read(words["recipe"])
+    made = cell(**words)
+    (line,) = with_layout(made, H100, made.quantization.types).lines
+    assert f"; {how}: " in line
+
+
+@pytest.mark.parametrize(
     ("words", "copies"),
     [
         ({"mode": "bf16"}, 0),

@@ -244,6 +244,9 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
         limit=usable(machine.memory),
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
+        # Rounded gradients of the logits, and what recipes do to them, are there at the peak.
+        listed=not (asked.recipe or asked.schedule)
+        and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
 
 

@@ -21,7 +21,8 @@ class Job:
     """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
 
     `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
-    `block` is the longest block along which linear layers are quantized, 0 without one.
+    `block` is the longest block along which linear layers are quantized, 0 without one. `listed`
+    says that the table of simulated layouts may know it: types in fprop, QK and PV alone.
     """
 
     model: Model
@@ -33,6 +34,7 @@ class Job:
     limit: int
     cached: bool = False
     block: int = 0
+    listed: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def measure(job: Job, layout: Layout) -> Fit:
     """Return what the layout needs: as it was simulated, else by the formulas."""
     computed = compute(job, layout)
     simulated = simulated_need(job.model, job.training, job.arithmetic, layout, job.dtype)
-    if simulated is None or job.cached:
+    if simulated is None or job.cached or not job.listed:
         return computed
     return replace(computed, need=simulated + CONTEXT, is_simulated=True)
 
