@@ -39,13 +39,14 @@ def main(target: Path, job: str) -> None:
 
 
 def explain(error: BaseException, said: str) -> None:
-    """Write why the program ended; of one that printed its reason, the last line of that."""
+    """Write why the program ended: a typed error's facts; else its text, or what it printed last."""
     lines = said.strip().splitlines()
     text = str(error).strip()
     if isinstance(error, SystemExit):
         text = lines[-1] if lines else f"exit code {error.code}"
     found = f"Megatron's program ended as it would in a run: {type(error).__name__}: {text}"
     table = {"found": found, "expected": "flags that a run with local layers takes"}
+    table = getattr(error, "facts", table)
     if path := os.environ.get("MQO_FAILURE"):
         Path(path).write_text(json.dumps(table), encoding="utf-8")
 

@@ -134,7 +134,7 @@ def _kind(one: Allocation, died: int, backward: np.ndarray) -> str:
         return one.kind
     if one.place.quantizes:
         return "quantizer"
-    if one.place.layer == _HEAD or _LOSSES in one.place.line:
+    if one.place.layer.rpartition(".")[2] == _HEAD or _LOSSES in one.place.line:
         return "logits"
     if one.origin == "forward":
         after = np.searchsorted(backward, one.born, side="right")

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from . import as_cuda, routing
+from . import as_cuda, routing, teacher
 from .collectives import Collectives
 from .memory import Memory
 from .unreal import without_data
@@ -96,14 +96,15 @@ def read_arguments(job: Job) -> tuple[Any, Any]:
     from megatron.training.arguments import parse_and_validate_args
     from megatron.training.initialize import initialize_megatron
 
-    args = parse_and_validate_args()
+    program = teacher.program(job.flags)
+    args = parse_and_validate_args(extra_args_provider=program.extra_args)
     args.load = args.save = args.pretrained_checkpoint = None
     pretrain_gpt.check_documents(args)
     megatron.run.before_model(args)
     megatron.run.check_available(args)
-    container = pretrain_cfg_container_from_args(args, pretrain_gpt.model_config())
+    container = pretrain_cfg_container_from_args(args, program.configure(args))
     initialize_megatron()
-    return container, pretrain_gpt.forward_step
+    return container, program.forward_step
 
 
 class Trainer:

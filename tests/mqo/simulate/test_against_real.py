@@ -22,6 +22,13 @@ BASE = ("--global-batch-size", "16", "--micro-batch-size", "2", "--distributed-b
 SHARDED = "--use-distributed-optimizer"
 OVERLAPPED = f"{SHARDED} --overlap-grad-reduce --overlap-param-gather --ddp-bucket-size 100000"
 EXPERTS = "--expert-model-parallel-size 2"
+TEACHER = """\
+num_layers: 4
+hidden_size: 128
+ffn_hidden_size: 256
+num_attention_heads: 4
+num_query_groups: 2
+"""
 
 
 def tiny(model, mode, flags=""):
@@ -93,6 +100,40 @@ def test_experts_of_one_rank_differ_by_a_scalar(simulated):
     # The factor of the balancing loss, a tensor of one number.
     assert [b - a for a, b in zip(fake.step_peaks, real.step_peaks, strict=True)] == [ALIGNMENT] * 3
     assert products(fake) == products(real)
+
+
+@pytest.fixture
+def student(tmp_path):
+    """A function that returns a model that learns from a larger one, of which sizes are known."""
+    (tmp_path / "model_config.yaml").write_text(TEACHER)
+
+    def configured(flags):
+        return tiny("llama32-1b", "linear_mxfp8", f"--export-kd-teacher-load {tmp_path} {flags}")
+
+    return configured
+
+
+def test_a_student_and_its_teacher_have_the_bytes_and_the_products_of_real_tensors(
+    simulated, student
+):
+    (fake,), (real,) = (simulated(student(""), 1, [1, 2], real) for real in (False, True))
+    assert fake.step_peaks == real.step_peaks
+    assert products(fake) == products(real)
+    layers = {layer for layer, *_ in products(fake)}
+    assert {"output_layer", "_teacher_model.output_layer"} <= layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    ["--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"],
+)
+def test_two_ranks_of_a_distillation_are_as_real_ones(simulated, student, flags):
+    fakes, reals = (simulated(student(flags), 2, [1, 2], real) for real in (False, True))
+    for fake, real in zip(fakes, reals, strict=True):
+        assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
+        assert products(fake) == products(real)
+        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
 
 
 @pytest.mark.slow

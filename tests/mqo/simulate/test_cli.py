@@ -5,7 +5,7 @@ import json
 import pytest
 from mqo.cli import app
 from mqo.display import WIDTH
-from mqo.errors import LayoutError, MqoError, RunError, UnknownNameError
+from mqo.errors import DataError, LayoutError, MqoError, RunError, UnknownNameError
 from mqo.project import Project
 from typer.testing import CliRunner
 
@@ -60,13 +60,25 @@ def test_what_does_not_fit_exits_with_1(vendored, monkeypatch):
         ((*TINY, "--nnodes", "2"), MqoError),
         ((*TINY, "-o", "no such folder/page.html"), MqoError),
         ((*TINY, "--no-such-option"), MqoError),
-        ((*TINY, "--teacher", "runs/x"), MqoError),
+        ((*TINY, "--distillation-config", "distill.yaml"), DataError),
         ((*TINY, "--", "--dataloader-inter-document-masking"), MqoError),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(words, error):
     with pytest.raises(error):
         call(*words)
+
+
+def test_a_teacher_is_a_folder_that_says_what_it_is(vendored, tmp_path):
+    with pytest.raises(MqoError, match=r"model_config.yaml") as caught:
+        call(*TINY, "--teacher", str(tmp_path), *FEEDS)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "model_config.yaml").write_text(
+        "{num_layers: 2, hidden_size: 64, ffn_hidden_size: 64, num_attention_heads: 2}"
+    )
+    done = call(*TINY, "--teacher", str(tmp_path), *FEEDS)
+    assert done.exit_code == 0
+    assert "with the teacher in" in done.stdout
 
 
 @pytest.mark.parametrize(

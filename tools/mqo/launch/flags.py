@@ -41,7 +41,7 @@ def megatron_flags(
 ) -> list[str]:
     """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
     of = config.experiment
-    given = [*_data(of, data, indices), *_output(config, folder), *_distillation(of)]
+    given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
     return [*model_flags(of, machine), *given, *config.placement.layout, *of.extra_flags]
 
 
@@ -191,7 +191,8 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
     return [*every.split(), *log.split(), *board, *save, *load]
 
 
-def _distillation(of: Experiment) -> list[str]:
+def distillation_flags(of: Experiment) -> list[str]:
+    """Return the flags for a teacher, and for what is learned from it."""
     config = of.distillation_config
     teacher = ["--export-kd-teacher-load", str(checkpoints_of(of.teacher))] if of.teacher else []
     return teacher + (["--export-kd-cfg", str(config.resolve())] if config else [])

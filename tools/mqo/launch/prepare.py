@@ -33,7 +33,10 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
     of, nodes = config.experiment, config.placement.cluster.nnodes
     if not decides(of, machine or detect()):
         check_layout(config)
-    _check_teacher(of, config.placement.megatron)
+    check_distillation(of, config.placement.megatron)
+    if of.teacher:
+        expected = f"a folder with {TRACKER}, or a run with checkpoints"
+        require_tracker(checkpoints_of(of.teacher), DataError, expected, whose=" of a teacher")
     if nodes > 1 and of.checkpoint is None:
         raise DataError(
             f"{nodes} nodes would each save their part in a run folder of their own",
@@ -66,7 +69,8 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
         )
 
 
-def _check_teacher(of: Experiment, megatron: Path | None) -> None:
+def check_distillation(of: Experiment, megatron: Path | None) -> None:
+    """DataError where there is a configuration without a teacher, or nothing that distills."""
     if of.teacher is None:
         if of.distillation_config is not None:
             raise DataError("A distillation was configured", expected="--teacher, to learn from")
@@ -75,8 +79,6 @@ def _check_teacher(of: Experiment, megatron: Path | None) -> None:
         raise DataError(
             f"{megatron} has no program that distills", expected="--teacher without --megatron"
         )
-    expected = f"a folder with {TRACKER}, or a run with checkpoints"
-    require_tracker(checkpoints_of(of.teacher), DataError, expected, whose=" of a teacher")
     config = of.distillation_config
     if config is not None and not config.is_file():
         raise DataError(f"There is no distillation configuration {config}", expected="a YAML file")

@@ -12,6 +12,7 @@ from mqo.launch import cli
 from mqo.launch.config import RunConfig
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
+from mqo.launch.prepare import check_distillation
 from mqo.launch.source import ready_checkout, types_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -67,13 +68,10 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
 
 
 def _refuse(config: RunConfig) -> None:
-    """MqoError for what no simulation does."""
-    of = config.experiment
-    strange = [word for word in of.extra_flags if word.startswith(_NOT_SIMULATED)]
-    if of.teacher:
-        strange.append("--teacher")
-    if strange:
+    """MqoError for what no run or no simulation does."""
+    check_distillation(config.experiment, config.placement.megatron)
+    flags = config.experiment.extra_flags
+    if strange := next((word for word in flags if word.startswith(_NOT_SIMULATED)), None):
         raise MqoError(
-            f"{strange[0]} is not simulated",
-            expected="a training of one model, on sequences that are one document each",
+            f"{strange} is not simulated", expected="sequences that are one document each"
         )

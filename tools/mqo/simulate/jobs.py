@@ -12,7 +12,7 @@ from typing import Any
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
 from mqo.launch.config import RunConfig
-from mqo.launch.flags import model_flags
+from mqo.launch.flags import distillation_flags, model_flags
 from mqo.launch.kept import answer, source_of
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
@@ -45,7 +45,8 @@ class Job:
         of = config.experiment
         vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
         sizes = ("--vocab-size", str(vocabulary), "--no-create-attention-mask-in-dataloader")
-        flags = (*sizes, *model_flags(of, machine), *config.placement.layout, *of.extra_flags)
+        own = (*model_flags(of, machine), *config.placement.layout, *of.extra_flags)
+        flags = (*sizes, *own, *distillation_flags(of))
         # A measurement reads values.
         recording = config.recording.options | {"every": 0, "dump": ()}
         unmeasured = config.recording.model_copy(update={"options": recording})

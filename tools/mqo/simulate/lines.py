@@ -43,6 +43,8 @@ def heading(found: Simulation) -> list[str]:
         f"{rank.micro_batches} micro-batch{'es' * (rank.micro_batches != 1)} of "
         f"{rank.micro_batch} a rank",
     ]
+    if of.teacher:
+        text.append(f"with the teacher in {of.teacher}: its size, in the student's layout")
     if of.model.moe:
         how = "evenly" if found.imbalance == 1 else f"{found.imbalance:g} times the even share"
         text.append(f"tokens to this rank's experts: {how}, an input (--imbalance)")
