@@ -69,7 +69,7 @@ def fake_quantize(
         raise ValueError(f"out is {describe(out)}; valid: {describe(x)}, as x")
     if not is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)
-    arguments = (amax, axis, signed(seed or 0), *_fields(spec))
+    arguments = (amax, axis, signed(seed or 0), *fields_of(spec))
     if out is None:
         return torch.ops.megatron_quant.fake_quantize(x, *arguments)
     torch.ops.megatron_quant.fake_quantize_out(x, out, *arguments)
@@ -138,16 +138,16 @@ def describe(x: Tensor) -> str:
 # torch.compile and fake tensors see one operator in the place of what an implementation does. It
 # takes no objects: a spec goes in as its fields, and a seed as a signed number. It is defined one
 # level below torch.library.custom_op, whose checks of every call cost more than a small tensor.
-_SPEC = (
+SPEC_SCHEMA = (
     "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale,"
     " str tile"
 )
-_SHARED = f"Tensor? amax, int axis, int seed, {_SPEC}"
+_SHARED = f"Tensor? amax, int axis, int seed, {SPEC_SCHEMA}"
 _NAME = "megatron_quant::fake_quantize"
 torch.library.define(_NAME, f"(Tensor x, {_SHARED}) -> Tensor")
 torch.library.define(f"{_NAME}_out", f"(Tensor x, Tensor(a!) out, {_SHARED}) -> ()")
 
-_spec = functools.cache(QuantSpec)
+spec_of = functools.cache(QuantSpec)
 
 
 def is_traced(x: Tensor) -> bool:
@@ -156,21 +156,22 @@ def is_traced(x: Tensor) -> bool:
     return traced or is_in_torch_dispatch_mode()
 
 
-def _fields(spec: QuantSpec) -> tuple[Any, ...]:
+def fields_of(spec: QuantSpec) -> tuple[Any, ...]:
+    """Return what an operator takes in the place of a spec; `spec_of` makes one of it."""
     choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
     return (spec.quant_type, *choices, spec.tile)
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _fake_quantize(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> Tensor:
-    return _quantize(x, _spec(*fields), axis, None, seed % 2**64, amax)
+    return _quantize(x, spec_of(*fields), axis, None, seed % 2**64, amax)
 
 
 @torch.library.impl(f"{_NAME}_out", "CompositeExplicitAutograd")
 def _fake_quantize_out(
     x: Tensor, out: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any
 ) -> None:
-    _quantize(x, _spec(*fields), axis, out, seed % 2**64, amax)
+    _quantize(x, spec_of(*fields), axis, out, seed % 2**64, amax)
 
 
 @torch.library.register_fake(_NAME)

@@ -3,19 +3,24 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .backend import check_arguments, fake_quantize
+from .backend import SPEC_SCHEMA, check_arguments, fake_quantize, fields_of, is_traced, spec_of
 from .codes import code_values
 from .formats import FORMATS, check_choice
 from .reference import encode
-from .scales import Stored, decode_factors, run_of, scales_of, spread
+from .scales import Stored, decode_factors, run_of, scales_of, spread, stored_like
 from .spec import QuantSpec
+from .stochastic import signed
 
 _PART = 1 << 17  # elements
 _MODERATE = 100  # exponents of scales whose products with any value are normal numbers
+# Formats whose values, scaled, are no multiples of a few bits and a power of two.
+INEXACT = {n for n, one in FORMATS.items() if one.scale in ("fp32", "tensor", "two-level")}
+_CONTIGUOUS = torch.contiguous_format
 # Codes that begin at a byte's first bit together, and the bytes that they fill.
 _GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
 
@@ -46,18 +51,13 @@ class PackedTensor:
     @torch.no_grad()
     def unpack(self) -> Tensor:
         """Return the tensor, contiguous: bit for bit what fake_quantize makes of it."""
-        size = self.shape[self.axis] if self.shape else 1
-        shape = (*self.codes.shape[:-1], size) if self.shape else self.shape
-        result = torch.empty(shape, dtype=self.dtype, device=self.codes.device)
-        if result.numel():
-            rows, codes = _rows(result), _rows(self.codes)
-            factors = decode_factors(self.scales, self.spec).float()
-            run = run_of(self.spec)
-            factors = factors.expand(len(rows), -1) if run is None else _rows(factors)
-            for part in _parts(rows):
-                values = _decoded(codes[part], self.spec.quant_type)[:, :size]
-                rows[part] = values * spread(factors[part], run, size)
-        return result.movedim(-1, self.axis).contiguous() if self.shape else result
+        result = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
+        if is_traced(self.codes):
+            stored = (*self.scales, self.axis, *fields_of(self.spec))
+            torch.ops.megatron_quant.unpack(self.codes, result, *stored)
+        else:
+            _unpack(self.codes, result, self.scales, self.axis, self.spec)
+        return result
 
 
 @torch.no_grad()
@@ -74,20 +74,55 @@ def pack(
     """
     check_choice("packed type", spec.quant_type, tuple(FORMATS))
     check_arguments(x, spec, axis, seed)
-    last = x.movedim(axis, -1) if x.dim() and spec.block else x
+    if is_traced(x):
+        arguments = (x, amax, axis, signed(seed or 0), *fields_of(spec))
+        codes, *scales = torch.ops.megatron_quant.pack(*arguments)
+    else:
+        codes, scales = _pack(x, spec, axis, seed, amax)
+    axis = axis if spec.block else -1
+    return PackedTensor(codes, Stored(*scales), x.shape, x.dtype, spec, axis)
+
+
+def _pack(
+    x: Tensor, spec: QuantSpec, axis: int, seed: int | None, amax: Tensor | None
+) -> tuple[Tensor, Stored]:
+    last = _last(x, spec, axis)
     scales = scales_of(last, spec, amax)
-    inexact = spec.format.scale in ("fp32", "tensor", "two-level")
-    if _recoverable(scales.decode, inexact):
-        # What is no multiple of a few bits and a power of two only float32 holds.
-        wide = x.float() if inexact or x.dtype == torch.float16 else x
+    if _recoverable(scales.decode, spec.quant_type in INEXACT):
+        wide = x.to(working_dtype(x, spec.quant_type))
         rounded = fake_quantize(wide, spec, axis=axis, seed=seed, amax=amax)
-        rounded = rounded.movedim(axis, -1) if x.dim() and spec.block else rounded
-        codes = _encoded(rounded, scales.decode, spec)
+        codes = _encoded(_last(rounded, spec, axis), scales.decode, spec)
     else:
         values = encode(x, spec, axis, seed, amax).values
         codes = _encoded(values.float(), torch.ones_like(scales.decode), spec)
-    axis = axis if spec.block else -1
-    return PackedTensor(codes, scales.stored, x.shape, x.dtype, spec, axis)
+    return codes, scales.stored
+
+
+def working_dtype(x: Tensor, quant_type: str) -> torch.dtype:
+    """Return the dtype in which `pack` has a copy of all of `x` for a while."""
+    is_wide = quant_type in INEXACT or x.dtype == torch.float16
+    return torch.float32 if is_wide else x.dtype
+
+
+def _last(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+    """Return `x` with the axis of its blocks last."""
+    return x.movedim(axis, -1) if x.dim() and spec.block else x
+
+
+def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: QuantSpec) -> None:
+    """Fill `result` with the values."""
+    if not result.numel():
+        return
+    last = result.movedim(axis, -1) if result.dim() else result
+    values = last if last.is_contiguous() else torch.empty_like(last, memory_format=_CONTIGUOUS)
+    rows, size, run = _rows(values), values.shape[-1] if values.dim() else 1, run_of(spec)
+    factors = decode_factors(scales, spec).float()
+    factors = factors.expand(len(rows), -1) if run is None else _rows(factors)
+    for part in _parts(rows):
+        decoded = _decoded(_rows(codes)[part], spec.quant_type)[:, :size]
+        rows[part] = decoded * spread(factors[part], run, size)
+    if values is not last:
+        last.copy_(values)
 
 
 def _recoverable(decode: Tensor, inexact: bool) -> bool:
@@ -101,13 +136,11 @@ def _recoverable(decode: Tensor, inexact: bool) -> bool:
 
 def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
     """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
-    size = rounded.shape[-1] if rounded.dim() else 1
-    shape = (*rounded.shape[:-1], -(-size * spec.format.code_bits // 8))
-    shape = shape if rounded.dim() else rounded.shape
-    codes = torch.empty(shape, dtype=torch.uint8, device=rounded.device)
+    codes = _codes_like(rounded, spec)
     if not rounded.numel():
         return codes
     rows, target, run = _rows(rounded), _rows(codes), run_of(spec)
+    size = rows.shape[1]
     inverse = torch.where(decode == 0, 1.0, 1 / decode).float()  # 1: a zero keeps its sign
     inverse = inverse.expand(len(rows), -1) if run is None else _rows(inverse)
     for part in _parts(rows):
@@ -117,6 +150,12 @@ def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
         values = values if spec.format.scale == "none" else values.nan_to_num_(nan=0.0)
         target[part] = _joined(_codes(values, spec), spec.format.code_bits)[:, : target.shape[1]]
     return codes
+
+
+def _codes_like(x: Tensor, spec: QuantSpec) -> Tensor:
+    """Return an empty tensor for the codes of `x`, whose blocks lie along the last axis."""
+    shape = (*x.shape[:-1], -(-x.shape[-1] * spec.format.code_bits // 8)) if x.dim() else ()
+    return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
 
 def _codes(values: Tensor, spec: QuantSpec) -> Tensor:
@@ -180,3 +219,39 @@ def _code_table(quant_type: str, device: torch.device) -> Tensor:
         else:
             codes[values[code].bfloat16().view(torch.int16).int().item() & 0xFFFF] = code
     return codes.to(device)
+
+
+# -- operators, for torch.compile and fake tensors; see backend.py ---------------------------------
+
+_PACK, _UNPACK = "megatron_quant::pack", "megatron_quant::unpack"
+_THREE = "(Tensor, Tensor, Tensor)"
+torch.library.define(
+    _PACK, f"(Tensor x, Tensor? amax, int axis, int seed, {SPEC_SCHEMA}) -> {_THREE}"
+)
+torch.library.define(
+    _UNPACK,
+    f"(Tensor codes, Tensor(a!) out, Tensor block, Tensor tensor, int axis, {SPEC_SCHEMA}) -> ()",
+)
+
+
+@torch.library.impl(_PACK, "CompositeExplicitAutograd")
+def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
+    codes, scales = _pack(x, spec_of(*fields), axis, seed % 2**64, amax)
+    return codes, *scales
+
+
+@torch.library.impl(_UNPACK, "CompositeExplicitAutograd")
+def _(codes: Tensor, out: Tensor, block: Tensor, tensor: Tensor, axis: int, *fields: Any) -> None:
+    _unpack(codes, out, Stored(block, tensor), axis, spec_of(*fields))
+
+
+@torch.library.register_fake(_PACK)
+def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
+    spec = spec_of(*fields)
+    last = _last(x, spec, axis)
+    return _codes_like(last, spec), *stored_like(last, spec)
+
+
+@torch.library.register_fake(_UNPACK)
+def _(codes: Tensor, out: Tensor, *_: Any) -> None:
+    return None

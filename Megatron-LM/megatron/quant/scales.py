@@ -5,6 +5,7 @@ on two float32 values, rounded from float64, is what float32 arithmetic gives.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -86,6 +87,19 @@ def carry_of(spec: QuantSpec) -> int:
     return carries["rceil" if spec.format.scale == "power-of-two" else spec.scale_rule]
 
 
+def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
+    """Return empty tensors for the stored scales of `x` [..., size], as `scales_of` makes them."""
+    kind = spec.format.scale
+    byte, number = (partial(x.new_empty, dtype=one) for one in (torch.uint8, torch.float32))
+    if not spec.block:
+        is_tensor = kind == "tensor"
+        block = byte(1) if spec.tensor_scale and not is_tensor else number(0)
+        return Stored(block, number(int(is_tensor)))
+    blocks = (*x.shape[:-1], -(-x.shape[-1] // spec.block))
+    block = number(blocks) if kind == "fp32" else byte((*blocks, 4) if kind == "hif4" else blocks)
+    return Stored(block, number(int(kind == "two-level")))
+
+
 def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
     """Return the `Scales.decode` of scales in storage."""
     kind, block = spec.format.scale, stored.block
@@ -107,7 +121,8 @@ def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
 def blocks_of(x: Tensor, block: int) -> Tensor:
     """Return `x` [..., size] as [..., blocks, block], the last one filled up with zeros."""
     # Zeros change neither a block's amax nor whether it is finite.
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % block))
+    missing = -x.shape[-1] % block
+    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x  # which copies
     return padded.unflatten(-1, (padded.shape[-1] // block, block))
 
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from megatron.quant.pack import working_dtype
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -22,8 +23,15 @@ _HEAD, _LOSSES = "output_layer", "megatron/losses/"
 # Bytes that a kernel allocates of its own beside its results, by operation and its arguments.
 # torch's flash attention adds up the queries' gradient in fp32.
 WORKSPACE = {
+    "pack": lambda args: _copies(args[0], args[4]),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args: 4 * args[1].numel(),
 }
+
+
+def _copies(x: Tensor, quant_type: str) -> int:
+    """Return bytes of the rounded copy that packing makes, and of the wide one before it."""
+    dtype = working_dtype(x, quant_type)
+    return x.numel() * dtype.itemsize * (1 + (dtype != x.dtype))
 
 
 @dataclass(slots=True)

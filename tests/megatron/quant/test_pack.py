@@ -21,6 +21,8 @@ from megatron.quant import (
 )
 from megatron.quant.formats import TILES
 from megatron.quant.scales import Stored
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = tuple(FORMATS)
 MX_KINDS = tuple(MX_ELEMENTS)
@@ -28,6 +30,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 SPECIALS = (0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 3.3e38, 2.0**-149, -(2.0**-130))
+
+
+class Calls(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 @st.composite
@@ -66,6 +80,29 @@ def test_unpacking_gives_what_quantizing_gives(assert_same_bits, tensor_and_axis
     assert_same_bits(packed.unpack(), fake_quantize(x, spec, axis=axis, seed=seed))
     assert packed.codes.dtype == torch.uint8
     assert packed.unpack().is_contiguous()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(tensors(), specs, st.integers(0, 2**64 - 1))
+def test_the_operators_give_the_same_and_fake_tensors_its_shapes(
+    assert_same_bits, tensor_and_axis, spec, seed
+):
+    x, axis = tensor_and_axis
+    packed = pack(x, spec, axis, seed)
+    with Calls() as calls:
+        called = pack(x, spec, axis, seed)
+        assert_same_bits(called.unpack(), packed.unpack())
+    assert {"megatron_quant::pack", "megatron_quant::unpack"} <= calls.names
+    assert called.codes.equal(packed.codes)
+    with FakeTensorMode() as mode:
+        fake = pack(mode.from_tensor(x), spec, axis, seed)
+        assert fake.unpack().shape == x.shape
+    assert storage(fake) == storage(packed)
+
+
+def storage(packed):
+    """Shapes and dtypes of what a packed tensor keeps."""
+    return [(one.shape, one.dtype) for one in (packed.codes, *packed.scales)]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

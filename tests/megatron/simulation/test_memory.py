@@ -1,9 +1,12 @@
 """Which storages are alive when, and of which kind."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.quant import QuantSpec, pack
 from megatron.simulation.memory import ALIGNMENT, KINDS, Memory
 from megatron.simulation.unreal import without_data
 from megatron.simulation.watch import Watch
@@ -141,3 +144,16 @@ def test_the_gradient_of_flash_attention_has_a_workspace(groups):
         out.sum().backward()
     sizes = [one.size for one in memory.log if one.died == one.born + 1]
     assert 4 * query.numel() in sizes
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_packing_counts_the_copies_that_it_makes_of_all_of_a_tensor(kind):
+    module, peaks = import_module("megatron.quant.pack"), []
+    for run in (pack, lambda x, spec: module._pack(x, spec, -1, None, None)):
+        memory, watch = watched()
+        with watch:
+            made = run(torch.zeros(8192, 1024, dtype=torch.bfloat16), QuantSpec(kind))
+        assert made
+        peaks.append(memory.between(0, watch.clock).curves().sum(axis=0).max())
+    # Beside the copies a part of the rows is at work.
+    assert peaks[0] < peaks[1] < 1.25 * peaks[0]
