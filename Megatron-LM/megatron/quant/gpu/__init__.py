@@ -20,7 +20,7 @@ from torch import Tensor
 from ..spec import QuantSpec
 from ..stochastic import signed
 from .arithmetic import OF_THE_TENSOR, draw_of, loaded, quantized, steps_of, stored
-from .tiles import Strides, offset, places, plan_tiles
+from .tiles import Strides, dealt, in_order, offset, places, plan_tiles
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -35,8 +35,12 @@ def _kernel(
     out_strides,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
+    GIVEN: tl.constexpr,
 ) -> None:
-    """Quantize a tile of a tensor whose rows have `sizes.size` elements."""
+    """Quantize a tile of a tensor whose rows have `sizes.size` elements.
+
+    GIVEN says that the tensor's amax was given, and may say nothing of a NaN.
+    """
     row, place = places(sizes, TILE)
     inside = (row < sizes.rows) & (place < sizes.size)
 
@@ -45,7 +49,8 @@ def _kernel(
     if STEPS.rounding == "stochastic":
         draw = draw_of(offset(row, place, sizes, index_strides), seed)
 
-    result = quantized(values, draw, tensor_amax, STEPS)
+    values, draw = in_order(values, TILE), in_order(draw, TILE)
+    result = dealt(quantized(values, draw, tensor_amax, STEPS, GIVEN), TILE)
     target = out + offset(row, place, sizes, out_strides)
     tl.store(target, stored(result, out.dtype.element_ty, STEPS.exact), mask=inside)
 
@@ -86,8 +91,9 @@ def _launch(
     plan = plan_tiles(x.shape, x.stride(), out.stride(), *place, steps.side)
     if plan is None:
         return False
+    given = amax is not None
     if steps.scale not in OF_THE_TENSOR:
-        amax = None
+        amax, given = None, False
     elif amax is None:
         # One launch, which reads `x` once and does not wait; a NaN counts as the largest.
         amax = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32)
@@ -107,6 +113,7 @@ def _launch(
             plan.out,
             TILE=plan.tile,
             STEPS=steps,
+            GIVEN=given,
             num_warps=plan.warps,
         )
     return True

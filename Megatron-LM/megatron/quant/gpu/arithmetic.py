@@ -142,16 +142,24 @@ def _power_of_two(exponent) -> tl.tensor:
     return _as_float(tl.where(exponent == -127, 0x00400000, (exponent + 127) << 23))
 
 
+_BY_HARDWARE = tl.constexpr(isinstance(_as_float, triton.JITFunction))
+
+
 @triton.jit
-def _bfloat16_bits(pattern) -> tl.tensor:
-    """Return the high half of the pattern, rounded to nearest even; a NaN may become a number."""
-    return (pattern + (0x7FFF + ((pattern >> 16) & 1))) >> 16
+def _bfloat16_bits(values) -> tl.tensor:
+    """Round float32 to nearest even, as int16; the interpreter, which cannot, has it computed."""
+    if _BY_HARDWARE:
+        return values.to(tl.bfloat16).to(tl.int16, bitcast=True)
+    else:
+        pattern = _as_pattern(values)
+        rounded = (pattern + (0x7FFF + ((pattern >> 16) & 1))) >> 16
+        return tl.where(values == values, rounded, 0x7FC0).to(tl.int16)
 
 
 @triton.jit
 def to_bfloat16(values) -> tl.tensor:
     """Round float32 to the values of bfloat16."""
-    return _as_float(_bfloat16_bits(_as_pattern(values)) << 16)
+    return loaded(_bfloat16_bits(values))
 
 
 @triton.jit
@@ -170,6 +178,15 @@ def draw_of(index, seed) -> tl.tensor:
 def loaded(values) -> tl.tensor:
     """Return float32; int16 holds bfloat16, which the interpreter does not round."""
     if values.dtype == tl.int16:
+        if _BY_HARDWARE:  # two at a time
+            return tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+                "=r,=r,r",
+                [values],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=2,
+            )
         return _as_float(values.to(tl.int32) << 16)
     else:
         return values.to(tl.float32)
@@ -178,11 +195,10 @@ def loaded(values) -> tl.tensor:
 @triton.jit
 def stored(values, dtype: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
     """Round to a dtype, to nearest even."""
-    pattern = _as_pattern(values)
     if dtype == tl.int16 and EXACT:
-        return (pattern >> 16).to(tl.int16)
+        return (_as_pattern(values) >> 16).to(tl.int16)
     elif dtype == tl.int16:
-        return tl.where(values == values, _bfloat16_bits(pattern), 0x7FC0).to(tl.int16)
+        return _bfloat16_bits(values)
     else:
         return values.to(dtype)
 
@@ -194,41 +210,42 @@ def stored(values, dtype: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
 def round_to(values, draw, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr) -> tl.tensor:
     """Round float32 to values of the element; tapered ones may be NaN, and pass."""
     if ELEMENT.widths:
-        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top, tl.PropagateNan.ALL)
+        magnitude = tl.minimum(tl.abs(values), ELEMENT.top, tl.PropagateNan.ALL)
     else:
-        values = tl.clamp(values, -ELEMENT.top, ELEMENT.top)
-    power = tl.maximum(_as_pattern(values) & _MAGNITUDE, ELEMENT.smallest) & _INFINITY
-    if ELEMENT.widths:
-        quantum = power - (((ELEMENT.widths >> (tl.abs((power >> 23) - 127) & 28)) & 3) << 23)
-    else:
-        quantum = power - (ELEMENT.bits << 23)
+        magnitude = tl.minimum(tl.abs(values), ELEMENT.top)
+    exponent = _as_pattern(magnitude) & _INFINITY
     if ROUNDING == "stochastic":
-        rounded = _round_by_draw(values, quantum, draw)
+        rounded = _round_by_draw(magnitude, _quanta(exponent, 0, ELEMENT), draw)
     else:
-        # A sum in this binade has units of a quantum, and taking the addend away again is exact.
-        units = 1.5 * 2.0**23
+        # A sum with 2^23 quanta has a quantum as its unit, and taking them away again is exact.
+        quanta = _quanta(exponent, 23, ELEMENT)
         if ELEMENT.widths and ROUNDING == "nearest-even":
             # Ties go by the code's last bit, which alternates along the grid. Where there is no
-            # mantissa, 2^e has the even code where e is odd: a unit more, and sums are as even.
+            # mantissa, 2^e has the even code where e is odd: a quantum more, and sums are as even.
+            power = tl.maximum(exponent, ELEMENT.smallest)
             odd = ((power >> 23) + 1) & 1
-            units += tl.where(quantum == power, odd, 0).to(tl.float32)
+            quanta += tl.where(quanta == power + (23 << 23), odd, 0)
         if ROUNDING == "nearest-away":
             # This takes a tie up, and nothing else anywhere: halves of a quantum end in zeros.
-            values = _as_float(_as_pattern(values) | 1)
-        addend = _as_float(quantum) * units
-        rounded = (values + addend) - addend
+            magnitude = _as_float(_as_pattern(magnitude) | 1)
+        rounded = (magnitude + _as_float(quanta)) - _as_float(quanta)
     if ELEMENT.limit < ELEMENT.top:
-        if ELEMENT.infinite:
-            infinity = rounded * float("inf")
-            rounded = tl.where(tl.abs(rounded) > ELEMENT.limit, infinity, rounded)
-        else:
-            rounded = tl.clamp(rounded, -ELEMENT.limit, ELEMENT.limit, tl.PropagateNan.ALL)
-    if ELEMENT.signed_zero:
-        return _with_sign(rounded, values)
-    elif ROUNDING == "stochastic":
-        return rounded + 0.0  # what was -0.0 is 0.0
+        beyond: tl.constexpr = float("inf") if ELEMENT.infinite else ELEMENT.limit
+        rounded = tl.where(rounded > ELEMENT.limit, beyond, rounded)
+    rounded = _with_sign(rounded, values)
+    return rounded if ELEMENT.signed_zero else rounded + 0.0  # what was -0.0 is 0.0
+
+
+@triton.jit
+def _quanta(exponent, MORE: tl.constexpr, ELEMENT: tl.constexpr) -> tl.tensor:
+    """Return the pattern of 2^MORE quanta at the pattern of a power of two."""
+    if ELEMENT.widths:
+        power = tl.maximum(exponent, ELEMENT.smallest)
+        bits = (ELEMENT.widths >> (tl.abs((power >> 23) - 127) & 28)) & 3
+        return power + ((MORE - bits) << 23)
     else:
-        return rounded
+        more: tl.constexpr = (MORE - ELEMENT.bits) << 23
+        return tl.maximum(exponent + more, ELEMENT.smallest + more)  # one instruction
 
 
 @triton.jit
@@ -237,12 +254,12 @@ def _with_sign(values, signed) -> tl.tensor:
 
 
 @triton.jit
-def _round_by_draw(values, quantum, draw) -> tl.tensor:
-    """Round up, in magnitude, where the draw is below the share of a quantum, in 2^-24."""
+def _round_by_draw(magnitude, quantum, draw) -> tl.tensor:
+    """Round up where the draw is below the share of a quantum, in 2^-24."""
     inverse = _as_float((254 << 23) - quantum)
-    steps = (tl.abs(values) * inverse * 2.0**24).to(tl.int32)
+    steps = (magnitude * inverse * 2.0**24).to(tl.int32)
     rounded = ((steps + (0xFFFFFF - draw)) >> 24).to(tl.float32) * _as_float(quantum)
-    return _with_sign(tl.where(values == values, rounded, values), values)
+    return tl.where(magnitude == magnitude, rounded, magnitude)
 
 
 # -- scales; what multiplies a block's elements before and after --------------------
@@ -257,7 +274,13 @@ def _nan_unless_finite(amax, decode) -> tl.tensor:
 
 @triton.jit
 def _over(numerator: tl.constexpr, values) -> tl.tensor:
-    return tl.div_rn(tl.full(values.shape, numerator, tl.float32), values)
+    if _BY_HARDWARE and numerator == 1.0:
+        # Half the instructions; libdevice's flushes subnormals.
+        return tl.inline_asm_elementwise(
+            "rcp.rn.f32 $0, $1;", "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.div_rn(tl.full(values.shape, numerator, tl.float32), values)
 
 
 @triton.jit
@@ -310,10 +333,19 @@ def _hif4(amax, ELEMENT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
+def _larger(a, b) -> tl.tensor:
+    return tl.maximum(a, b, tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _block_amax(tile, SIDE: tl.constexpr) -> tl.tensor:
     # Zeros beyond the tensor's end change neither an amax nor whether it is finite.
-    amax = tl.max(_as_pattern(tile) & _MAGNITUDE, axis=3, keep_dims=True)
-    return tl.max(amax, axis=1, keep_dims=True) if SIDE > 1 else amax
+    if _BY_HARDWARE:  # one instruction an element
+        amax = tl.reduce(tl.abs(tile), 3, _larger, keep_dims=True)
+        return _as_pattern(tl.reduce(amax, 1, _larger, keep_dims=True) if SIDE > 1 else amax)
+    else:
+        amax = tl.max(_as_pattern(tile) & _MAGNITUDE, axis=3, keep_dims=True)
+        return tl.max(amax, axis=1, keep_dims=True) if SIDE > 1 else amax
 
 
 @triton.jit
@@ -343,10 +375,13 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
 
 
 @triton.jit
-def quantized(tile, draw, tensor_amax, STEPS: tl.constexpr) -> tl.tensor:
+def quantized(
+    tile, draw, tensor_amax, STEPS: tl.constexpr, GIVEN: tl.constexpr = True
+) -> tl.tensor:
     """Quantize a float32 tile [rows, columns] of whole blocks along its rows; `draw` as the tile.
 
     `tensor_amax` points to the tensor's amax where its scales follow from that, else it is None.
+    GIVEN says that it may be of other values than the tensor's, NaN left out.
     """
     shape: tl.constexpr = [
         tile.shape[0] // STEPS.side,
@@ -359,8 +394,8 @@ def quantized(tile, draw, tensor_amax, STEPS: tl.constexpr) -> tl.tensor:
     values *= encode
     if STEPS.scale == "hif4":
         values = to_bfloat16(values)
-    if tensor_amax is not None and not STEPS.element.widths:
-        # One that was given says nothing of a NaN here, for which these elements have no code.
+    if GIVEN and tensor_amax is not None and not STEPS.element.widths:
+        # These elements have no code for a NaN.
         values = tl.where(values == values, values, 0.0)
     rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
     return tl.reshape(rounded * decode, tile.shape)

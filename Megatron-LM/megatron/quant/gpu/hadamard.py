@@ -19,7 +19,7 @@ from ..stochastic import signed
 from ..tensor_amax import largest
 from . import INTERPRETED
 from .arithmetic import loaded, stored
-from .tiles import offset, places, plan_tiles
+from .tiles import dealt, in_order, offset, places, plan_tiles
 
 
 @triton.jit
@@ -59,12 +59,12 @@ def _kernel(
     row, place = places(sizes, TILE)
     inside = (row < sizes.rows) & (place < sizes.size)
     values = loaded(tl.load(x + offset(row, place, sizes, x_strides), mask=inside, other=0))
-    values = tl.reshape(values, [TILE.rows * TILE.columns // POINTS, POINTS])
+    values = tl.reshape(in_order(values, TILE), [TILE.rows * TILE.columns // POINTS, POINTS])
     values = _with_signs(values, low, high)
     for i in tl.static_range(7):
         if 1 << i < POINTS:
             values = _butterflies(values, 1 << i)
-    values = tl.reshape(values * factor, [TILE.rows, TILE.columns])
+    values = dealt(tl.reshape(values * factor, [TILE.rows, TILE.columns]), TILE)
     inside = (row < sizes.rows) & (place < tl.cdiv(sizes.size, POINTS) * POINTS)
     target = out + offset(row, place, sizes, out_strides)
     tl.store(target, stored(values, out.dtype.element_ty, False), mask=inside)

@@ -39,11 +39,16 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes; `rows_first` where neighbors in memory are in neighboring rows."""
+    """What a program takes; `rows_first` where neighbors in memory are in neighboring rows.
+
+    Columns are dealt to `hands`: one after the other goes to the next hand, so that a thread, which
+    Triton gives columns far from each other, has neighbors in a block. 1: they stay in order.
+    """
 
     rows: int
     columns: int
     rows_first: bool
+    hands: int = 1
 
 
 class Plan(NamedTuple):
@@ -123,16 +128,22 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
 
 
 def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tuple[Tile, int]:
-    """Return a tile, and its warps: 32 or 64 elements a thread, and runs of >= 128 bytes.
+    """Return a tile, and its warps: 32 or 64 elements a thread, and runs of >= 64 bytes.
 
-    A tile across memory has one warp for each 32 elements of a block, so that blocks of up to 32
-    need no shared memory for their amax; larger ones have two, or registers would not suffice.
+    A tile across memory has one warp for blocks of up to 64, which then need no shared memory for
+    their amax; larger ones have more, or registers would not suffice.
     """
+    whole = size & -size  # columns that rows are a multiple of
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
-    if rows_first:
+    if rows_first and block > 64:
         rows = max(side, min(rows, 64))
-        return Tile(rows, block, True), max(1, rows * block // (2048 if block <= 32 else 1024))
-    columns = max(block, min(size, max(1024 // side, 4096 // rows)))
+        return Tile(rows, block, True), max(1, rows * block // 1024)
+    if rows_first:
+        rows = max(side, min(rows, 2048 // block))
+        return Tile(rows, block, True, 8 if block == 64 else 1), max(1, rows * block // 2048)
+    # A tile of one row takes the fewest instructions for its addresses.
+    least = min(whole, 4096) if side == 1 and whole >= 2048 else 1024 // side
+    columns = max(block, min(size, max(least, 4096 // rows)))
     rows = max(side, min(rows, 4096 // columns))
     return Tile(rows, columns, False), max(1, rows * columns // 1024)
 
@@ -151,8 +162,33 @@ def places(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
         size_tiles = (sizes.size - 1) // TILE.columns + 1
         row_tile, size_tile = program // size_tiles, program % size_tiles
     row = row_tile * TILE.rows + tl.arange(0, TILE.rows)[:, None]
-    place = size_tile.to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)[None, :]
+    column = tl.arange(0, TILE.columns)
+    if TILE.hands > 1:
+        column = (column % TILE.hands) * (TILE.columns // TILE.hands) + column // TILE.hands
+    place = size_tile.to(tl.int64) * TILE.columns + column[None, :]
     return row, place
+
+
+@triton.jit
+def in_order(values, TILE: tl.constexpr) -> tl.tensor:
+    """Return a tile whose columns are as `places` has them with its columns in order."""
+    return _regrouped(values, TILE.columns // TILE.hands, TILE.hands)
+
+
+@triton.jit
+def dealt(values, TILE: tl.constexpr) -> tl.tensor:
+    """Return a tile in order with its columns as `places` has them."""
+    return _regrouped(values, TILE.hands, TILE.columns // TILE.hands)
+
+
+@triton.jit
+def _regrouped(values, GROUPS: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
+    """Take the first of each group of columns, then the second of each, and so on."""
+    if GROUPS == 1 or SIZE == 1:
+        return values
+    else:
+        grouped = tl.reshape(values, [values.shape[0], GROUPS, SIZE])
+        return tl.reshape(tl.trans(grouped, 0, 2, 1), values.shape)
 
 
 @triton.jit
