@@ -18,7 +18,7 @@ from megatron.attention.gpu import backward, forward, kernel_attention, supports
 from megatron.attention.gpu.launch import H100_BYTES, Work  # noqa: E402
 from megatron.quant.gpu import INTERPRETED  # noqa: E402
 
-from ..quant.triton_runs import compile_all, run_in_the_interpreter  # noqa: E402
+from ..quant.triton_runs import ahead, run_in_the_interpreter  # noqa: E402
 from .conftest import largest  # noqa: E402
 from .test_chunked import error, gradients  # noqa: E402
 
@@ -373,7 +373,7 @@ compiles_ahead = pytest.mark.skipif(
 )
 
 
-def compiled(monkeypatch, probs, query, key, value):
+def compiled(probs, query, key, value):
     """All three kernels for these operands, which have no storage."""
     statistic = query.new_empty(1, dtype=torch.float32)
     grad = query.new_empty(*query.shape[:3], value.size(-1))
@@ -384,8 +384,8 @@ def compiled(monkeypatch, probs, query, key, value):
 
     names = ["_queries_kernel", "_keys_kernel"]
     return [
-        *compile_all(monkeypatch, forward, ["_kernel"], work.forward),
-        *compile_all(monkeypatch, backward, names, back),
+        *ahead.compiled(forward, ["_kernel"], work.forward),
+        *ahead.compiled(backward, names, back),
     ]
 
 
@@ -397,11 +397,11 @@ def without_storage(length, batch, heads, groups, widths, dtype=torch.bfloat16):
 @compiles_ahead
 @pytest.mark.parametrize(("quant_type", "dtype", "widths"), COMPILED)
 @pytest.mark.parametrize("rounding", [None, "stochastic"])
-def test_it_compiles_within_what_a_program_has(monkeypatch, quant_type, dtype, widths, rounding):
+def test_it_compiles_within_what_a_program_has(quant_type, dtype, widths, rounding):
     heads = without_storage(8192, 2, 32, 8, widths, dtype)
     seed = None if rounding is None else SEED
     probs = parts_of(QuantSpec(quant_type, rounding=rounding), heads[0], seed)
-    for kernel in compiled(monkeypatch, probs, *heads):
+    for kernel in compiled(probs, *heads):
         assert kernel.metadata.shared <= H100_BYTES
         ptx = kernel.asm["ptx"]
         # Subnormals are kept; half precision has tensor cores, float32 has its own products.
@@ -412,10 +412,10 @@ def test_it_compiles_within_what_a_program_has(monkeypatch, quant_type, dtype, w
 
 @compiles_ahead
 @pytest.mark.parametrize("sizes", [(4096, 1, 1, 1), (1, 1, 1, 1), (1, 2, 4, 2), (8191, 3, 6, 2)])
-def test_it_compiles_where_sizes_are_one(monkeypatch, sizes):
+def test_it_compiles_where_sizes_are_one(sizes):
     """Triton takes a 1 for known at compile time."""
     heads = without_storage(*sizes, (72, 64))
-    assert all(compiled(monkeypatch, parts_of(QuantSpec("nvfp4"), heads[0]), *heads))
+    assert all(compiled(parts_of(QuantSpec("nvfp4"), heads[0]), *heads))
 
 
 # -- on a device ---------------------------------------------------------------------------------

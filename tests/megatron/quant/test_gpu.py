@@ -33,7 +33,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from megatron.quant import gpu  # noqa: E402  it needs triton
 from megatron.quant.gpu import tiles  # noqa: E402
 
-from .triton_runs import ROOT, compile_ahead, run_in_the_interpreter  # noqa: E402
+from .triton_runs import ROOT, ahead, run_in_the_interpreter  # noqa: E402
 
 IN_INTERPRETER = gpu.INTERPRETED
 ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
@@ -472,13 +472,14 @@ COMPILED = [
 )
 @pytest.mark.parametrize(("spec", "axis"), COMPILED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_it_compiles_to_wide_accesses_and_no_flushing(monkeypatch, spec, axis, dtype):
+def test_it_compiles_to_wide_accesses_and_no_flushing(spec, axis, dtype):
     x = torch.empty(8192, 8192, dtype=dtype, device="meta")
 
     def launch():
         gpu._launch(x, x, spec, axis, 7, None)
 
-    ptx = compile_ahead(monkeypatch, gpu, launch).asm["ptx"]
+    (kernel,) = ahead.compiled(gpu, ["_kernel"], launch)
+    ptx = kernel.asm["ptx"]
     assert ".ftz" not in ptx
     wide = "global.v4.b32"
     assert set(re.findall(r"\bld\.(global\S*)", ptx)) <= {wide, "global.b32"}
