@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..spec import QuantSpec
 from ..stochastic import signed
-from .arithmetic import OF_THE_TENSOR, draw_of, loaded, quantized, steps_of, stored
-from .tiles import Strides, dealt, in_order, offset, places, plan_tiles
+from .arithmetic import GOLDEN, OF_THE_TENSOR, draw_from, loaded, quantized, steps_of, stored
+from .tiles import Strides, dealt, in_order, of_row, offset, places, plan_tiles
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -47,7 +47,9 @@ def _kernel(
     values = loaded(tl.load(x + offset(row, place, sizes, x_strides), mask=inside, other=0))
     draw = tl.zeros(values.shape, tl.int32)
     if STEPS.rounding == "stochastic":
-        draw = draw_of(offset(row, place, sizes, index_strides), seed)
+        # Products of the parts, of which there are fewer than sums.
+        first = seed + (of_row(row, sizes, index_strides) + 1) * GOLDEN
+        draw = draw_from(first + (place * index_strides.size) * GOLDEN)
 
     values, draw = in_order(values, TILE), in_order(draw, TILE)
     result = dealt(quantized(values, draw, tensor_amax, STEPS, GIVEN), TILE)

@@ -162,10 +162,19 @@ def to_bfloat16(values) -> tl.tensor:
     return loaded(_bfloat16_bits(values))
 
 
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
+
+
 @triton.jit
 def draw_of(index, seed) -> tl.tensor:
     """Return what the elements at `index` draw: stochastic.draws."""
-    z = seed.to(tl.uint64) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    return draw_from(seed + (index + 1) * GOLDEN)
+
+
+@triton.jit
+def draw_from(state) -> tl.tensor:
+    """Return what elements draw, of seed + (index + 1) * GOLDEN."""
+    z = state.to(tl.uint64)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return ((z ^ (z >> 31)) >> 40).to(tl.int32)

@@ -194,7 +194,13 @@ def _regrouped(values, GROUPS: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
 @triton.jit
 def offset(row, place, sizes, strides) -> tl.tensor:
     """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
+    return of_row(row, sizes, strides) + place * strides.size
+
+
+@triton.jit
+def of_row(row, sizes, strides) -> tl.tensor:
+    """Return the offsets of rows."""
     outer, inner = row // sizes.inner, row % sizes.inner
     rows = (outer // sizes.middle).to(tl.int64) * strides.outer
     rows += (outer % sizes.middle).to(tl.int64) * strides.middle
-    return rows + inner.to(tl.int64) * strides.inner + place * strides.size
+    return rows + inner.to(tl.int64) * strides.inner
