@@ -12,7 +12,7 @@ from mqo.recipes import recipe as recipes
 pytest.importorskip("torch")
 from safetensors.torch import load_file
 
-from .real_runs import Starter, stats_of
+from .real_runs import Starter, losses, stats_of
 
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
@@ -45,7 +45,25 @@ def first_step(start):
 
 
 @pytest.mark.slow
-def test_without_the_transform_wgrad_alone_is_another(first_step):
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_grouped_experts_have_the_losses_and_records_of_experts_one_by_one(start, recipe):
+    runs = []
+    for flags in ((), ("--moe-grouped-gemm",)):
+        options = {"model": "deepseek2_lite", "training": "tiny", "flags": flags}
+        runs.append(start("bf16", recipe=recipe, **options))
+    one_by_one, grouped = runs
+    expected, found = ([loss for _, loss in losses(run)[0]] for run in runs)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert called(grouped) == called(one_by_one)
+
+
+def called(run):
+    """How often each operand of each layer was quantized."""
+    return {(r["site"], r["layer"], r["operand"]): r["calls"] for r in stats_of(run)}
+
+
+@pytest.mark.slow
+def test_without_the_transform_wgrad_alone_is_another_is_another(first_step):
     """Wgrad's result reaches no other operand of the first step."""
     given, measured = first_step("nvfp4")
     without, changed = first_step("nvfp4 without hadamard")

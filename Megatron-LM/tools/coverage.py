@@ -37,6 +37,8 @@ ONE_RANK = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline",
 ONE_RANK += ["--context-parallel-size=1"]
 # A fused kernel computes the same products, and shows none of them.
 UNFUSED = ["--attention-backend=unfused"]
+# A grouped product is the same as that of the experts one by one, each of which a site is seen at.
+GROUPED = "--moe-grouped-gemm"
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 BACKWARD = " backward"
@@ -283,7 +285,7 @@ def main(target: Path, flags: list[str]) -> None:
     """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
     products = Products(as_the_run_says)
     take_over(products)
-    args, model = build([*flags, *ONE_RANK, *UNFUSED])
+    args, model = build([*(word for word in flags if word != GROUPED), *ONE_RANK, *UNFUSED])
     with products, products.following(model):
         step(args, model)
     facts = {

@@ -18,7 +18,7 @@ class Setup:
 
     weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
     name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
-    layer are asked to be one GEMM.
+    layer are asked to be one GEMM, which has no sites.
     """
 
     transformer_impl: str = "local"

@@ -12,13 +12,23 @@ def read_setup(args: Namespace) -> Setup:
     """The facts that upstream's arguments hold; a release that lacks one has its default."""
     shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
     grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
+    implementation = getattr(args, "transformer_impl", None) or "local"
     return Setup(
-        transformer_impl=getattr(args, "transformer_impl", None) or "local",
+        transformer_impl=implementation,
         attention_variant=getattr(args, "experimental_attention_variant", None),
         deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
         weight_shards=max(getattr(args, name, None) or 1 for name in shards),
-        grouped_experts=grouped,
+        grouped_experts=grouped and not (implementation == "local" and _groups_with_sites()),
     )
+
+
+def _groups_with_sites() -> bool:
+    """Whether the patched source groups experts of local layers with their sites."""
+    try:
+        from megatron.core.models import backends
+    except ImportError:
+        return False
+    return hasattr(backends, "experts_class")
 
 
 def read_chunk_tokens(args: Namespace) -> int:

@@ -33,7 +33,8 @@ class _Answers(TorchDispatchMode):
     """Answers for what fake tensors cannot do: a value that is read is 1, in _ZERO 0.
 
     The step reads values for checks alone: of the RNG's state, of NaN, of a norm. Coalesced
-    collectives, which fake tensors have no rule for, end at once.
+    collectives, which fake tensors have no rule for, end at once. Torch's rule for grouped products
+    knows bfloat16 alone.
     """
 
     def __torch_dispatch__(
@@ -44,6 +45,10 @@ class _Answers(TorchDispatchMode):
             return float(number) if args[0].dtype.is_floating_point else number
         if func.namespace == "c10d" and "coalesced" in func.overloadpacket.__name__:
             return torch._C._distributed_c10d.FakeWork().boxed()
+        if func is torch.ops.aten._grouped_mm.default:
+            left, right, ends = args
+            groups = () if right.dim() == 3 else (ends.numel(),)
+            return left.new_empty((*groups, left.shape[0], right.shape[-1]))
         return func(*args, **(kwargs or {}))
 
 

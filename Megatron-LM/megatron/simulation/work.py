@@ -14,7 +14,9 @@ from .memory import tensors
 from .watch import Call
 
 aten = torch.ops.aten
-PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_}
+# Of all experts at once: of operands that were put together, which no site took.
+GROUPED = aten._grouped_mm
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, GROUPED}
 OF_BACKWARD = " backward"
 # Operations that move nothing.
 _FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
@@ -48,16 +50,20 @@ class Tag(NamedTuple):
 
 @dataclass
 class Tags:
-    """Remembers which site took a tensor last, by its storage; `latest` is each site's last one."""
+    """Remembers which site took a tensor last, by its storage.
+
+    `latest` is each site's last tag, `sides` the last one of left and of right operands.
+    """
 
     latest: dict[str, Tag] = field(default_factory=dict)
+    sides: dict[str, Tag] = field(default_factory=dict)
     _tags: dict[int, tuple[Any, Tag]] = field(default_factory=dict)
 
-    def put(self, tensor: Tensor, tag: Tag) -> Tensor:
-        """Tag a tensor, and return it."""
+    def put(self, tensor: Tensor, tag: Tag, side: str) -> Tensor:
+        """Tag a tensor, an operand of this side, and return it."""
         storage = tensor.untyped_storage()
         self._tags[storage._cdata] = (weakref.ref(storage), tag)
-        self.latest[tag.site] = tag
+        self.latest[tag.site] = self.sides[side] = tag
         return tensor
 
     def get(self, tensor: Tensor) -> Tag | None:
@@ -75,14 +81,15 @@ class TaggedOperands:
 
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand as the GEMM shall see it."""
-        return self._tags.put(self._real.lhs(tensor), self._tag("lhs"))
+        return self._put("lhs", self._real.lhs(tensor))
 
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand as the GEMM shall see it."""
-        return self._tags.put(self._real.rhs(tensor), self._tag("rhs"))
+        return self._put("rhs", self._real.rhs(tensor))
 
-    def _tag(self, side: str) -> Tag:
-        return Tag(self._site, self._layer, quant_type_of(self._real, side))
+    def _put(self, side: str, tensor: Tensor) -> Tensor:
+        tag = Tag(self._site, self._layer, quant_type_of(self._real, side))
+        return self._tags.put(tensor, tag, side)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -132,8 +139,9 @@ class Works:
         self.found[Work(call.place.layer, name, None, (), 0, _moved(call))] += 1
 
     def _product(self, call: Call) -> Work:
-        left, right = [arg for arg in call.args if isinstance(arg, Tensor)][-2:]
-        batch = left.shape[0] if left.dim() == 3 else 1
+        operands = call.args[:2] if call.func.overloadpacket is GROUPED else call.args
+        left, right = [arg for arg in operands if isinstance(arg, Tensor)][-2:]
+        batch = left.shape[0] if left.dim() == 3 else 1  # of groups the sum
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         named = self._named(call, left, right)
         return Work(*named, shape, 2 * math.prod(shape), _moved(call))
@@ -141,6 +149,8 @@ class Works:
     def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
         """Return a product's layer, GEMM and type."""
         found = [tag for tag in map(self.tags.get, (left, right)) if tag]
+        if call.func.overloadpacket is GROUPED:  # the last expert's, just before
+            found = list(self.tags.sides.values())
         layer = found[0].layer if found else call.place.layer
         gemm = found[0].site if found else call.func.overloadpacket.__name__
         if call.backward and not call.recomputed:

@@ -22,6 +22,7 @@ from megatron.run import (
     guard,
     note_checkpoint,
     resumed_types,
+    setup,
 )
 from megatron.run.setup import read_chunk_tokens, read_setup
 from torch import nn
@@ -408,8 +409,10 @@ def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argu
         before_step([Net()], args)
 
 
-def test_grouped_experts_end_the_run_before_the_model(run):
+def test_grouped_experts_without_sites_end_the_run_before_the_model(run, monkeypatch):
     run(fprop="mxfp8")
+    before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
+    monkeypatch.setattr(setup, "_groups_with_sites", lambda: False)
     with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
         before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
     before_model(Namespace(num_experts=None, moe_grouped_gemm=True))

@@ -68,8 +68,8 @@ def test_views_and_fresh_memory_move_nothing():
 def test_a_product_is_named_by_the_site_that_took_its_operands():
     tags, fprop = Tags(), Tag("fprop", "a.layer", "mxfp8")
     x, weight, other = torch.ones(3, 5), torch.ones(7, 5), torch.ones(5, 2)
-    tags.put(x, fprop)
-    tags.put(weight, fprop)
+    tags.put(x, fprop, "lhs")
+    tags.put(weight, fprop, "rhs")
     (named,) = products(counted(lambda: x @ weight.t(), tags))
     assert named[:3] == ("a.layer", "fprop", "mxfp8")
     (half,) = products(counted(lambda: x @ other, tags))
@@ -80,8 +80,8 @@ def test_a_product_is_named_by_the_site_that_took_its_operands():
 
 def test_operands_of_two_types_name_both():
     tags = Tags()
-    x = tags.put(torch.ones(3, 5), Tag("fprop", "a", "none"))
-    weight = tags.put(torch.ones(5, 7), Tag("fprop", "a", "nvfp4"))
+    x = tags.put(torch.ones(3, 5), Tag("fprop", "a", "none"), "lhs")
+    weight = tags.put(torch.ones(5, 7), Tag("fprop", "a", "nvfp4"), "rhs")
     (work,) = products(counted(lambda: x @ weight, tags))
     assert work.quant_type == "none x nvfp4"
 
@@ -91,7 +91,7 @@ def test_a_freed_tensor_leaves_no_tag_behind():
     for _ in range(50):  # the same memory again and again
         x = torch.ones(4, 4)
         assert tags.get(x) is None
-        tags.put(x, Tag("qk", "a", "mxfp4"))
+        tags.put(x, Tag("qk", "a", "mxfp4"), "lhs")
         assert tags.get(x.t()).site == "qk"
         del x
 
@@ -101,7 +101,7 @@ def test_what_autograd_multiplies_is_named_after_its_forward():
     query = torch.ones(2, 3, 5, requires_grad=True)
     key = torch.ones(2, 5, 7, requires_grad=True)
     for one in (query, key):
-        tags.put(one, qk)
+        tags.put(one, qk, "lhs")
     found = products(counted(lambda: torch.bmm(query, key).sum().backward(), tags))
     assert {(work.gemm, work.quant_type): calls for work, calls in found.items()}[
         "qk", "mxfp8"

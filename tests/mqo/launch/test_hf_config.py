@@ -141,7 +141,6 @@ def test_a_missing_field_is_named():
         ("llama31-8b", {"normalization": "LayerNorm"}, "normalization = 'LayerNorm'"),
         ("llama31-8b", {"num_experts": 8}, "num_experts = 8"),
         ("llama31-8b", {"kv_channels": 64}, "kv_channels = 64"),
-        ("deepseek2_lite", {"moe_grouped_gemm": True}, "moe_grouped_gemm = True"),
         ("deepseek2_lite", {"moe_layer_freq": [1] * 26 + [0]}, "experts in the layers"),
         ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "2000 wide"),
     ],

@@ -94,8 +94,9 @@ def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode
     assert flops(fake) == flops(real) != [0, 0]
 
 
-def test_experts_of_one_rank_differ_by_a_scalar(simulated):
-    config = tiny("deepseek2_lite", "linear_mxfp8")
+@pytest.mark.parametrize("flag", ["", "--moe-grouped-gemm"])
+def test_experts_of_one_rank_differ_by_a_scalar(simulated, flag):
+    config = tiny("deepseek2_lite", "linear_mxfp8", flag)
     (fake,), (real,) = (simulated(config, 1, [1, 1, 2], real) for real in (False, True))
     # The factor of the balancing loss, a tensor of one number.
     assert [b - a for a, b in zip(fake.step_peaks, real.step_peaks, strict=True)] == [ALIGNMENT] * 3

@@ -125,7 +125,7 @@ def _rope(model: Shape) -> str:
 
 
 def _moe(moe: Moe, layers: int) -> str:
-    """Experts one by one, for no grouped GEMM has a site.
+    """Experts one by one, as upstream has them; --moe-grouped-gemm is the user's to add.
 
     The softmax before the top-k is the one over all experts, and is not renormalized. As published
     it is computed in fp32.

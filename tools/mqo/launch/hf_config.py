@@ -47,7 +47,6 @@ _MLA_ONLY = _ARGS_ONLY | {
     "qk_layernorm": (True,),
     "q_lora_rank": (None,),
     "rope_type": ("yarn", "rope"),
-    "moe_grouped_gemm": (False,),
     "moe_router_pre_softmax": (True,),
     "moe_router_score_function": ("softmax",),
     "moe_router_topk_scaling_factor": (None, 1.0),

@@ -35,7 +35,7 @@ _OWN = re.compile(
 _STRANGE = re.compile(
     r"--(expert-tensor-parallel-size|.*-fsdp.*|.*virtual.*|pipeline-model-parallel-layout|.*offload.*"
     r"|decoder-(first|last)-.*|account-for-.*|transformer-impl|optimizer|use-precision-aware-.*"
-    r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
+    r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher|grouped-gemm).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
     r"|mtp-.*|hybrid-.*|freeze-.*)"
 )
 _FRESH = {"--no-load-optim", "--finetune"}

@@ -1,0 +1,28 @@
+"""Experts of local layers as one grouped GEMM, where --moe-grouped-gemm asks for it."""
+
+from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
+
+FILES = (
+    FileEdits(
+        "megatron/core/models/backends.py",
+        (
+            AddImport("from megatron.experts import experts_class"),
+            ReplaceExpression(
+                "LocalSpecProvider.grouped_mlp_modules",
+                Anchor("SequentialMLP"),
+                "experts_class(moe_use_grouped_gemm, SequentialMLP)",
+            ),
+        ),
+    ),
+    FileEdits(
+        "megatron/training/arguments.py",
+        (
+            # The demand for an architecture is that of another package's kernels.
+            ReplaceExpression(
+                "validate_args",
+                Anchor("args.moe_grouped_gemm"),
+                '(args.moe_grouped_gemm and args.transformer_impl != "local")',
+            ),
+        ),
+    ),
+)
