@@ -18,7 +18,8 @@ class Setup:
 
     weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
     name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
-    layer are asked to be one GEMM, which has no sites.
+    layer are asked to be one GEMM, which has no sites. cuda_graphs: whether a step, or a part of
+    it, is captured and replayed.
     """
 
     transformer_impl: str = "local"
@@ -26,6 +27,7 @@ class Setup:
     deferred_embedding_wgrad: bool = False
     weight_shards: int = 1
     grouped_experts: bool = False
+    cuda_graphs: bool = False
 
 
 def find_traps(
@@ -70,6 +72,11 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
         traps.append(
             f"--experimental-attention-variant {setup.attention_variant}: its GEMMs are not the "
             "qk and pv sites; leave it out, or ask no type of qk and pv"
+        )
+    if kinds and setup.cuda_graphs:
+        traps.append(
+            "--cuda-graph-impl: a graph replays the quantizers as they were captured, with the "
+            "same stochastic draws and types in all steps, and without records; pass none"
         )
     head = "output_layer"
     wgrad = asked.get("wgrad", "none") != "none" and not is_excluded("wgrad", head)

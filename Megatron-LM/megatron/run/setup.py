@@ -18,8 +18,16 @@ def read_setup(args: Namespace) -> Setup:
         attention_variant=getattr(args, "experimental_attention_variant", None),
         deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
         weight_shards=max(getattr(args, name, None) or 1 for name in shards),
+        cuda_graphs=_captures(args),
         grouped_experts=grouped and not (implementation == "local" and _groups_with_sites()),
     )
+
+
+def _captures(args: Namespace) -> bool:
+    """Whether CUDA graphs are asked for; older releases have a switch for each kind."""
+    switches = ("enable_cuda_graph", "external_cuda_graph")
+    asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
+    return asked or any(getattr(args, name, False) for name in switches)
 
 
 def _groups_with_sites() -> bool:

@@ -64,6 +64,12 @@ def test_grouped_experts(module):
     assert traps({"qk": "mxfp8"}, Setup(grouped_experts=True)) == []
 
 
+def test_cuda_graphs():
+    (text,) = traps({"qk": "mxfp8"}, Setup(cuda_graphs=True))
+    assert text.startswith("--cuda-graph-impl: a graph replays the quantizers")
+    assert traps({"qk": "none"}, Setup(cuda_graphs=True)) == []
+
+
 def test_frozen_weights():
     frozen = [Layer(f"layers.{i}.proj", "linear", "ColumnParallelLinear", True) for i in range(3)]
     (text,) = traps(layers=[*SOUND, *frozen])

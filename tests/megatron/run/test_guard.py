@@ -397,6 +397,8 @@ def test_a_frozen_layer_ends_the_run_before_its_first_step(run):
         ("defer_embedding_wgrad_compute", True, "--defer-embedding-wgrad-compute"),
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
         ("expert_gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
+        ("cuda_graph_impl", "local", "--cuda-graph-impl"),
+        ("enable_cuda_graph", True, "--cuda-graph-impl"),
     ],
 )
 def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argument, value, flag):
@@ -500,6 +502,7 @@ def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
 
 def test_upstreams_arguments_without_a_trap_are_the_defaults():
     assert read_setup(Namespace(transformer_impl="local", gtp_weight_remat_size=1)) == Setup()
+    assert read_setup(Namespace(cuda_graph_impl="none", enable_cuda_graph=False)) == Setup()
     assert read_setup(Namespace()) == Setup()
 
 

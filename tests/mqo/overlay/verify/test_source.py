@@ -44,6 +44,12 @@ def test_a_name_that_a_patch_brings_and_nothing_binds_is_a_fault(mini, source):
     ]
 
 
+def test_the_projects_own_tree_has_no_fault(vendored):
+    """Files that are no Python, the formats among them, are patched in, too."""
+    assert any(path.endswith(".toml") for path in vendored.patched().files)
+    assert compile_faults(vendored) == []
+
+
 def test_what_does_not_compile_is_a_fault(mini):
     (fault,) = faults_of(mini, "def f():\n    return 1\nreturn old_engine.a\n")
     assert "does not compile once patched" in fault
