@@ -1,8 +1,10 @@
 """A training step of the overlay beside upstream's, and of the modes beside bf16.
 
     .venv/bin/python benchmarks/step.py [--hidden 1024] [--layers 2] [--sequence 1024] [--rounds 5]
+        [--dtype fp32]
 
-llama32-1b with that width, depth and sequence, one sequence a step, in fp32 on a CPU. "Upstream" is
+llama32-1b with that width, depth and sequence, one sequence a step, in fp32 on a
+CPU. "Upstream" is
 the same trainer without the patches that quantize, fuse attention or watch a run: what is left
 lets it run here. All variants take turns, --rounds times; the ratios are of the median steps of one
 round, their median and quartiles. MiB is the most that the process held, the interpreter and its
@@ -62,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, size in (("hidden", 1024), ("layers", 2), ("sequence", 1024), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()
     rounds = [{name: measured(name, given) for name in given.only} for _ in range(given.rounds)]
@@ -101,6 +104,7 @@ def measured(name: str, given: argparse.Namespace) -> Measured:
     flags = [word for flag, size in sizes.items() for word in (f"--{flag}", str(size))]
     config = resolve(
         *("llama32-1b", "wikipedia", variant.mode, "tiny"),
+        dtype=given.dtype,
         gemms=variant.gemms,
         recipe=read(variant.recipe) if variant.recipe else None,
         without=variant.without,

@@ -1,0 +1,100 @@
+"""Times a rank's experts, forward and backward: as one grouped product beside one by one.
+
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/experts.py [--tokens 24576] [--experts 8]
+
+The experts of deepseek2_lite at EP 8, tokens shared out evenly, bfloat16; on a CUDA device, else on
+the CPU. Each type is that of all three GEMMs. They take turns, and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import torch
+from megatron import quant
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer import TransformerConfig
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def main() -> None:
+    """Measure, and print a row each type."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    sizes = {"tokens": 24576, "experts": 8, "hidden": 2048, "width": 1408, "repeats": 5}
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--types", nargs="+", default=["none", "mxfp8", "nvfp4"])
+    given = parser.parse_args()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    print("| type | one by one, ms | grouped | of one by one |\n|---|---|---|---|")
+    for quant_type in given.types:
+        one_by_one, grouped = measured(given, quant_type)
+        row = (f"{1e3 * one_by_one:.1f}", f"{1e3 * grouped:.1f}", f"{grouped / one_by_one:.2f}x")
+        print(f"| {quant_type} | {' | '.join(row)} |", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def measured(given: argparse.Namespace, quant_type: str) -> list[float]:
+    """Return the best seconds of experts one by one, and grouped."""
+    real = quant.gemm_operands
+
+    def typed(site: str, _: str, owner: object) -> object:
+        return real(site, quant_type, owner)
+
+    with patch.object(quant, "gemm_operands", typed), patch.object(layers, "gemm_operands", typed):
+        runs = [step(given, grouped) for grouped in (False, True)]
+        times = [[seconds(run) for run in runs] for _ in range(given.repeats + 1)]
+    return [min(column) for column in zip(*times[1:], strict=True)]
+
+
+def step(given: argparse.Namespace, grouped: bool) -> Callable[[], object]:
+    """Return what runs the experts forward and backward."""
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=given.hidden,
+        num_attention_heads=16,
+        num_moe_experts=given.experts,
+        moe_ffn_hidden_size=given.width,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+    )
+    make = LocalSpecProvider().grouped_mlp_modules(grouped)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    model = make(given.experts, config, pg_collection=groups).to(DEVICE, torch.bfloat16)
+    quant.label_layers(model, "experts")
+    counts = torch.full((given.experts,), given.tokens // given.experts)
+    shape = (int(counts.sum()), given.hidden)
+    options = {"device": DEVICE, "dtype": torch.bfloat16}
+    hidden = torch.randn(shape, **options, requires_grad=True)
+    probs, grad = torch.rand(len(hidden), device=DEVICE), torch.randn(shape, **options)
+
+    def run() -> None:
+        model(hidden, counts, probs)[0].backward(grad)
+
+    return run
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return how long a run takes."""
+    wait = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

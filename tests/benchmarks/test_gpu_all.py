@@ -1,0 +1,44 @@
+"""What waits for a GPU, rehearsed on a CPU."""
+
+import subprocess
+import sys
+
+import pytest
+from mqo.project import Project
+
+pytest.importorskip("triton", reason="triton is not installed")
+ROOT = Project.here().root
+
+
+@pytest.fixture
+def program(benchmark_module):
+    return benchmark_module("gpu_all")
+
+
+@pytest.mark.slow
+def test_the_rehearsal_runs_every_part(program, tmp_path):
+    target = tmp_path / "gpu.md"
+    words = [sys.executable, "benchmarks/gpu_all.py", "--rehearse", "--out", str(target)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    text = target.read_text()
+    assert done.returncode == 0, text + done.stderr
+    assert [title for title in text.splitlines() if title.startswith("## ")] == [
+        f"## {part.title}" for part in program.PARTS
+    ]
+    assert text.count("Decides: ") == len(program.PARTS)
+
+
+def test_a_part_that_fails_is_shown_and_counts(program):
+    fails = program.Part("A fault", "", "-c 'print(5); raise SystemExit(3)'", "nothing")
+    text, code = program.run(fails, rehearsal=True)
+    assert code == 3
+    assert "FAILED, exit 3" in text
+    late = program.Part("Late", "", "-c 'import time; time.sleep(60)'", "nothing", limit_s=1)
+    assert program.run(late, rehearsal=True)[1] == 124
+
+
+def test_without_a_device_it_says_what_it_needs(program, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gpu_all.py"])
+    monkeypatch.setattr(program.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--rehearse"):
+        program.main()
