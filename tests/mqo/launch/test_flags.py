@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from mqo.launch.flags import Length, RunData, _split, architecture_flags, length
 from mqo.launch.machine import imagined
 from mqo.launch.plan import with_layout
 from mqo.matrix import generate, tables
+from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder
 
 NOWHERE = RunData(Path("none"), Path("none"), None), RunFolder(Path("none")), Path("none")
@@ -289,3 +291,43 @@ def definition(tree, path, name):
 
 def literal(node):
     return node.value if isinstance(node, ast.Constant) else None
+
+
+ACCUMULATES = replace(imagined("h100-80gb", 8), accumulates=True)
+NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
+
+
+@pytest.mark.parametrize(
+    ("mode", "rest", "fused"),
+    [
+        ("bf16", {}, True),
+        ("FA_linear_mxfp8", {}, True),
+        ("FA_linear_mxfp8", {"gemms": "all"}, False),
+        ("bf16", {"recipe": recipes.read("nvfp4")}, False),
+        ("FA_linear_mxfp8", {"schedule": ("linear: mxfp8 until 0.9, then bf16",)}, False),
+        ("source", {}, False),
+    ],
+)
+def test_apexs_kernel_adds_weight_gradients_whose_gemm_is_known_to_be_unquantized(
+    mode, rest, fused
+):
+    config = resolve("llama32-1b", "wikipedia", mode, "standard", **rest)
+    assert (NO_ACCUMULATION not in megatron_flags(config, ACCUMULATES, *NOWHERE)) == fused
+    without = megatron_flags(config, imagined("h100-80gb", 8), *NOWHERE)
+    assert NO_ACCUMULATION in without
+
+
+def test_no_fusions_leaves_all_of_them_out():
+    args = cli.parser().parse_intermixed_args(
+        [
+            "--model",
+            "llama32-1b",
+            "--dataset",
+            "wikipedia",
+            "--quantization",
+            "bf16",
+            "--no-fusions",
+        ]
+    )
+    found = megatron_flags(cli.config_from(args, [], ACCUMULATES), ACCUMULATES, *NOWHERE)
+    assert {NO_ACCUMULATION, "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"} <= set(found)

@@ -76,3 +76,15 @@ def test_a_machine_can_be_imagined():
     assert 79 * GIB < found.memory < 80 * GIB
     with pytest.raises(UnknownNameError, match=r"a100-40gb.*h200"):
         imagined("v100", 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "there"), [(None, False), ("import nothing_like_it\n", False), ("x = 1\n", True)]
+)
+def test_a_module_counts_where_it_imports(text, there, tmp_path, monkeypatch):
+    name = f"mqo_test_of_imports_{there}_{text is None}"
+    if text:
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert machine._imports(name) == there

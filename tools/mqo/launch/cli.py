@@ -15,6 +15,7 @@ from typing import NoReturn
 from mqo.display import Display
 from mqo.errors import MqoError
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
+from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.folder import as_shell
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.options import OPTIONS, add_arguments, given, split
@@ -129,6 +130,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     repeatable = {"action": "append", "default": []}
     what = "a patch to leave out, or what the recipe has of: " + ", ".join(INGREDIENTS)
     add("--without", metavar="NAME", help=f"{what}; repeatable", **repeatable)
+    add("--no-fusions", action="store_true", help="leave out fused kernels, for comparisons")
     add("--allow-edits", action="store_true", help="run a tree that was edited by hand")
     add("--dry-run", action="store_true", help="show the command and the memory; do nothing")
     names = ", ".join(DEVICES)
@@ -238,7 +240,7 @@ def config_from(
         cluster=Cluster(**where),
         without=without,
         schedule=tuple(args.schedule),
-        extra_flags=tuple(extra),
+        extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
         **given(args),
     )

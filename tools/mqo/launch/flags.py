@@ -10,15 +10,18 @@ from pathlib import Path
 from mqo.data.pair_check import document_count
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
-from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Training, Yarn
+from mqo.matrix.tables import NONE, Llama3Rope, Mla, Moe, Shape, Training, Yarn
 from mqo.runs import RunFolder, checkpoints_of
 
 # Without Transformer Engine and apex, which the local implementation does not need, these fusions
 # have nothing to fuse with.
 _LOCAL = [
-    "--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion",
-    "--no-masked-softmax-fusion --no-rope-fusion",
+    "--transformer-impl local --no-persist-layer-norm --no-masked-softmax-fusion --no-rope-fusion",
 ]
+# A kernel of apex, that adds weight gradients to those of earlier micro-batches.
+_NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
+# What --no-fusions leaves out: all that a run may take on a GPU, and that touches no site.
+NO_FUSIONS = (_NO_ACCUMULATION, "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion")
 _ON_CPU = [
     "--distributed-backend gloo --use-cpu-initialization",
     "--no-bias-swiglu-fusion --no-bias-dropout-fusion --num-workers 0",
@@ -42,18 +45,32 @@ def megatron_flags(
     """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
     of = config.experiment
     given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    return [*model_flags(of, machine), *given, *config.placement.layout, *of.extra_flags]
+    model = model_flags(of, machine, accumulates=machine.accumulates and leaves_wgrad(config))
+    return [*model, *given, *config.placement.layout, *of.extra_flags]
 
 
-def model_flags(of: Experiment, machine: Machine) -> list[str]:
+def leaves_wgrad(config: RunConfig) -> bool:
+    """Return whether it is known that no weight gradient's GEMM is quantized."""
+    asked = config.quantization
+    if asked.types is None or asked.recipe or asked.schedule:
+        return False
+    return asked.types.get("wgrad", NONE) == NONE
+
+
+def model_flags(of: Experiment, machine: Machine, *, accumulates: bool = False) -> list[str]:
     """Return the flags of the model and its training, as the machine can do it."""
     model = architecture_flags(of.model, of.training.sequence)
-    return [*model, *_training(of.training), *DTYPES[of.dtype], *platform_flags(machine)]
+    platform = platform_flags(machine, accumulates=accumulates)
+    return [*model, *_training(of.training), *DTYPES[of.dtype], *platform]
 
 
-def platform_flags(machine: Machine) -> list[str]:
-    """The local implementation, with what the machine has."""
-    return _words(_LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU))
+def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
+    """Return the flags of the local implementation, with what the machine has.
+
+    `accumulates` says that weight gradients are added up by apex's kernel.
+    """
+    flags = _LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU)
+    return _words(flags + ([] if accumulates else [_NO_ACCUMULATION]))
 
 
 def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:

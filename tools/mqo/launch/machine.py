@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import re
-from dataclasses import dataclass, replace
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.scale.devices import memory_of
+
+_ACCUMULATION = "fused_weight_gradient_mlp_cuda"
 
 
 @dataclass(frozen=True)
 class Machine:
     """CPU cores, and CUDA devices that the installed torch can use (0 for a CPU build).
 
-    `device` and `memory`, in bytes, are those of the device that has the least.
+    `device` and `memory`, in bytes, are those of the device that has the least. `accumulates` says
+    that apex's kernel for weight gradients is here.
     """
 
     cores: int
     gpus: int
     memory: int = 0
     device: str = ""
+    accumulates: bool = False
 
     @property
     def has_cuda(self) -> bool:
@@ -35,12 +42,23 @@ def detect() -> Machine:
     """Return this machine."""
     cores = len(os.sched_getaffinity(0))
     found = _cuda_devices() if torch_cuda() else []
-    return Machine(cores, len(found), *min(found)) if found else Machine(cores, 0)
+    if not found:
+        return Machine(cores, 0)
+    return Machine(cores, len(found), *min(found), accumulates=_imports(_ACCUMULATION))
 
 
 def imagined(device: str, gpus: int) -> Machine:
     """Return a machine with such devices, and this one's cores; UnknownNameError lists them."""
-    return replace(detect(), gpus=gpus, memory=memory_of(device), device=device)
+    return Machine(detect().cores, gpus, memory_of(device), device)
+
+
+@functools.cache
+def _imports(module: str) -> bool:
+    """Return whether a module that torch's libraries carry is installed, and not broken."""
+    if importlib.util.find_spec(module) is None:
+        return False
+    command = [sys.executable, "-c", f"import torch, {module}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
