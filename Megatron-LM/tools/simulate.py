@@ -39,7 +39,7 @@ def main(target: Path, job: str) -> None:
 
 
 def explain(error: BaseException, said: str) -> None:
-    """Write why the program ended: a typed error's facts; else its text, or what it printed last."""
+    """Write why the program ended: a typed error's facts, its text, or what it printed last."""
     lines = said.strip().splitlines()
     text = str(error).strip()
     if isinstance(error, SystemExit):
