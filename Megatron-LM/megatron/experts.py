@@ -59,6 +59,11 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
 
 def check(config: Any) -> None:
     """Raise ValueError for what grouped experts do not do, though upstream's configuration asks."""
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        raise ValueError(
+            f"torch {torch.__version__} has no grouped product. Expected: torch 2.10 or newer, or "
+            "no --moe-grouped-gemm"
+        )
     recomputed = config.recompute_modules or () if config.recompute_granularity else ()
     if config.add_bias_linear:
         raise ValueError(

@@ -181,6 +181,12 @@ def test_what_grouped_experts_do_not_do_is_refused(build, config, named):
         build(True, **config)
 
 
+def test_an_older_torch_is_refused(monkeypatch):
+    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
+    with pytest.raises(ValueError, match=r"torch .* has no grouped product"):
+        experts.check(SimpleNamespace())
+
+
 def test_types_are_those_of_the_source(vendored):
     assert experts._types() == dict.fromkeys(LINEAR, "none")
 
