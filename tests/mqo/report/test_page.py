@@ -15,7 +15,8 @@ from mqo.report.cli import replaced
 from mqo.report.collect import collect
 from mqo.report.compare import Spread, compare
 from mqo.report.downsample import DIFFERENCES
-from mqo.report.page import MINUS, NOTHING, Diffs, number, page, signed
+from mqo.report.evidence import evidence
+from mqo.report.page import MINUS, NOTHING, Diffs, number, page, shown, unseen
 
 
 @pytest.fixture
@@ -65,7 +66,8 @@ def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
     assert said in out
     assert "left out, with the reason of each: 1\n" in out
     made = {path.name for path in (tmp_path / "the report").iterdir()}
-    pictures = {f"1_llama32-1b_wikipedia_smoke.{ending}" for ending in ("png", "svg")}
+    endings = [f"{of}.{ending}" for of in ("", "_gaps") for ending in ("png", "svg", "pdf")]
+    pictures = {f"1_llama32-1b_wikipedia_smoke{ending}" for ending in endings}
     names = ("results", "sites", "verdicts", "runs", "left_out")
     assert made == {"index.html", "report.json", *pictures, *(f"{name}.csv" for name in names)}
 
@@ -214,12 +216,27 @@ def test_no_run_at_all_is_still_a_page(plain, runs):
     [
         ((), NOTHING),
         ((0.01,), "+1.00%"),
-        ((-0.01, -0.02), f"{MINUS}1.50 ± 0.71%"),
+        ((-0.01, -0.02), f"{MINUS}1.50% [{MINUS}7.85, +4.85]"),
         ((float("nan"), 0.1), "not finite"),
     ],
 )
 def test_a_relative_difference_as_it_is_shown(values, text):
-    assert signed(Spread.of(values)) == text
+    (found,) = evidence([values])
+    assert shown(found) == text
+
+
+def test_a_difference_that_was_not_seen_says_what_would_have_been():
+    doubtful, sure, single = evidence([(-0.01, -0.02), (0.5, 0.501), (0.1,)])
+    assert unseen(doubtful) == "no difference seen; 2 seeds would show 7.04%"
+    assert unseen(sure) == unseen(single) == unseen(None) == ""
+
+
+def test_a_forest_plot_goes_by_format_then_by_gap(runs):
+    for mode, loss in {"linear_mxfp8": 6.1, "mxfp4": 6.1, "linear_mxfp4": 6.2}.items():
+        runs(mode, mode, loss=loss)
+    runs("bf16", loss=6.0)
+    (group,), _ = compare(collect([runs.root])[0])
+    assert [row.variant for row in group.forest] == ["mxfp4", "linear_mxfp4", "linear_mxfp8"]
 
 
 def test_a_number_has_its_deviation_where_there_is_one():

@@ -49,7 +49,7 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
     import datetime
 
     from mqo.report import tables
-    from mqo.report.curve import draw
+    from mqo.report.curve import draw, draw_gaps
     from mqo.report.page import page
 
     with replaced(out) as folder:
@@ -59,6 +59,7 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
         for number, group in enumerate(groups, 1):
             name = f"{number}_{group.model}_{group.dataset}_{group.config}"
             draw(group, folder / name)
+            draw_gaps(group, folder / name)
 
 
 @contextmanager

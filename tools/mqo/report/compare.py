@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mqo.matrix.tables import NONE, SITES
 from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import LeftOut, Run
+from mqo.report.evidence import Evidence, evidence
 from mqo.runs import Series
 
 # The verdict's numbers; the page states them.
@@ -18,6 +19,8 @@ MIN_STEPS = 100
 MIN_FALL = 0.1
 # Of the training losses the mean of this share, the last ones, is a run's final loss.
 TAIL = 0.1
+# Values of a row that are relative to the baseline of the same seed.
+PAIRED = ("gap", "memory_saved", "speed_up")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Row:
 
     `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
     and `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
-    tokens a second.
+    tokens a second. `evidence` is what these three are of, by their names.
     """
 
     variant: str
@@ -56,6 +59,7 @@ class Row:
     peak_memory: Spread | None
     memory_saved: Spread | None
     speed_up: Spread | None
+    evidence: Mapping[str, Evidence | None] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -120,6 +124,12 @@ class Group:
     def machines(self) -> tuple[str, ...]:
         """Return the machines of its runs."""
         return tuple(dict.fromkeys(run.machine.line() for run in self.runs))
+
+    @property
+    def forest(self) -> list[Row]:
+        """Return the variants that have a gap, as a forest plot lists them: by format, then gap."""
+        known = [row for row in self.rows if row.evidence.get("gap")]
+        return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), _gap(row)))
 
     def baseline(self, run: Run) -> Run | None:
         """Return the unquantized run of the run's seed."""
@@ -225,7 +235,16 @@ def _rows(runs: Sequence[Run], validated: bool) -> list[Row]:
         variants.setdefault(run.variant, []).append(run)
     baselines = _baselines(runs)
     rows = [_row(name, tuple(these), baselines, validated) for name, these in variants.items()]
+    found = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
+    rows = [
+        replace(row, evidence={name: shown[i] for name, shown in found.items()})
+        for i, row in enumerate(rows)
+    ]
     return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
+
+
+def _values(spread: Spread | None) -> tuple[float, ...] | None:
+    return spread.values if spread else None
 
 
 def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool) -> Row:

@@ -18,7 +18,7 @@ from mqo.report.downsample import DIFFERENCES, downsample, mean, xy
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, last_of_each_step
 
 ENDINGS = (".png", ".svg", ".pdf")
-FORMATS = ("png", "svg")  # of a comparison
+FORMATS = ("png", "svg", "pdf")  # of a comparison
 
 
 def plot(runs: Sequence[RunFolder], target: Path) -> None:
@@ -96,8 +96,7 @@ def _chance(run: RunFolder) -> float | None:
 def draw(group: Group, target: Path) -> None:
     """Draw training loss, its difference to the baseline, and validation loss.
 
-    Writes `target`.png and `target`.svg.
-    A curve is the mean over the seeds of a variant.
+    Writes `target`.png, .svg and .pdf. A curve is the mean over the seeds of a variant.
     """
     plt = _pyplot()
     figure, panels = plt.subplots(3, sharex=True, figsize=(8, 9), layout="constrained")
@@ -125,6 +124,33 @@ def draw(group: Group, target: Path) -> None:
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     for ending in FORMATS:
         figure.savefig(target.with_name(f"{target.name}.{ending}"), dpi=120)
+    plt.close(figure)
+
+
+def draw_gaps(group: Group, target: Path) -> None:
+    """Draw each variant's mean gap to the baseline with its 95 % interval, a row each.
+
+    Writes `target`_gaps.png, .svg and .pdf; nothing where no variant has a gap.
+    """
+    rows = group.forest
+    if not rows:
+        return
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.32 * len(rows)), layout="constrained")
+    for place, row in enumerate(rows):
+        found, color = row.evidence["gap"], look(row.types).light
+        if found.low is not None and found.high is not None:
+            axes.plot([100 * found.low, 100 * found.high], [place, place], color=color, linewidth=2)
+        axes.plot([100 * found.mean], [place], marker="o", color=color)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("final loss, % from the unquantized run of the same seed; 95 % interval")
+    axes.set_title(group.title, fontsize=10, loc="left")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for ending in FORMATS:
+        figure.savefig(target.with_name(f"{target.name}_gaps.{ending}"), dpi=120)
     plt.close(figure)
 
 

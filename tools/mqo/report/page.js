@@ -18,6 +18,7 @@
   const groups = [...document.querySelectorAll("section.group")].map((section) => ({
     section,
     series: data.groups[section.dataset.group].series,
+    gaps: data.groups[section.dataset.group].gaps,
     hidden: new Set(),
     range: null,
     steps: Math.max(...data.groups[section.dataset.group].series.map((one) => one.loss.x.at(-1))),
@@ -39,6 +40,30 @@
         maxdisplayed: kind === "valid" || few ? 0 : 12,
       },
       hovertemplate: "%{y:.4f}",
+    };
+  }
+
+  // A mode's mean gap, and its interval.
+  function interval(group, one) {
+    const color = dark.matches && !printing ? one.look.dark : one.look.light;
+    const known = one.low !== null;
+    return {
+      x: [one.mean], y: [one.label], name: one.label, type: "scatter", mode: "markers",
+      visible: !group.hidden.has(one.variant), marker: { color, size: 9 },
+      error_x: {
+        type: "data", symmetric: false, visible: known, color, thickness: 2, width: 4,
+        array: [known ? one.high - one.mean : 0], arrayminus: [known ? one.mean - one.low : 0],
+      },
+      hovertemplate: "%{x:+.3%}",
+    };
+  }
+
+  function gapLayout(base, count) {
+    return {
+      ...base, hovermode: "closest", dragmode: false, height: 90 + 26 * count,
+      xaxis: { ...base.xaxis, range: undefined, autorange: true, zeroline: true, tickformat: "+.2~%",
+        title: { text: "loss, relative to the unquantized run of the same seed", standoff: 6 } },
+      yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false },
     };
   }
 
@@ -70,6 +95,11 @@
   function draw(group) {
     return Promise.all(group.plots.map((plot) => {
       const kind = plot.dataset.kind;
+      if (kind === "gaps") {
+        const traces = group.gaps.map((one) => interval(group, one));
+        const base = layout(group, kind, traces.length);
+        return Plotly.react(plot, traces, gapLayout(base, traces.length), config);
+      }
       const series = group.series.filter((one) => one[kind].x.length);
       if (!series.length) {
         plot.classList.add("empty");
@@ -83,14 +113,14 @@
 
   // All plots of a group have one range of steps.
   function follow(group, plot) {
-    if (!plot.on) return;
+    if (!plot.on || plot.dataset.kind === "gaps") return;
     plot.on("plotly_relayout", (change) => {
       if (!Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
       const range = plot.layout.xaxis.range;
       if (String(range) === String(group.range)) return;
       group.range = [...range];
       for (const other of group.plots)
-        if (other !== plot && other.on) Plotly.relayout(other, { "xaxis.range": [...range] });
+        if (other !== plot && other.on && other.dataset.kind !== "gaps") Plotly.relayout(other, { "xaxis.range": [...range] });
     });
   }
 

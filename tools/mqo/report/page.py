@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, look, symbol
-from mqo.report.compare import BASELINE, Group, Spread, difference, quantized
+from mqo.report.compare import BASELINE, Group, Row, Spread, difference, quantized
 from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
+from mqo.report.evidence import Evidence
 from mqo.report.tables import sites
 from mqo.runs import Series
 
@@ -52,7 +53,8 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         "points": {"loss": POINTS, "difference": DIFFERENCES},
         "packages": PACKAGES,
     }
-    environment.filters |= {"percent": percent, "signed": signed, "number": number, "bytes": size}
+    environment.filters |= {"percent": percent, "number": number, "bytes": size}
+    environment.filters |= {"shown": shown, "unseen": unseen}
     runs = [run for group in groups for run in group.runs]
     diffs = Diffs(runs)
     data = {"groups": [_curves(group) for group in groups], "diffs": diffs.listed}
@@ -101,7 +103,15 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 
 def _curves(group: Group) -> dict[str, Any]:
-    return {"series": [_series(group, run) for run in group.runs]}
+    gaps = [_gap(row, found) for row in group.forest if (found := row.evidence["gap"])]
+    return {"series": [_series(group, run) for run in group.runs], "gaps": gaps}
+
+
+def _gap(row: Row, found: Evidence) -> dict[str, Any]:
+    """Return what the forest plot shows of a variant."""
+    values = {name: getattr(found, name) for name in ("mean", "low", "high")}
+    finite = {name: None if x is None or not math.isfinite(x) else x for name, x in values.items()}
+    return {"variant": row.variant, "label": row.label, "look": asdict(look(row.types))} | finite
 
 
 def _means(group: Group, points: int) -> str:
@@ -170,10 +180,24 @@ def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
     return f"{spread.mean * scale:{form}}{more}".replace("-", MINUS)
 
 
-def signed(spread: Spread | None, digits: int = 2) -> str:
-    """A relative difference, in percent, with its sign."""
-    text = number(spread, f"+.{digits}f", 100)
-    return f"{text}%" if text[-1].isdigit() else text
+def shown(found: Evidence | None, digits: int = 2) -> str:
+    """A relative difference in percent, and the interval of its mean where there is one."""
+    if found is None:
+        return NOTHING
+    if not math.isfinite(found.mean):
+        return "not finite"
+    text = f"{100 * found.mean:+.{digits}f}%"
+    if found.low is not None and found.high is not None:
+        text += f" [{100 * found.low:+.{digits}f}, {100 * found.high:+.{digits}f}]"
+    return text.replace("-", MINUS)
+
+
+def unseen(found: Evidence | None, digits: int = 2) -> str:
+    """What to say of a difference that was not seen; nothing of others."""
+    if found is None or found.seen is not False or found.smallest is None:
+        return ""
+    count = len(found.values)
+    return f"no difference seen; {count} seeds would show {found.smallest:.{digits}%}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.report.collect import LeftOut, Site
-from mqo.report.compare import Group, Row, Spread, final_loss, quantized
+from mqo.report.compare import PAIRED, Group, Row, Spread, final_loss, quantized
+from mqo.report.evidence import Evidence
 from mqo.terminal import jsonable
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
@@ -71,7 +72,21 @@ def _result(group: Group, row: Row) -> dict[str, Any]:
     for name in VALUES:
         spread: Spread | None = getattr(row, name)
         made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
+    for name in PAIRED:
+        made |= _evidence(name, row.evidence.get(name))
     return _names(group, row) | made | {"quantized_share": row.share}
+
+
+def _evidence(name: str, found: Evidence | None) -> dict[str, Any]:
+    """Return the interval of a mean, and of the gap what else is known of it."""
+    low, high = (found.low, found.high) if found else (None, None)
+    made: dict[str, Any] = {f"{name}_low": low, f"{name}_high": high}
+    if name != "gap":
+        return made
+    again = (found and found.bootstrap) or (None, None)
+    made |= {"gap_bootstrap_low": again[0], "gap_bootstrap_high": again[1]}
+    names = {"gap_p": "p", "gap_p_holm": "adjusted", "gap_smallest": "smallest"}
+    return made | {ours: getattr(found, theirs, None) for ours, theirs in names.items()}
 
 
 def _verdict(group: Group) -> dict[str, Any]:
