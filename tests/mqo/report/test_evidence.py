@@ -1,11 +1,13 @@
 """Intervals and corrections against published numbers, and against their definitions."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mqo.errors import SetupError
 from mqo.report.evidence import LEVEL, evidence, holm
 from scipy import stats
 
@@ -53,6 +55,12 @@ def test_one_seed_is_no_evidence():
     assert (found.mean, found.low, found.p, found.seen) == (0.1, None, None, None)
     assert evidence([None, []]) == [None, None]
     assert evidence([[math.nan, 0.1]])[0].seen is None
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(SetupError, match=r"scipy is missing.*\[report\]"):
+        evidence([SLEEP])
 
 
 def test_equal_gaps():

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mqo.report.extra import package
+
 LEVEL = 0.95
 POWER = 0.8  # with which `smallest` would have been seen
 RESAMPLES = 9999
@@ -63,13 +65,11 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def _alone(values: tuple[float, ...]) -> Evidence:
-    from scipy import stats
-
     mean, count = statistics.fmean(values), len(values)
     if count < 2 or not all(map(math.isfinite, values)):
         return Evidence(values, mean)
     error = statistics.stdev(values) / math.sqrt(count)
-    student = stats.t(count - 1)
+    student = package("scipy.stats").t(count - 1)
     within = float(student.ppf((1 + LEVEL) / 2))
     # Equal gaps leave nothing to doubt: 1 where they are zero, else 0.
     p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
@@ -86,11 +86,12 @@ def _alone(values: tuple[float, ...]) -> Evidence:
 
 def _bootstrap(values: tuple[float, ...]) -> tuple[float, float] | None:
     import numpy as np
-    from scipy import stats
 
     if len(values) < LEAST_OF_BOOTSTRAP or len(set(values)) == 1:
         return None
-    found = stats.bootstrap(
-        (values,), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, rng=0
-    ).confidence_interval
+    found = (
+        package("scipy.stats")
+        .bootstrap((values,), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, rng=0)
+        .confidence_interval
+    )
     return (float(found.low), float(found.high)) if math.isfinite(found.low) else None

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mqo.errors import SetupError
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, look, symbol
 from mqo.report.compare import BASELINE, Group, Row, Spread, difference, quantized
 from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
 from mqo.report.evidence import Evidence
+from mqo.report.extra import package
 from mqo.report.tables import sites
 from mqo.runs import Series
 
@@ -146,15 +146,7 @@ def _points(series: Series) -> dict[str, list]:
 
 def plotly_source() -> str:
     """Return plotly.js. SetupError without plotly."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise SetupError(
-            "The package plotly is missing",
-            expected="the one that constraints.txt pins",
-            help="Install it: .venv/bin/python -m pip install -c constraints.txt -e '.[report]'",
-        ) from error
-    return get_plotlyjs()
+    return package("plotly.offline").get_plotlyjs()
 
 
 def packed(text: str) -> str:
