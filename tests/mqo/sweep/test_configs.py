@@ -50,3 +50,48 @@ def test_what_ails_all_runs_is_said_once():
     with pytest.raises(DataError, match="No data was given for wikipedia") as error:
         configs.check(jobs(modes="bf16,mxfp8", training="fast"))
     assert not error.value.detail
+
+
+def names(made):
+    return [job.name.removeprefix("llama32-1b_wikipedia_") for job in made]
+
+
+def test_an_axis_is_of_modes_that_quantize():
+    axes = ("rounding=nearest-even,stochastic", "block=16,32")
+    made = jobs(modes="bf16,linear_mxfp4", axes=axes)
+    assert names(made) == [
+        "bf16",
+        "linear_mxfp4_rounding-nearest-even_block-16",
+        "linear_mxfp4_rounding-nearest-even_block-32",
+        "linear_mxfp4_rounding-stochastic_block-16",
+        "linear_mxfp4_rounding-stochastic_block-32",
+    ]
+    options = [job.config.quantization.options for job in made]
+    assert options[0] == {}
+    assert options[3] == {"rounding": "stochastic", "block": 16}
+    assert len({job.digest for job in made}) == 5
+
+
+def test_recipes_come_behind_modes_and_beside_bf16_alone():
+    assert names(jobs(modes=None, recipes="nvfp4, hif4")) == ["bf16", "nvfp4-recipe", "hif4-recipe"]
+    made = jobs(modes="bf16,linear_mxfp4", recipes="mxfp8", axes=("block=16",), gemms="all")
+    assert names(made) == ["bf16", "linear_mxfp4_block-16", "mxfp8-recipe"]
+    assert made[2].config.quantization.recipe.name == "mxfp8"
+    assert made[2].config.quantization.types["dgrad"] == "mxfp8"
+    assert made[2].label.endswith("_mxfp8-recipe")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"axes": ("colour=red",)}, r"colour.*rounding"),
+        ({"axes": ("exclude=a,b",)}, r"exclude.*rounding"),
+        ({"axes": ("rounding",)}, "has no values"),
+        ({"axes": ("block=16,many",)}, "'many' is no whole number"),
+        ({"axes": ("rounding=up",)}, "up"),
+        ({"recipes": "nvfp4,nothing"}, "nothing"),
+    ],
+)
+def test_what_is_no_axis_or_recipe_is_refused(wrong, message):
+    with pytest.raises(MqoError, match=message):
+        jobs(modes="linear_mxfp4", **wrong)

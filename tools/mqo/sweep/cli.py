@@ -25,6 +25,15 @@ def sweep(
     modes: Annotated[
         str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
     ] = None,
+    recipes: Annotated[
+        str, typer.Option(help="Recipes, or files of them, with commas between.")
+    ] = "",
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
+        ),
+    ] = None,
     training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "tiny",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
@@ -72,6 +81,8 @@ def sweep(
         datasets,
         modes,
         training_config,
+        recipes=recipes,
+        axes=tuple(axis or ()),
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
         gemms=gemms,
