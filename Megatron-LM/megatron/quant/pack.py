@@ -230,7 +230,7 @@ torch.library.define(
 )
 torch.library.define(
     _UNPACK,
-    f"(Tensor codes, Tensor(a!) out, Tensor block, Tensor tensor, int axis, {SPEC_SCHEMA}) -> ()",
+    f"(Tensor codes, Tensor(a!) out, Tensor scales, Tensor total, int axis, {SPEC_SCHEMA}) -> ()",
 )
 
 
@@ -241,8 +241,8 @@ def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tup
 
 
 @torch.library.impl(_UNPACK, "CompositeExplicitAutograd")
-def _(codes: Tensor, out: Tensor, block: Tensor, tensor: Tensor, axis: int, *fields: Any) -> None:
-    _unpack(codes, out, Stored(block, tensor), axis, spec_of(*fields))
+def _(codes: Tensor, out: Tensor, scales: Tensor, total: Tensor, axis: int, *fields: Any) -> None:
+    _unpack(codes, out, Stored(scales, total), axis, spec_of(*fields))
 
 
 @torch.library.register_fake(_PACK)

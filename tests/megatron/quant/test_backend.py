@@ -199,7 +199,7 @@ def transposed():
 
 
 def test_the_operators_keep_torchs_rules():
-    x, arguments = transposed(), (torch.tensor(4.0), 0, -3, *backend._fields(SPECS[1]))
+    x, arguments = transposed(), (torch.tensor(4.0), 0, -3, *backend.fields_of(SPECS[1]))
     torch.library.opcheck(torch.ops.megatron_quant.fake_quantize, (x, *arguments))
     out = torch.empty_like(x)
     torch.library.opcheck(torch.ops.megatron_quant.fake_quantize_out, (x, out, *arguments))
@@ -270,5 +270,5 @@ def test_meta_tensors_tell_shape_dtype_and_strides(kind):
 def test_autograd_sees_that_out_was_written():
     x, out = transposed(), transposed()
     before = out._version
-    torch.ops.megatron_quant.fake_quantize_out(x, out, None, 0, 0, *backend._fields(SPECS[0]))
+    torch.ops.megatron_quant.fake_quantize_out(x, out, None, 0, 0, *backend.fields_of(SPECS[0]))
     assert out._version > before

@@ -19,6 +19,7 @@ from megatron.quant import (
     fake_quantize,
     pack,
 )
+from megatron.quant.backend import fields_of
 from megatron.quant.formats import TILES
 from megatron.quant.scales import Stored
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -98,6 +99,15 @@ def test_the_operators_give_the_same_and_fake_tensors_its_shapes(
         fake = pack(mode.from_tensor(x), spec, axis, seed)
         assert fake.unpack().shape == x.shape
     assert storage(fake) == storage(packed)
+
+
+def test_the_operators_keep_torchs_rules():
+    x, spec = torch.randn(8, 64), QuantSpec("nvfp4")
+    fields = fields_of(spec)
+    torch.library.opcheck(torch.ops.megatron_quant.pack, (x, None, -1, 0, *fields))
+    packed = pack(x, spec)
+    arguments = (packed.codes, torch.empty_like(x), *packed.scales, -1, *fields)
+    torch.library.opcheck(torch.ops.megatron_quant.unpack, arguments)
 
 
 def storage(packed):

@@ -7,12 +7,12 @@ import functools
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo.process import run
 from mqo.scale.devices import memory_of
 
 _ACCUMULATION = "fused_weight_gradient_mlp_cuda"
@@ -57,8 +57,7 @@ def _imports(module: str) -> bool:
     """Return whether a module that torch's libraries carry is installed, and not broken."""
     if importlib.util.find_spec(module) is None:
         return False
-    command = [sys.executable, "-c", f"import torch, {module}"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return run([sys.executable, "-c", f"import torch, {module}"]).returncode == 0
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
