@@ -488,6 +488,25 @@ def test_it_compiles_to_wide_accesses_and_no_flushing(spec, axis, dtype):
     assert len(re.findall(r"\bst\.global", ptx)) == len(re.findall(rf"ld\.{wide}", ptx))
 
 
+@in_the_parent
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
+    reason="older versions take their source in another way",
+)
+@pytest.mark.parametrize(
+    ("kind", "shape", "axis"), [("mxfp8", (1, 32), -1), ("nvfp4", (16, 1), 0), ("hifp8", (3,), -1)]
+)
+def test_it_compiles_where_a_thread_has_one_element(kind, shape, axis):
+    """What takes two of bfloat16 at a time then takes one and nothing."""
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def launch():
+        gpu._launch(x, x, QuantSpec(kind), axis, 7, None)
+
+    (kernel,) = ahead.compiled(gpu, ["_kernel"], launch)
+    assert "0xffff0000" in kernel.asm["ptx"]
+
+
 # -- on a device -------------------------------------------------------------------------------
 
 
