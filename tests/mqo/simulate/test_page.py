@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,16 +129,7 @@ def test_the_picture_is_drawn_and_fits_a_phone(tmp_path):
 
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def no_plotly(name, *args, **kwargs):
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_plotly)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(Exception, match="plotly") as error:
         page(simulation())
     assert type(error.value) is report.SetupError
