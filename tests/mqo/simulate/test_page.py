@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from mqo.errors import SetupError
 from mqo.launch.config import Cluster, resolve
-from mqo.report import page as report
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.page import COLORS, page
@@ -130,6 +130,5 @@ def test_the_picture_is_drawn_and_fits_a_phone(tmp_path):
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(Exception, match="plotly") as error:
+    with pytest.raises(SetupError, match=r"plotly is missing.*\[report\]"):
         page(simulation())
-    assert type(error.value) is report.SetupError
