@@ -3,8 +3,7 @@
     .venv/bin/python benchmarks/step.py [--hidden 1024] [--layers 2] [--sequence 1024] [--rounds 5]
         [--dtype fp32]
 
-llama32-1b with that width, depth and sequence, one sequence a step, in fp32 on a
-CPU. "Upstream" is
+llama32-1b with that width, depth and sequence, one sequence a step. "Upstream" is
 the same trainer without the patches that quantize, fuse attention or watch a run: what is left
 lets it run here. All variants take turns, --rounds times; the ratios are of the median steps of one
 round, their median and quartiles. MiB is the most that the process held, the interpreter and its

@@ -7,7 +7,7 @@ same, to the bit, and torch's grouped product multiplies all of them at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +105,7 @@ class _Linear(Module):
 class _Saved:
     """What an expert's part of the forward pass saves, in the place of autograd's context."""
 
-    saved_tensors: tuple[Tensor, ...] = field(default=())
+    saved_tensors: tuple[Tensor, ...] = ()
 
     def save_for_backward(self, *tensors: Tensor) -> None:
         self.saved_tensors = tensors

@@ -455,6 +455,10 @@ def test_without_triton_there_is_no_such_module():
 # -- as compiled for a device, which need not be there -----------------------------------------
 
 
+compiles_ahead = pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
+    reason="older versions take their source in another way",
+)
 COMPILED = [
     *((QuantSpec(kind), axis) for kind in SCALES for axis in (-1, 0)),
     *((QuantSpec(kind, tile="square"), -1) for kind in SQUARE_KINDS),
@@ -466,10 +470,7 @@ COMPILED = [
 
 
 @in_the_parent
-@pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
-    reason="older versions take their source in another way",
-)
+@compiles_ahead
 @pytest.mark.parametrize(("spec", "axis"), COMPILED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_compiles_to_wide_accesses_and_no_flushing(spec, axis, dtype):
@@ -489,10 +490,7 @@ def test_it_compiles_to_wide_accesses_and_no_flushing(spec, axis, dtype):
 
 
 @in_the_parent
-@pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),
-    reason="older versions take their source in another way",
-)
+@compiles_ahead
 @pytest.mark.parametrize(
     ("kind", "shape", "axis"), [("mxfp8", (1, 32), -1), ("nvfp4", (16, 1), 0), ("hifp8", (3,), -1)]
 )

@@ -20,11 +20,13 @@ _LOCAL = [
 ]
 # A kernel of apex, that adds weight gradients to those of earlier micro-batches.
 _NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
+_UNFUSED = ("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion")
 # What --no-fusions leaves out: all that a run may take on a GPU, and that touches no site.
-NO_FUSIONS = (_NO_ACCUMULATION, "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion")
+NO_FUSIONS = (_NO_ACCUMULATION, *_UNFUSED)
 _ON_CPU = [
     "--distributed-backend gloo --use-cpu-initialization",
-    "--no-bias-swiglu-fusion --no-bias-dropout-fusion --num-workers 0",
+    *_UNFUSED,
+    "--num-workers 0",
 ]
 _ON_CUDA = ["--distributed-backend nccl"]
 DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}

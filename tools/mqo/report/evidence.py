@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mqo.report.extra import package
 
@@ -50,8 +50,7 @@ def evidence(gaps: Sequence[Sequence[float] | None]) -> list[Evidence | None]:
     found = [_alone(tuple(values)) if values else None for values in gaps]
     adjusted = iter(holm([one.p for one in found if one and one.p is not None]))
     return [
-        Evidence(**vars(one) | {"adjusted": next(adjusted)}) if one and one.p is not None else one
-        for one in found
+        replace(one, adjusted=next(adjusted)) if one and one.p is not None else one for one in found
     ]
 
 

@@ -13,8 +13,9 @@ from mqo.overlay.tree import Tree, sha256
 def compile_faults(tree: Tree) -> list[str]:
     """What is wrong with the files that the patches touched, as found without running them."""
     faults = []
-    touched = tree.patched().files.items()
-    for path, file in sorted(one for one in touched if one[0].endswith(".py")):
+    for path, file in sorted(tree.patched().files.items()):
+        if not path.endswith(".py"):
+            continue
         before = b"" if file.pristine is None else tree.object(file.pristine)
         after = tree.read(path) or b""
         try:
