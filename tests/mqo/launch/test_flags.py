@@ -293,7 +293,7 @@ def literal(node):
     return node.value if isinstance(node, ast.Constant) else None
 
 
-ACCUMULATES = replace(imagined("h100-80gb", 8), accumulates=True)
+ACCUMULATES = replace(imagined("h100-80gb", 8), accumulation="json")  # which imports
 NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
 
 

@@ -47,7 +47,7 @@ def megatron_flags(
     """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
     of = config.experiment
     given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    model = model_flags(of, machine, accumulates=machine.accumulates and leaves_wgrad(config))
+    model = model_flags(of, machine, accumulates=leaves_wgrad(config) and machine.accumulates)
     return [*model, *given, *config.placement.layout, *of.extra_flags]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from mqo.process import run
 from mqo.scale.devices import memory_of
 
+# Of apex.
 _ACCUMULATION = "fused_weight_gradient_mlp_cuda"
 
 
@@ -22,20 +23,25 @@ _ACCUMULATION = "fused_weight_gradient_mlp_cuda"
 class Machine:
     """CPU cores, and CUDA devices that the installed torch can use (0 for a CPU build).
 
-    `device` and `memory`, in bytes, are those of the device that has the least. `accumulates` says
-    that apex's kernel for weight gradients is here.
+    `device` and `memory`, in bytes, are those of the device that has the least. `accumulation` is
+    the module that would add up weight gradients on them.
     """
 
     cores: int
     gpus: int
     memory: int = 0
     device: str = ""
-    accumulates: bool = False
+    accumulation: str = ""
 
     @property
     def has_cuda(self) -> bool:
         """Whether runs go to GPUs."""
         return self.gpus > 0
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether that module imports, which takes a process some seconds to find out."""
+        return bool(self.accumulation) and _imports(self.accumulation)
 
 
 def detect() -> Machine:
@@ -44,7 +50,7 @@ def detect() -> Machine:
     found = _cuda_devices() if torch_cuda() else []
     if not found:
         return Machine(cores, 0)
-    return Machine(cores, len(found), *min(found), accumulates=_imports(_ACCUMULATION))
+    return Machine(cores, len(found), *min(found), accumulation=_ACCUMULATION)
 
 
 def imagined(device: str, gpus: int) -> Machine:
