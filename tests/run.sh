@@ -13,7 +13,7 @@ for argument in "$@"; do
 done
 python=$(python3 "$root/tools/bootstrap.py")
 "$python" -m mqo setup
-"$python" "$root/tests/get_triton.py"
+"$python" "$root/tests/get_packages.py"
 cd "$root"
 # Two processes that share the cores must not spin while they wait for one another.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from ..get_triton import FOLDER, ROOT
+from ..get_packages import ROOT, TRITON
 
 only_without_triton = pytest.mark.skipif(
-    bool(importlib.util.find_spec("triton")) or not FOLDER.exists(),
+    bool(importlib.util.find_spec("triton")) or not TRITON.exists(),
     reason="Triton is installed: see test_gpu.py"
     if importlib.util.find_spec("triton")
-    else f"no Triton in {FOLDER}: python tests/get_triton.py",
+    else f"no Triton in {TRITON}: python tests/get_packages.py",
 )
 
 
@@ -22,7 +22,7 @@ def run(files, *words):
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, *map(str, files)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(FOLDER)},
+        env=os.environ | {"PYTHONPATH": str(TRITON)},
         capture_output=True,
         text=True,
     )

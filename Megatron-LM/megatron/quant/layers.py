@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch.nn import Module, Parameter
 
+from . import linear
 from .formats import ATTENTION, LINEAR
 from .tensor_amax import shards_of
 
@@ -18,9 +19,6 @@ EXEMPT = "mqo_exempt"
 # Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantized, and what
 # else has a matrix multiplies it in a way of its own.
 EMBEDDING, ROUTER, OTHER = "embedding", "router", "other"
-
-# The modules of a linear layer that call the linear sites, subclasses included.
-_SITED = ("ColumnParallelLinear", "RowParallelLinear")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
         setattr(claim.owner, SHARDS, shards_of(claim.module))
         frozen = isinstance(claim.owner, Parameter) and not claim.owner.requires_grad
         kind = _kind(claim)
-        sited = kind == ATTENTION or (kind == LINEAR and _is_a(claim.module, *_SITED))
+        sited = kind == ATTENTION or (kind == LINEAR and linear.has_sites(claim.module))
         layer = Layer(name, kind, type(claim.module).__name__, frozen, sited)
         found.append(FoundLayer(layer, claim.module, claim.owner))
     return found
@@ -142,18 +140,42 @@ def _is_a(module: Module, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
+def _has_attention_sites(module: Module) -> bool:
+    """Whether it is upstream's own attention; Transformer Engine has one of the same name."""
+    return any(
+        cls.__name__ == "DotProductAttention" and cls.__module__.partition(".")[0] != linear.ENGINE
+        for cls in type(module).__mro__
+    )
+
+
 def _claims(model: Module) -> Iterator[_Claim]:
     for path, module in _own_modules(model):
         name = _global_name(model, path)
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Parameter) and weight.dim() == 2:
-            yield _Claim(_strength(module, name), weight, name, module)
-        if _is_a(module, "DotProductAttention"):
+        for i, (own, weight) in enumerate(linear.weights(module)):
+            of = name if own == "weight" else _part_name(model, path, module, i)
+            yield _Claim(_strength(module, name), weight, of, module)
+        if _has_attention_sites(module):
             yield _Claim(_LAYER, module, name, module)
         tied = _tied_weight(module)
         if tied is not None:
             head = f"{name}.output_layer".removeprefix(".")
             yield _Claim(_OUTPUT, tied, head, module.output_layer)
+
+
+def _part_name(model: Module, path: str, module: Module, index: int) -> str:
+    """Name one of the layers that Transformer Engine has in one module.
+
+    A grouped expert has the name that it has where experts run one by one.
+    """
+    name = _global_name(model, path)
+    if not linear.is_grouped(module):
+        return f"{name}.fc{index + 1}"
+    experts, _, own = path.rpartition(".")
+    routed = model.get_submodule(experts.rpartition(".")[0])
+    indices = getattr(routed, "local_expert_indices", None)
+    if indices is None:
+        return f"{name}.{index}"
+    return f"{_global_name(model, experts)}.local_experts.{indices[index]}.{own}"
 
 
 def _strength(module: Module, name: str) -> int:

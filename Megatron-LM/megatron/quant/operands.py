@@ -249,11 +249,16 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
     """
+    if site in _FIRST and current().is_random:
+        micro_batches.begin(getattr(owner, LABEL, UNLABELED))
+    return operands_of(site, quant_type, owner)
+
+
+def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
+    """Return what `gemm_operands` returns, where another says when a forward pass begins."""
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     layer = getattr(owner, LABEL, UNLABELED)
-    if site in _FIRST and current().is_random:
-        micro_batches.begin(layer)
     quant_type = scheduled(site, quant_type)
     if quant_type == NONE or is_exempt(owner):
         return _UNQUANTIZED

@@ -8,6 +8,7 @@ quantize other blocks than one process does.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from . import linear
 from .formats import LINEAR
 from .layers import FoundLayer
 from .traps import IsExcluded, listed
@@ -24,10 +25,10 @@ class _Cut:
     operands: tuple[str, ...]
 
 
-# Per class of a linear layer: the size that tensor parallelism splits, and what that cuts.
+# What a split of a linear layer cuts.
 _SPLIT = {
-    "RowParallelLinear": ("input_size", _Cut("fprop", ("dgrad.weight", "wgrad.x"))),
-    "ColumnParallelLinear": ("output_size", _Cut("dgrad", ("fprop.weight", "wgrad.grad"))),
+    linear.ROW: _Cut("fprop", ("dgrad.weight", "wgrad.x")),
+    linear.COLUMN: _Cut("dgrad", ("fprop.weight", "wgrad.grad")),
 }
 _CHUNKS = _Cut("wgrad", ("fprop.x", "dgrad.grad"))
 
@@ -50,18 +51,15 @@ def cut_blocks(
     """
     cut: dict[tuple[str, int, int, int], list] = {}
     for layer, module, _ in found:
-        classes = {cls.__name__ for cls in type(module).__mro__}
-        for size, cuts in (_SPLIT[name] for name in classes & _SPLIT.keys()):
-            whole = getattr(module, size, None)
-            part = getattr(module, f"{size}_per_partition", whole)
-            if layer.kind != LINEAR or part == whole:
-                continue
-            # Gate and up lie one behind the other, and are each dealt out.
-            pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
-            for site, block in _through(cuts, blocks, squares):
-                if part // pieces % block and not is_excluded(site, layer.name):
-                    key = (site, part // pieces, whole // pieces, block)
-                    cut.setdefault(key, []).append(layer)
+        part, whole = linear.split_size(module) or (0, 0)
+        if layer.kind != LINEAR or part == whole:
+            continue
+        # Gate and up lie one behind the other, and are each dealt out.
+        pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
+        for site, block in _through(_SPLIT[linear.side(module)], blocks, squares):
+            if part // pieces % block and not is_excluded(site, layer.name):
+                key = (site, part // pieces, whole // pieces, block)
+                cut.setdefault(key, []).append(layer)
     faults = [
         f"{site}: a rank has {part} of the {whole} elements of {listed(layers)} along which "
         f"blocks lie, no multiple of the block of {block}: {_FEATURES}, a smaller block, or an "

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# By the class of a layer, the operands that its ranks hold shards of. The others are whole on every
-# rank: under sequence parallelism they are gathered before the GEMM.
-_SHARDED = {
-    "ColumnParallelLinear": ("weight", "grad"),
-    "RowParallelLinear": ("weight", "x"),
-    "DotProductAttention": ("query", "key", "probs", "value"),
-}
+from . import linear
+
+# By the side that a linear layer is split along, the operands that its ranks hold shards of. The
+# others are whole on every rank: under sequence parallelism they are gathered before the GEMM.
+_SHARDED = {linear.COLUMN: ("weight", "grad"), linear.ROW: ("weight", "x")}
+_OF_ATTENTION = ("query", "key", "probs", "value")
 _MAGNITUDE = 0x7FFFFFFF
 
 
@@ -25,16 +24,13 @@ class Shards(NamedTuple):
 
 
 def shards_of(module: torch.nn.Module) -> Shards | None:
-    """Return what the tensor-parallel ranks of a layer share; None for a layer of one rank.
-
-    An expert's group is that of expert tensor parallelism. Modules name their group from
-    megatron-core 0.16 on.
-    """
-    group = getattr(module, "tp_group", None)
-    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _SHARDED]
-    if group is None or not names or group.size() == 1:
+    """Return what the tensor-parallel ranks of a layer share; None for a layer of one rank."""
+    group, side = linear.group(module), linear.side(module)
+    is_attention = any(cls.__name__ == "DotProductAttention" for cls in type(module).__mro__)
+    operands = _SHARDED[side] if side else _OF_ATTENTION if is_attention else ()
+    if group is None or not operands or group.size() == 1:
         return None
-    return Shards(_SHARDED[names[0]], group)
+    return Shards(operands, group)
 
 
 def is_shard(operand: str, shards: Shards | None) -> bool:

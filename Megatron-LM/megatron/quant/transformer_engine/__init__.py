@@ -1,0 +1,23 @@
+"""Quantizes Transformer Engine's linear layers through the quantizer factory that they ask.
+
+Upstream's `--fp8-recipe custom --fp8-quantizer-factory megatron.quant.transformer_engine.quantizer`
+leads here; nothing of Transformer Engine is patched. The literals in upstream's linear layers stay
+the truth for types, and what quantizes an operand is what quantizes it at the sites. Importing this
+package does not import Transformer Engine.
+"""
+
+from .factory import quantizer
+from .passes import attach
+from .releases import EngineError, check_release, fault, multiplies_plain_tensors
+
+FACTORY = f"{__name__}.{quantizer.__name__}"
+
+__all__ = [
+    "FACTORY",
+    "EngineError",
+    "attach",
+    "check_release",
+    "fault",
+    "multiplies_plain_tensors",
+    "quantizer",
+]

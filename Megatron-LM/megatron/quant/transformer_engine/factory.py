@@ -1,0 +1,36 @@
+"""The factory that Transformer Engine asks for a quantizer of each tensor of a layer."""
+
+from typing import Any
+
+from . import passes
+from .operand import Operand
+from .releases import check_release, multiplies_plain_tensors
+
+# The roles of releases that name a tensor by a word alone begin so.
+_PREFIX = "linear_"
+
+
+def quantizer(role: Any) -> Any:
+    """Return the quantizer of one tensor of the layer that runs.
+
+    `role` is a string, an object with a `tensor_type`, or None, as the release has it. Output and
+    the input's gradient are never quantized, but have a quantizer all the same.
+
+    Raises:
+        EngineError: the release is not known, or the layer has not been named.
+    """
+    import transformer_engine
+
+    version = transformer_engine.__version__
+    check_release(version)
+    said = role if isinstance(role, str) else getattr(role, "tensor_type", "")
+    layer_pass = passes.running()
+    tensor, gemm = layer_pass.take_slot(said.removeprefix(_PREFIX))
+    operand = Operand(tensor, gemm, layer_pass)
+    if multiplies_plain_tensors(version):
+        from .plain import PlainQuantizer
+
+        return PlainQuantizer.of(operand)
+    from .paired import PairedQuantizer
+
+    return PairedQuantizer(operand)

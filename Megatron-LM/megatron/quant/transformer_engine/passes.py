@@ -1,0 +1,116 @@
+"""Which of the engine's layers runs, and in which micro-batch: what it does not tell its quantizers.
+
+The engine asks a factory for quantizers while a layer's forward pass begins, and newer releases ask
+anew in each. A hook on the layer notes it before.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from .. import linear, micro_batches
+from ..config import current
+from ..layers import LABEL
+from .releases import EngineError
+
+_STATE = "mqo_pass"
+_running: "Pass | None" = None
+
+
+class Pass:
+    """The pass of one layer that runs; the quantizers of the layer share it.
+
+    A layer has one weight for each of its GEMMs.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = ref(module)
+        self._slots: Iterator[tuple[str, int]] = iter(())
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Leave a copied layer without hooks of another's."""
+
+    def weight(self, gemm: int) -> Parameter:
+        """Return the weight of a GEMM, as it is now: a layer may be given another one."""
+        found = linear.weights(self._module())
+        if gemm >= len(found):
+            raise EngineError(
+                f"{type(self._module()).__name__} of Transformer Engine multiplies weights that "
+                "are in pieces, or in one tensor. Expected: a parameter for each GEMM"
+            )
+        return found[gemm][1]
+
+    def take_slot(self, tensor: str | None) -> tuple[str, int]:
+        """Return the tensor, and the GEMM, of the quantizer that the engine asks for now.
+
+        It asks for those of a whole direction in a row, forward first: input, weight and output of
+        each GEMM, then the gradients of output and input. `tensor` is what it says of this one.
+        """
+        slot = next(self._slots, None)
+        if slot is None:
+            names = ("grad_output", "grad_input")
+            if tensor in ("input", "weight"):
+                names = ("input", "weight", "output")
+            gemms = range(len(linear.weights(self._module())))
+            self._slots = iter([(name, gemm) for gemm in gemms for name in names])
+            slot = next(self._slots)
+        return slot
+
+    def begin(self) -> None:
+        """Note the forward pass that begins."""
+        global _running
+        _running, self._slots = self, iter(())
+        if current().is_random:
+            weights = linear.weights(self._module())
+            for _, weight in weights:
+                micro_batches.begin(getattr(weight, LABEL, ""))
+            micro_batches.keep(self)
+
+    def end(self, output: Any) -> None:
+        """Have the backward pass that belongs to this forward pass be of its micro-batch."""
+        global _running
+        _running = None
+        if not current().is_random:
+            return
+        kept = _Kept()
+        micro_batches.keep(kept)
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda grad: self._resume(kept))
+
+    def _resume(self, kept: "_Kept") -> None:
+        micro_batches.resume(kept)
+        micro_batches.keep(self)
+
+
+class _Kept:
+    """Has a micro-batch."""
+
+
+def running() -> Pass:
+    """Return the pass that runs; EngineError where none of a layer with hooks does."""
+    if _running is None:
+        raise EngineError(
+            "Transformer Engine asks for quantizers of a layer that has no name yet. Expected: "
+            "label_layers and attach of megatron.quant, on the model, before its first forward "
+            "pass; the patched trainer calls both"
+        )
+    return _running
+
+
+def attach(model: Module) -> int:
+    """Have the layers of Transformer Engine in `model` say when they run; return how many there are.
+
+    A layer that has its hooks is left as it is.
+    """
+    found = [module for module in model.modules() if linear.is_engines(module)]
+    for module in found:
+        if getattr(module, _STATE, None) is None:
+            state = Pass(module)
+            object.__setattr__(module, _STATE, state)
+            module.register_forward_pre_hook(lambda module, args, state=state: state.begin())
+            module.register_forward_hook(lambda module, args, out, state=state: state.end(out))
+    return len(found)

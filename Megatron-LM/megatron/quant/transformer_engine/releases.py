@@ -1,0 +1,67 @@
+"""Which releases of Transformer Engine are known, and what each can do.
+
+Their interface for quantizers of others is marked experimental, so that an unknown release may mean
+something else by the same names.
+"""
+
+import importlib.metadata
+import re
+
+Release = tuple[int, int]
+
+# The first release that is known, and the first one that is not.
+FIRST: Release = (2, 10)
+BEYOND: Release = (2, 21)
+# From here on a quantizer may give plain tensors, which the engine multiplies as any others: layers
+# with a bias, grouped ones, and weight gradients that are added up in place.
+_PLAIN: Release = (2, 19)
+
+_DISTRIBUTIONS = ("transformer_engine", "transformer-engine-torch")
+
+
+class EngineError(RuntimeError):
+    """Transformer Engine cannot quantize as asked."""
+
+
+def installed() -> str | None:
+    """Return the version of the Transformer Engine that would import; None without one."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def release(version: str) -> Release:
+    """Return (2, 19) of "2.19.0+cu12"; (0, 0) of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def fault(version: str | None) -> str | None:
+    """Say why a version cannot be quantized through; None if it can."""
+    known = f"{_text(FIRST)} to {_text((BEYOND[0], BEYOND[1] - 1))}"
+    if version is None:
+        return f"Transformer Engine is not installed; known are its releases {known}"
+    if FIRST <= release(version) < BEYOND:
+        return None
+    return f"Transformer Engine {version} is installed; known are its releases {known}"
+
+
+def check_release(version: str) -> None:
+    """Raise EngineError for a version that is not known."""
+    if text := fault(version):
+        raise EngineError(
+            f"{text}. Expected: one of these, or --transformer-impl local, whose layers quantize "
+            "the same operands to the same bits"
+        )
+
+
+def multiplies_plain_tensors(version: str) -> bool:
+    """Return whether the engine multiplies what a quantizer leaves as a plain tensor."""
+    return release(version) >= _PLAIN
+
+
+def _text(of: Release) -> str:
+    return ".".join(map(str, of))
