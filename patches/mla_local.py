@@ -44,16 +44,17 @@ FILES = (
         "megatron/core/transformer/mla_qk_norm_config.py",
         (
             # Without query latents there is nothing to norm. The local spec names a norm for them
-            # all the same, which earlier releases pass over; and it has no projection with a norm
-            # inside, which this one demands in its place.
+            # all the same, which earlier releases pass over; and this one puts a projection with
+            # a norm inside in the place of the spec's, where no other release, and no published
+            # model, has a norm.
             PrependBody(
                 f"{RESOLVER}._raise_unused_q_norm",
                 "if self.fused_norm_linear_impl is None:\n    return\n",
             ),
             PrependBody(
                 f"{RESOLVER}._mla_fused_linear_or_default",
-                "if self.fused_norm_linear_impl is None and module_name == 'linear_q_proj':\n"
-                "    return module_spec or self.linear_impl\n",
+                "if module_name == 'linear_q_proj' and module_spec is not None:\n"
+                "    return module_spec\n",
             ),
         ),
         versions=">=0.19",

@@ -113,6 +113,8 @@ def _compiled(version):
         setattr(module, name, _Stub(name))
     module.generic_gemm, module.te_general_grouped_gemm = gemm, grouped_gemm
     module.rmsnorm_fwd, module.rmsnorm_bwd = rmsnorm_forward, rmsnorm_backward
+    module.fused_multi_row_padding = module.fused_multi_row_unpadding = pad_rows
+    module.get_num_cublas_streams = lambda: 1
     module.swiglu, module.dswiglu = swiglu, swiglu_backward
     return module
 
@@ -156,6 +158,14 @@ def grouped_gemm(
             *(None, 0, accumulate),
         )
     return bias
+
+
+def pad_rows(x, out, splits, padded):
+    """Each group's rows, with zeros behind them or without."""
+    out.zero_()
+    for group, place in zip(x.split(splits), out.split(padded), strict=True):
+        rows = min(len(group), len(place))
+        place[:rows] = group[:rows]
 
 
 def rmsnorm_forward(x, weight, eps, out, quantizer, dtype, margin, zero_centered):
@@ -202,6 +212,8 @@ def _claim_a_device():
         "is_current_stream_capturing": lambda: False,
         **dict.fromkeys(("Stream", "Event", "stream", "device"), inert),
         "nvtx": inert(),
+        "_lazy_init": lambda: None,
+        "default_generators": dict.fromkeys((0, torch.device("cpu")), torch.default_generator),
     }
     for name, value in claimed.items():
         setattr(torch.cuda, name, value)

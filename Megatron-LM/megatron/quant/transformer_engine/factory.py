@@ -17,7 +17,8 @@ def quantizer(role: Any) -> Any:
     the input's gradient are never quantized, but have a quantizer all the same.
 
     Raises:
-        EngineError: the release is not known, or the layer has not been named.
+        EngineError: the release is not known, or cannot multiply for this layer; or the layer has
+            not been named.
     """
     import transformer_engine
 
@@ -31,6 +32,7 @@ def quantizer(role: Any) -> Any:
         from .plain import PlainQuantizer
 
         return PlainQuantizer.of(operand)
-    from .paired import PairedQuantizer
+    from .paired import PairedQuantizer, check
 
+    check(layer_pass.module)
     return PairedQuantizer(operand)

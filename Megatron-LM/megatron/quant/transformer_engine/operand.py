@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from .. import micro_batches
 from ..formats import LINEAR, SITES
@@ -26,6 +27,11 @@ class Operand:
     gemm: int
     layer_pass: Pass
 
+    @property
+    def weight(self) -> Parameter:
+        """Return the weight of the operand's GEMM."""
+        return self.layer_pass.weight(self.gemm)
+
     def rowwise(self, tensor: Tensor) -> Tensor:
         """Return it for the GEMM that sums along its last axis."""
         return self._for("row", tensor)
@@ -36,7 +42,7 @@ class Operand:
 
     def _for(self, direction: str, tensor: Tensor) -> Tensor:
         site, hand = _gemms(_OPERANDS[self.tensor])[direction]
-        weight = self.layer_pass.weight(self.gemm)
+        weight = self.weight
         micro_batches.resume(self.layer_pass)
         operands = operands_of(site, _types()[site], weight)
         matrix = weight if self._is(weight, tensor) else tensor.reshape(-1, tensor.shape[-1])

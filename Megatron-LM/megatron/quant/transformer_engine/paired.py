@@ -1,7 +1,6 @@
 """Quantizers for releases that multiply other formats only by the quantizer's own GEMM.
 
-Their GEMM knows no bias gradient, no groups, and no accumulation in place: runs with any of these
-are refused before they begin.
+What such a GEMM is not told of is refused: the engine would leave it out and say nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from transformer_engine.common.recipe import CustomRecipe
 from transformer_engine.pytorch.tensor import Quantizer
 
+from .. import linear
+from . import releases
 from .operand import Operand
 from .releases import EngineError
 
@@ -20,6 +22,23 @@ try:
     from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 except ImportError:  # its place in older releases
     from transformer_engine.pytorch.tensor.quantized_tensor import QuantizedTensorStorage
+
+
+def check(module: Module) -> None:
+    """Raise EngineError for a layer whose GEMMs are not the quantizer's alone."""
+    found = None
+    if linear.is_grouped(module) or len(linear.weights(module)) > 1:
+        found = "has several GEMMs in one module"
+    elif module.use_bias:
+        found = "has a bias"
+    elif module.fuse_wgrad_accumulation:
+        found = "is to add up weight gradients in its GEMM, where they would be lost"
+    if found:
+        raise EngineError(
+            f"{type(module).__name__} {found}. Expected: Transformer Engine "
+            f"{releases.text(releases.PLAIN)} or newer, or --disable-bias-linear "
+            "--no-gradient-accumulation-fusion and no --moe-grouped-gemm"
+        )
 
 
 class PairedTensor(QuantizedTensorStorage):
@@ -49,10 +68,14 @@ class PairedTensor(QuantizedTensorStorage):
     def update_usage(
         self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
     ) -> None:
-        """Let go of what is not needed; EngineError for what is not there."""
+        """Let go of what is not needed, and make what is.
+
+        A weight that was kept by a forward pass without gradients has one of both; what is
+        recomputed asks for the other.
+        """
         for name, wanted in (("data", rowwise_usage), ("data_t", columnwise_usage)):
             if wanted and getattr(self, name) is None:
-                raise EngineError(f"Transformer Engine asks for {name} of an operand without it")
+                setattr(self, name, self._quantizer.weights(name))
             if wanted is False:
                 setattr(self, name, None)
 
@@ -101,12 +124,22 @@ class PairedQuantizer(Quantizer):
             return self.quantize_impl(tensor) if out is None else self.update_quantized(tensor, out)
 
     def update_quantized(self, src: Tensor, dst: PairedTensor, **_: Any) -> PairedTensor:
-        """Quantize `src` to `dst`, as far as that is in use."""
-        if self.rowwise_usage:
-            dst.data = self._operand.rowwise(src).flatten(0, -2)
-        if self.columnwise_usage:
-            dst.data_t = self._operand.columnwise(src).flatten(0, -2).t()
+        """Quantize `src` to `dst`, as far as that is in use: nothing of an older weight stays."""
+        dst.data = self._made("data", src) if self.rowwise_usage else None
+        dst.data_t = self._made("data_t", src) if self.columnwise_usage else None
         return dst
+
+    def weights(self, name: str) -> Tensor:
+        """Return what of the layer's weight is missing; EngineError for another operand."""
+        if self._operand.tensor != "weight":
+            raise EngineError(f"Transformer Engine asks for {name} of an operand that has none")
+        with torch.no_grad():
+            return self._made(name, self._operand.weight)
+
+    def _made(self, name: str, tensor: Tensor) -> Tensor:
+        if name == "data":
+            return self._operand.rowwise(tensor).flatten(0, -2)
+        return self._operand.columnwise(tensor).flatten(0, -2).t()
 
     def qgemm(
         self,

@@ -33,12 +33,17 @@ class Pass:
     def __deepcopy__(self, memo: object) -> None:
         """Leave a copied layer without hooks of another's."""
 
+    @property
+    def module(self) -> Module:
+        """Return the layer."""
+        return self._module()
+
     def weight(self, gemm: int) -> Parameter:
         """Return the weight of a GEMM, as it is now: a layer may be given another one."""
-        found = linear.weights(self._module())
+        found = linear.weights(self.module)
         if gemm >= len(found):
             raise EngineError(
-                f"{type(self._module()).__name__} of Transformer Engine multiplies weights that "
+                f"{type(self.module).__name__} of Transformer Engine multiplies weights that "
                 "are in pieces, or in one tensor. Expected: a parameter for each GEMM"
             )
         return found[gemm][1]
@@ -54,7 +59,7 @@ class Pass:
             names = ("grad_output", "grad_input")
             if tensor in ("input", "weight"):
                 names = ("input", "weight", "output")
-            gemms = range(len(linear.weights(self._module())))
+            gemms = range(len(linear.weights(self.module)))
             self._slots = iter([(name, gemm) for gemm in gemms for name in names])
             slot = next(self._slots)
         return slot
@@ -64,7 +69,7 @@ class Pass:
         global _running
         _running, self._slots = self, iter(())
         if current().is_random:
-            weights = linear.weights(self._module())
+            weights = linear.weights(self.module)
             for _, weight in weights:
                 micro_batches.begin(getattr(weight, LABEL, ""))
             micro_batches.keep(self)
@@ -112,5 +117,8 @@ def attach(model: Module) -> int:
             state = Pass(module)
             object.__setattr__(module, _STATE, state)
             module.register_forward_pre_hook(lambda module, args, state=state: state.begin())
-            module.register_forward_hook(lambda module, args, out, state=state: state.end(out))
+            # Also behind a pass that failed: no other layer's quantizers may be taken for its.
+            module.register_forward_hook(
+                lambda module, args, out, state=state: state.end(out), always_call=True
+            )
     return len(found)

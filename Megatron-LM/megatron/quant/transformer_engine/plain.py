@@ -56,6 +56,17 @@ class PlainQuantizer(HybridQuantizer):
             columnwise_quantizer=_Rounded(operand.columnwise),
         )
 
+    def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
+        """Write to the engine's tensor `dst` what is in use, and let go of what is not.
+
+        The engine keeps a weight that a pass without gradients brings up to date by half, and has
+        a recomputed pass take the other half as it was a step ago.
+        """
+        super().update_quantized(src, dst, **more)
+        used = {"rowwise_usage": self.rowwise_usage, "columnwise_usage": self.columnwise_usage}
+        dst.update_usage(**{name: False for name, on in used.items() if not on})
+        return dst
+
     def copy(self) -> PlainQuantizer:
         """Return another one of the same state."""
         made = PlainQuantizer(

@@ -14,7 +14,7 @@ FIRST: Release = (2, 10)
 BEYOND: Release = (2, 21)
 # From here on a quantizer may give plain tensors, which the engine multiplies as any others: layers
 # with a bias, grouped ones, and weight gradients that are added up in place.
-_PLAIN: Release = (2, 19)
+PLAIN: Release = (2, 19)
 
 _DISTRIBUTIONS = ("transformer_engine", "transformer-engine-torch")
 
@@ -41,7 +41,7 @@ def release(version: str) -> Release:
 
 def fault(version: str | None) -> str | None:
     """Say why a version cannot be quantized through; None if it can."""
-    known = f"{_text(FIRST)} to {_text((BEYOND[0], BEYOND[1] - 1))}"
+    known = f"{text(FIRST)} to {text((BEYOND[0], BEYOND[1] - 1))}"
     if version is None:
         return f"Transformer Engine is not installed; known are its releases {known}"
     if FIRST <= release(version) < BEYOND:
@@ -60,8 +60,8 @@ def check_release(version: str) -> None:
 
 def multiplies_plain_tensors(version: str) -> bool:
     """Return whether the engine multiplies what a quantizer leaves as a plain tensor."""
-    return release(version) >= _PLAIN
+    return release(version) >= PLAIN
 
 
-def _text(of: Release) -> str:
+def text(of: Release) -> str:
     return ".".join(map(str, of))
