@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import megatron.run
+import megatron.run.engine
 import megatron.run.modelopt
 import megatron.run.start
 import torch
 
 megatron.run.start.compile_late()
 
+from megatron.attention.spec import with_local_attention
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
@@ -30,6 +32,7 @@ from megatron.core.enums import ModelType
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import (
     get_attr_wrapped_model,
     get_batch_on_this_cp_rank,
@@ -37,6 +40,9 @@ from megatron.core.utils import (
 )
 from megatron.device import accelerator_type
 from megatron.quant import label_layers
+from megatron.quant.config import current
+from megatron.quant.engine import NAME as ENGINE
+from megatron.quant.formats import ATTENTION
 from megatron.training import (
     get_args,
     get_tensorboard_writer,
@@ -48,7 +54,7 @@ from megatron.training import (
 )
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
-from megatron.training.models.gpt import GPTModelConfig
+from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 from megatron.training.utils.common_utils import (
     get_blend_and_blend_per_split,
     is_first_or_last_pipeline_stage,
@@ -238,9 +244,17 @@ def _reads_data(vp_stage: int | None = None) -> bool:
 
 def model_config() -> GPTModelConfig:
     """The model that the arguments describe, its layers named for the quantizers once built."""
-    config = gpt_config_from_args(get_args())
+    args = get_args()
+    config = gpt_config_from_args(args)
+    if args.transformer_impl == ENGINE and args.spec is None and current().quantizes(ATTENTION):
+        config.transformer_layer_spec = engine_layers
     config.post_wrap_hooks.append(_name_layers)
     return config
+
+
+def engine_layers(config: GPTModelConfig, vp_stage: int | None = None) -> ModuleSpec:
+    """Return upstream's layers of Transformer Engine, with the attention that has sites."""
+    return with_local_attention(default_layer_spec(config, vp_stage))
 
 
 def bare_model(*hooks: Callable[[list[torch.nn.Module]], list[torch.nn.Module]]) -> torch.nn.Module:
@@ -260,6 +274,7 @@ def bare_model(*hooks: Callable[[list[torch.nn.Module]], list[torch.nn.Module]])
 def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
     for chunk in chunks:
         label_layers(chunk)
+    megatron.run.engine.prepare(chunks, get_args())
     return chunks
 
 
@@ -282,8 +297,8 @@ def main(
     gc.enable()
     check_documents(args)
     with megatron.run.recorded(get_tensorboard_writer()):
-        megatron.run.before_model(args)
         megatron.run.check_available(args)
+        megatron.run.before_model(args)
         megatron.run.label_timers(args)
         datasets_provider.is_distributed = True
         container = pretrain_cfg_container_from_args(args, configure(args))

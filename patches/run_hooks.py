@@ -6,7 +6,7 @@ CHECKPOINTING = "megatron/training/checkpointing.py"
 CHECKPOINTS = (
     AddImport("import megatron.run"),
     PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
-    PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg)\n"),
+    PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg, ddp_model)\n"),
     PrependBody(
         "save_checkpoint",
         "if not non_persistent_ckpt:\n    megatron.run.before_save(get_args(), iteration)\n",

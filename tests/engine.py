@@ -15,7 +15,6 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import torch
-
 from megatron import device  # which would hide the engine, had it not been imported
 
 # Kernels in other languages, and exporters, that a training does not need.
@@ -114,6 +113,7 @@ def _compiled(version):
     module.generic_gemm, module.te_general_grouped_gemm = gemm, grouped_gemm
     module.rmsnorm_fwd, module.rmsnorm_bwd = rmsnorm_forward, rmsnorm_backward
     module.fused_multi_row_padding = module.fused_multi_row_unpadding = pad_rows
+    module.get_cudnn_version = lambda: 91000
     module.get_num_cublas_streams = lambda: 1
     module.swiglu, module.dswiglu = swiglu, swiglu_backward
     return module
@@ -125,7 +125,20 @@ _DTYPES = {2: torch.float32, 3: torch.float16, 4: torch.bfloat16}
 
 
 def gemm(
-    a, transa, b, transb, out, quantizer, out_dtype, bias, bias_dtype, gelu, gelu_in, grad, *rest, **_
+    a,
+    transa,
+    b,
+    transb,
+    out,
+    quantizer,
+    out_dtype,
+    bias,
+    bias_dtype,
+    gelu,
+    gelu_in,
+    grad,
+    *rest,
+    **_,
 ):
     """BLAS's product, seen from rows: op(b) op(a), added to `out` if asked for."""
     assert quantizer is None and not gelu, "the stand-in neither quantizes nor activates"
@@ -146,7 +159,20 @@ def gemm(
 
 
 def grouped_gemm(
-    a, transa, b, transb, out, out_dtype, splits, bias, bias_dtype, single, pre_gelu, grad, *rest, **_
+    a,
+    transa,
+    b,
+    transb,
+    out,
+    out_dtype,
+    splits,
+    bias,
+    bias_dtype,
+    single,
+    pre_gelu,
+    grad,
+    *rest,
+    **_,
 ):
     """The same for each group; `out` is one tensor for all, or a list."""
     accumulate = rest[2]

@@ -43,6 +43,11 @@ class QuantConfig(Options):
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
+    def quantizes(self, kind: str) -> bool:
+        """Whether a site of this kind of layers is asked to run as a type, at any step."""
+        sites = (site.name for site in SITES.values() if site.layer == kind)
+        return any(phase.quant_type != NONE for site in sites for phase in self.phases(site))
+
     def spec(self, quant_type: str) -> QuantSpec:
         """Return how a format is quantized where no row of [operands] says otherwise."""
         return self._spec(quant_type, PLAIN)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch.nn import Module, Parameter
 
-from . import linear
+from . import engine, linear
 from .formats import ATTENTION, LINEAR
 from .tensor_amax import shards_of
 
@@ -143,7 +143,7 @@ def _is_a(module: Module, *names: str) -> bool:
 def _has_attention_sites(module: Module) -> bool:
     """Whether it is upstream's own attention; Transformer Engine has one of the same name."""
     return any(
-        cls.__name__ == "DotProductAttention" and cls.__module__.partition(".")[0] != linear.ENGINE
+        cls.__name__ == "DotProductAttention" and cls.__module__.partition(".")[0] != engine.NAME
         for cls in type(module).__mro__
     )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.nn import Module, Parameter
 
+from . import engine
+
 COLUMN, ROW = "column", "row"
 # The axis of a layer's weight that tensor parallelism splits: its outputs, or its inputs.
 _SIDES = {
@@ -20,7 +22,6 @@ _SIDES = {
     "TERowParallelGroupedLinear": ROW,
 }
 _LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
-ENGINE = "transformer_engine"  # the package
 # Transformer Engine's, each with the parameters that its GEMMs multiply, in their order.
 _GEMMS = {
     "Linear": ("weight",),
@@ -43,6 +44,14 @@ def has_sites(module: Module) -> bool:
 def is_engines(module: Module) -> bool:
     """Return whether `module` is a linear layer of Transformer Engine."""
     return _engine_class(module) is not None
+
+
+def asks_for_quantizers(module: Module) -> bool:
+    """Return whether `module` is one of Transformer Engine's that ask, attention among them."""
+    return any(
+        cls.__name__ == "TransformerEngineBaseModule" and _is_engine_class(cls)
+        for cls in type(module).__mro__
+    )
 
 
 def is_grouped(module: Module) -> bool:
@@ -91,6 +100,10 @@ def _names(module: Module) -> list[str]:
 def _engine_class(module: Module) -> str | None:
     for cls in type(module).__mro__:
         known = cls.__name__ in _GEMMS or cls.__name__ == _GROUPED
-        if known and cls.__module__.partition(".")[0] == ENGINE:
+        if known and _is_engine_class(cls):
             return cls.__name__
     return None
+
+
+def _is_engine_class(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == engine.NAME

@@ -6,6 +6,7 @@ Pure functions over plain facts; megatron/run reads them from the arguments and 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from . import engine
 from .formats import ATTENTION, LINEAR, SITES, GemmSite
 from .layers import OTHER, ROUTER, Layer
 
@@ -19,10 +20,12 @@ class Setup:
     weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
     name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
     layer are asked to be one GEMM, which has no sites. cuda_graphs: whether a step, or a part of
-    it, is captured and replayed.
+    it, is captured and replayed. engine_faults: where layers are Transformer Engine's, what keeps
+    them from being quantized, a text each.
     """
 
     transformer_impl: str = "local"
+    engine_faults: tuple[str, ...] = ()
     attention_variant: str | None = None
     deferred_embedding_wgrad: bool = False
     weight_shards: int = 1
@@ -63,7 +66,9 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
     """Return those of `find_traps` that need no model, only the run's arguments."""
     kinds = {site.layer for site in _wanted(asked)}
     traps = []
-    if kinds and setup.transformer_impl != "local":
+    if LINEAR in kinds and setup.transformer_impl == engine.NAME:
+        traps += setup.engine_faults
+    elif kinds and setup.transformer_impl not in ("local", engine.NAME):
         traps.append(
             f"--transformer-impl {setup.transformer_impl}: its layers do not call the sites; "
             "pass --transformer-impl local"

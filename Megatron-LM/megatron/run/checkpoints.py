@@ -12,7 +12,11 @@ import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from torch.nn import Module
+
+from . import engine
 from .ranks import all_ranks, rank
 from .unpickle import METADATA, CheckpointError, check_metadata
 
@@ -31,8 +35,10 @@ _begun: Path | None = None
 Fault = Callable[[Path], str | None]
 
 
-def before_load(args: Namespace, load_arg: str = "load") -> None:
+def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> None:
     """Take the newest whole checkpoint before one is read, and no foreign one. A collective.
+
+    `model` are this rank's chunks, or the model itself.
 
     Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
     whole one before it, and that is said. There is no choice where the user made it, and without
@@ -43,6 +49,7 @@ def before_load(args: Namespace, load_arg: str = "load") -> None:
         CheckpointError: there are checkpoints, and none is known to be whole; or what would be
             loaded would have something run that no checkpoint needs.
     """
+    engine.prepare([model] if isinstance(model, Module) else model, args)
     if load_folder(args, load_arg) is None:
         return
     found = error = None

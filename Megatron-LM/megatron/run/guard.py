@@ -10,7 +10,7 @@ from megatron.quant.config import current, is_excluded, scheduled, type_of
 from megatron.quant.record import Key
 from torch.nn import Module
 
-from . import disk, divergence, implementation
+from . import disk, divergence, engine, implementation
 from .checkpoints import keep_last
 from .files import run_folder
 from .modelopt import quantized_layers
@@ -72,6 +72,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         if current().check_nan:
             watch(model)
         _found = [one for chunk in model for one in quant.find_layers(chunk)]
+        engine.prepare(model, args)
         others = [one for chunk in model for one in quant.other_weights(chunk)]
         inspect([one.layer for one in _found] + others, read_setup(args))
         check_alone(quantized_layers(model))

@@ -4,8 +4,11 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable
 
 from megatron.quant import FoundLayer, Setup
+from megatron.quant.engine import NAME as ENGINE
 from torch import Tensor
 from torch.nn import Parameter
+
+from . import engine
 
 
 def read_setup(args: Namespace) -> Setup:
@@ -19,7 +22,8 @@ def read_setup(args: Namespace) -> Setup:
         deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
         weight_shards=max(getattr(args, name, None) or 1 for name in shards),
         cuda_graphs=_captures(args),
-        grouped_experts=grouped and not (implementation == "local" and _groups_with_sites()),
+        grouped_experts=grouped and not _groups_with_sites(implementation),
+        engine_faults=engine.faults(args) if implementation == ENGINE else (),
     )
 
 
@@ -30,13 +34,15 @@ def _captures(args: Namespace) -> bool:
     return asked or any(getattr(args, name, False) for name in switches)
 
 
-def _groups_with_sites() -> bool:
-    """Whether the patched source groups experts of local layers with their sites."""
+def _groups_with_sites(implementation: str) -> bool:
+    """Whether grouped experts have sites: the patched source's do, and those of the engine ask."""
+    if implementation == ENGINE:
+        return True
     try:
         from megatron.core.models import backends
     except ImportError:
         return False
-    return hasattr(backends, "experts_class")
+    return implementation == "local" and hasattr(backends, "experts_class")
 
 
 def read_chunk_tokens(args: Namespace) -> int:

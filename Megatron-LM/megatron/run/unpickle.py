@@ -52,30 +52,31 @@ class CheckpointError(RuntimeError):
     """No checkpoint of a folder can be gone on from."""
 
 
-class _ForeignError(Exception):
+class ForeignError(Exception):
     """A name that has no business in a checkpoint's metadata."""
 
 
-class _Reader(pickle._Unpickler):
-    """Build torch's own records, and nothing else.
+class Reader(pickle._Unpickler):
+    """Build torch's own records, and nothing else: `known` names them by module.
 
     In Python, for the C reader sets attributes of classes, and allocates what a damaged file says.
     """
 
+    known: ClassVar[dict[str, set[str]]] = _KNOWN
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
-        if name in _KNOWN.get(module, ()) or (module == "torch" and _is_dtype(name)):
+        if name in self.known.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _member
-        raise _ForeignError(f"{module}.{name}")
+        raise ForeignError(f"{module}.{name}")
 
     def load_build(self) -> None:
         """Set the attributes of a record; those of a class would change the program."""
         kind = type(self.stack[-2])
-        if kind.__module__ not in _KNOWN or issubclass(kind, enum.Enum):
-            raise _ForeignError(f"setattr on {self.stack[-2]!r:.80}")
+        if kind.__module__ not in self.known or issubclass(kind, enum.Enum):
+            raise ForeignError(f"setattr on {self.stack[-2]!r:.80}")
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -175,16 +176,21 @@ def read_metadata(file: BinaryIO) -> Metadata:
         CheckpointError: the file holds something else, or is damaged.
     """
     path = getattr(file, "name", METADATA)
+    found = check_pickle(Reader(io.BytesIO(file.read())), path)
+    if not isinstance(found, Metadata):
+        raise _refusal(path, f"holds a {type(found).__name__}")
+    return found
+
+
+def check_pickle(reader: Reader, path: Any) -> Any:
+    """Return what `reader` builds; CheckpointError, naming `path`, for what is foreign or damaged."""
     try:
-        found = _Reader(io.BytesIO(file.read())).load()
-    except _ForeignError as foreign:
+        return reader.load()
+    except ForeignError as foreign:
         found = f"would have {foreign} run, which no checkpoint needs"
         raise _refusal(path, found) from foreign
     except Exception as error:  # a damaged pickle raises anything
         raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
-    if not isinstance(found, Metadata):
-        raise _refusal(path, f"holds a {type(found).__name__}")
-    return found
 
 
 def _refusal(path: Any, found: str) -> CheckpointError:
@@ -198,7 +204,7 @@ def _member(kind: Any, name: str, *default: Any) -> enum.Enum:
     """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute."""
     if not default and isinstance(kind, enum.EnumMeta) and name in kind.__members__:
         return kind[name]
-    raise _ForeignError("builtins.getattr")
+    raise ForeignError("builtins.getattr")
 
 
 def _is_dtype(name: str) -> bool:

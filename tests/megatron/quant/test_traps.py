@@ -1,5 +1,7 @@
 """Each way to ask for a type and quantize nothing fires, with what to change."""
 
+from dataclasses import replace
+
 import pytest
 from megatron.quant import Layer, Setup, find_traps, notes
 
@@ -19,12 +21,19 @@ def test_a_sound_run_has_none():
     assert traps() == []
 
 
-@pytest.mark.parametrize("impl", ["transformer_engine", "inference_optimized"])
 @pytest.mark.parametrize("site", ALL)
-def test_another_transformer_implementation(impl, site):
-    (text,) = traps({site: "mxfp8"}, Setup(transformer_impl=impl))
-    assert f"--transformer-impl {impl}: its layers do not call the sites" in text
+def test_another_transformer_implementation(site):
+    (text,) = traps({site: "mxfp8"}, Setup(transformer_impl="inference_optimized"))
+    assert "--transformer-impl inference_optimized: its layers do not call the sites" in text
     assert "pass --transformer-impl local" in text
+
+
+def test_transformer_engines_layers_are_as_good_as_they_ask():
+    setup = Setup(transformer_impl="transformer_engine")
+    assert traps(ALL, setup) == []
+    setup = replace(setup, engine_faults=("one", "two"))
+    assert traps({"wgrad": "mxfp8"}, setup) == ["one", "two"]
+    assert traps({"qk": "mxfp8"}, setup) == []  # whose GEMMs are the attention's
 
 
 def test_another_attention():
@@ -107,14 +116,14 @@ def test_a_model_without_such_layers(layers, names):
 
 def test_nothing_asked_nothing_found():
     frozen = Layer("proj", "linear", "TELinear", frozen=True, sited=False)
-    setup = Setup("transformer_engine", "dsa", deferred_embedding_wgrad=True, weight_shards=2)
+    setup = Setup("inference_optimized", (), "dsa", deferred_embedding_wgrad=True, weight_shards=2)
     for asked in ({}, dict.fromkeys(ALL, "none")):
         assert traps(asked, setup, [frozen]) == []
         assert notes(asked, [ROUTER]) == []
 
 
 def test_every_trap_is_named_at_once():
-    setup = Setup("transformer_engine", "dsa", deferred_embedding_wgrad=True, weight_shards=2)
+    setup = Setup("inference_optimized", (), "dsa", deferred_embedding_wgrad=True, weight_shards=2)
     assert len(traps(ALL, setup, [])) == 6
 
 

@@ -414,7 +414,7 @@ def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argu
 def test_grouped_experts_without_sites_end_the_run_before_the_model(run, monkeypatch):
     run(fprop="mxfp8")
     before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
-    monkeypatch.setattr(setup, "_groups_with_sites", lambda: False)
+    monkeypatch.setattr(setup, "_groups_with_sites", lambda implementation: False)
     with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
         before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
     before_model(Namespace(num_experts=None, moe_grouped_gemm=True))

@@ -157,7 +157,7 @@ def test_a_dotted_name_of_a_known_module_is_refused(tmp_path, name):
 def test_of_attributes_a_member_of_a_known_enumeration_alone_is_taken(tmp_path, of):
     assert "builtins.getattr" in refused(tmp_path, pickle.dumps(Call(getattr, *of)))
     member = pickle.dumps(Call(getattr, planner.WriteItemType, "TENSOR"))
-    assert unpickle._Reader(io.BytesIO(member)).load() is planner.WriteItemType.TENSOR
+    assert unpickle.Reader(io.BytesIO(member)).load() is planner.WriteItemType.TENSOR
 
 
 @pytest.mark.parametrize("kind", [metadata.Metadata, type(Path()), planner.WriteItemType])

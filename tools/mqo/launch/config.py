@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import MqoError
+from mqo.launch import engine
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
@@ -199,6 +200,8 @@ def resolve(
         types, gemms = (types or {}) | recipe.types.model_dump(), "all"
         options = recipe.options | options
     _check_attention(types, rest.get("schedule", ()), options, rest.get("without", ()))
+    if engine.is_asked(rest.get("extra_flags", ())):
+        options.setdefault("cache_weights", True)  # as it does, so that weights draw once a step
     options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
     quantizer, recorder = split(options)
     parts = (Experiment, Quantization, Placement, Recording)

@@ -14,6 +14,7 @@ from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
 from mqo.errors import MqoError, RunError
 from mqo.launch.config import RunConfig
+from mqo.launch.engine import LOCAL
 from mqo.launch.flags import RunData, model_flags
 from mqo.launch.kept import answer, source_of
 from mqo.launch.machine import Machine
@@ -38,7 +39,7 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
     """
     of = config.experiment
     vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
-    flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags]
+    flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
     with source_of(project, tree, series, config, PROGRAM) as source:
         return measure(project, source, flags, config.layers_toml())
 
@@ -65,7 +66,7 @@ def record(
     try:
         # The words first: what the user gave behind `--` comes later and counts.
         of = config.experiment
-        flags = [*words, *model_flags(of, _CPU), *of.extra_flags]
+        flags = [*words, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
         found = measure(project, folder.source, flags, config.layers_toml(), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.data.pair_check import document_count
+from mqo.launch import engine
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import NONE, Llama3Rope, Mla, Moe, Shape, Training, Yarn
@@ -47,8 +48,12 @@ def megatron_flags(
     """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
     of = config.experiment
     given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    model = model_flags(of, machine, accumulates=leaves_wgrad(config) and machine.accumulates)
-    return [*model, *given, *config.placement.layout, *of.extra_flags]
+    # Transformer Engine adds weight gradients up itself, or loses them.
+    how, local = config.quantization, not engine.is_asked(of.extra_flags)
+    quantizes = engine.flags(of.extra_flags, how.types, how.schedule)
+    accumulates = local and leaves_wgrad(config) and machine.accumulates
+    model = model_flags(of, machine, accumulates=accumulates)
+    return [*model, *given, *config.placement.layout, *quantizes, *of.extra_flags]
 
 
 def leaves_wgrad(config: RunConfig) -> bool:

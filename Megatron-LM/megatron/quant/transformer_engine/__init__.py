@@ -8,16 +8,5 @@ package does not import Transformer Engine.
 
 from .factory import quantizer
 from .passes import attach
-from .releases import EngineError, check_release, fault, multiplies_plain_tensors
 
-FACTORY = f"{__name__}.{quantizer.__name__}"
-
-__all__ = [
-    "FACTORY",
-    "EngineError",
-    "attach",
-    "check_release",
-    "fault",
-    "multiplies_plain_tensors",
-    "quantizer",
-]
+__all__ = ["attach", "quantizer"]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from ..engine import check_release, multiplies_plain_tensors
 from . import passes
 from .operand import Operand
-from .releases import check_release, multiplies_plain_tensors
 
 # The roles of releases that name a tensor by a word alone begin so.
 _PREFIX = "linear_"
@@ -34,5 +34,6 @@ def quantizer(role: Any) -> Any:
         return PlainQuantizer.of(operand)
     from .paired import PairedQuantizer, check
 
-    check(layer_pass.module)
+    if operand.is_quantized:
+        check(layer_pass.module)
     return PairedQuantizer(operand)

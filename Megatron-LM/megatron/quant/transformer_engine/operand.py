@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import micro_batches
+from ..engine import EngineError
 from ..formats import LINEAR, SITES
 from ..operands import operands_of
 from ..source import site_types
-from .passes import Pass
+from .passes import Bystander, Pass
 
 # The engine's names of tensors, and ours of operands.
 _OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}
@@ -25,7 +26,12 @@ class Operand:
 
     tensor: str
     gemm: int
-    layer_pass: Pass
+    layer_pass: Pass | Bystander
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a linear GEMM takes it; outputs are none's operand yet."""
+        return self.tensor in _OPERANDS
 
     @property
     def weight(self) -> Parameter:
@@ -41,6 +47,11 @@ class Operand:
         return self._for("column", tensor)
 
     def _for(self, direction: str, tensor: Tensor) -> Tensor:
+        if not self.is_quantized:
+            raise EngineError(
+                "Transformer Engine asks to quantize what a layer returns. Expected: the dtype of "
+                "the model, without --fp8-param-gather, fp8 outputs and fp8 attention"
+            )
         site, hand = _gemms(_OPERANDS[self.tensor])[direction]
         weight = self.weight
         micro_batches.resume(self.layer_pass)

@@ -13,10 +13,9 @@ from torch.nn import Module
 from transformer_engine.common.recipe import CustomRecipe
 from transformer_engine.pytorch.tensor import Quantizer
 
-from .. import linear
-from . import releases
+from .. import engine, linear
+from ..engine import EngineError
 from .operand import Operand
-from .releases import EngineError
 
 try:
     from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
@@ -36,7 +35,7 @@ def check(module: Module) -> None:
     if found:
         raise EngineError(
             f"{type(module).__name__} {found}. Expected: Transformer Engine "
-            f"{releases.text(releases.PLAIN)} or newer, or --disable-bias-linear "
+            f"{engine.text(engine.PLAIN)} or newer, or --disable-bias-linear "
             "--no-gradient-accumulation-fusion and no --moe-grouped-gemm"
         )
 

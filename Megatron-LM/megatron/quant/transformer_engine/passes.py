@@ -13,11 +13,11 @@ from torch.nn import Module, Parameter
 
 from .. import linear, micro_batches
 from ..config import current
+from ..engine import EngineError
 from ..layers import LABEL
-from .releases import EngineError
 
 _STATE = "mqo_pass"
-_running: "Pass | None" = None
+_running: "Pass | Bystander | None" = None
 
 
 class Pass:
@@ -48,7 +48,7 @@ class Pass:
             )
         return found[gemm][1]
 
-    def take_slot(self, tensor: str | None) -> tuple[str, int]:
+    def take_slot(self, tensor: str) -> tuple[str, int]:
         """Return the tensor, and the GEMM, of the quantizer that the engine asks for now.
 
         It asks for those of a whole direction in a row, forward first: input, weight and output of
@@ -95,7 +95,33 @@ class _Kept:
     """Has a micro-batch."""
 
 
-def running() -> Pass:
+class Bystander:
+    """The pass of a module of the engine's that has no linear GEMMs: attention, norms.
+
+    It asks for quantizers, too, and has none of what it computes quantized.
+    """
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Leave a copied module without hooks of another's."""
+
+    def take_slot(self, tensor: str) -> tuple[str, int]:
+        """Return what stands for a tensor that is not quantized."""
+        del tensor
+        return "output", 0
+
+    def begin(self) -> None:
+        """Note the forward pass that begins."""
+        global _running
+        _running = self
+
+    def end(self, output: Any) -> None:
+        """Note that it ends."""
+        global _running
+        del output
+        _running = None
+
+
+def running() -> Pass | Bystander:
     """Return the pass that runs; EngineError where none of a layer with hooks does."""
     if _running is None:
         raise EngineError(
@@ -107,18 +133,18 @@ def running() -> Pass:
 
 
 def attach(model: Module) -> int:
-    """Have the layers of Transformer Engine in `model` say when they run; return how many there are.
+    """Have Transformer Engine's modules in `model` say when they run; return its linear layers' count.
 
-    A layer that has its hooks is left as it is.
+    A module that has its hooks is left as it is.
     """
-    found = [module for module in model.modules() if linear.is_engines(module)]
+    found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
     for module in found:
         if getattr(module, _STATE, None) is None:
-            state = Pass(module)
+            state = Pass(module) if linear.is_engines(module) else Bystander()
             object.__setattr__(module, _STATE, state)
             module.register_forward_pre_hook(lambda module, args, state=state: state.begin())
             # Also behind a pass that failed: no other layer's quantizers may be taken for its.
             module.register_forward_hook(
                 lambda module, args, out, state=state: state.end(out), always_call=True
             )
-    return len(found)
+    return sum(linear.is_engines(module) for module in found)

@@ -3,6 +3,15 @@
 MQO_TEST_ENGINE says which release.
 """
 
+import importlib
+
+import pytest
+import torch
+from megatron.quant import QuantSpec, fake_quantize, label_layers, set_step, weights
+from megatron.quant.engine import EngineError, multiplies_plain_tensors
+from megatron.quant.transformer_engine import attach, quantizer
+from transformer_engine.common.recipe import CustomRecipe
+
 from .models import (  # first: it imports the engine before megatron.core
     DENSE,
     EXPERTS,
@@ -16,24 +25,11 @@ from .models import (  # first: it imports the engine before megatron.core
     assert_same_operands,
     build,
     give_weights,
-    linear_weights,
     options,
     te,
     train,
     world,
 )  # isort: skip
-import importlib
-
-import pytest
-import torch
-from megatron.quant import QuantSpec, fake_quantize, label_layers, set_step, weights
-from megatron.quant.transformer_engine import (
-    EngineError,
-    attach,
-    multiplies_plain_tensors,
-    quantizer,
-)
-from transformer_engine.common.recipe import CustomRecipe
 
 PLAIN = multiplies_plain_tensors(VERSION)
 EXACT = 1e-5
@@ -229,9 +225,7 @@ def test_grouped_layers_are_experts_one_by_one(tmp_path):
     y.backward(grad)
     for i, (one, of_y) in enumerate(zip(x.split(splits), grad.split(splits), strict=True)):
         weight = getattr(made, f"weight{i}")
-        (x_row, w_row, g_row), (x_column, w_column, g_column) = operands(
-            one, weight, of_y, "nvfp4"
-        )
+        (x_row, w_row, g_row), (x_column, w_column, g_column) = operands(one, weight, of_y, "nvfp4")
         assert torch.equal(y.split(splits)[i], x_row.matmul(w_row.t()))
         assert torch.equal(x.grad.split(splits)[i], g_row.matmul(w_column))
         assert torch.equal(weight.grad, g_column.t().matmul(x_column))
@@ -302,6 +296,17 @@ def test_what_an_older_release_would_leave_out_is_refused(tmp_path, kind, more, 
     splits = ([TOKENS, 0, 0, 0],) if kind == "GroupedLinear" else ()
     with pytest.raises(EngineError, match=text):
         run(made, inputs(), *splits)
+
+
+def test_attention_asks_and_nothing_of_it_is_quantized(tmp_path):
+    options(tmp_path, all_gemms("mxfp8"))
+    attention = te.DotProductAttention(4, 16)
+    attach(torch.nn.ModuleDict({"attention": attention}))
+    attention.forward = lambda: attention.init_fp8_metadata(num_gemms=3)
+    with te.fp8_autocast(enabled=True, fp8_recipe=CustomRecipe(qfactory=quantizer)):
+        attention()
+    asked = attention.quantizers.get("scaling_fwd", ())
+    assert not any(hasattr(one, "rowwise_quantizer") for one in asked)
 
 
 def test_a_layer_without_a_name_is_refused(tmp_path):

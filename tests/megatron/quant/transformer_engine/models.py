@@ -14,13 +14,13 @@ te = engine.install(ENGINES / VERSION, VERSION)
 
 import torch
 import world
+from megatron.attention.spec import with_local_attention
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt import gpt_layer_specs as specs
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from megatron.quant import RECORDER, config, label_layers, set_step, weights
-from megatron.quant.transformer_engine import FACTORY, attach
-
-from megatron.attention.spec import with_local_attention
+from megatron.quant.engine import FACTORY
+from megatron.quant.transformer_engine import attach
 
 LINEAR = ("fprop", "dgrad", "wgrad")
 WIDE, TALL, VOCABULARY, TOKENS, BATCH = 64, 128, 96, 32, 2

@@ -8,10 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from tests.megatron.quant.transformer_engine import models  # isort: skip
-from tests.megatron.quant.transformer_engine.models import DENSE, EXPERTS, VERSION, world
-
 import torch
-from megatron.quant.transformer_engine import multiplies_plain_tensors
+from megatron.quant.engine import multiplies_plain_tensors
+
+from tests.megatron.quant.transformer_engine.models import DENSE, EXPERTS, VERSION, world
 
 KINDS = ("mxfp8", "nvfp4")  # of a scale a block, and of one more for the tensor of all ranks
 

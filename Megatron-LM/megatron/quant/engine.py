@@ -1,13 +1,19 @@
-"""Which releases of Transformer Engine are known, and what each can do.
+"""Transformer Engine by name: which releases are known, what each can do, how it is asked.
 
-Their interface for quantizers of others is marked experimental, so that an unknown release may mean
-something else by the same names.
+Its interface for quantizers of others is marked experimental, so that an unknown release may mean
+something else by the same names. What this module imports needs the standard library alone.
 """
 
 import importlib.metadata
 import re
+import sys
 
 Release = tuple[int, int]
+
+NAME = "transformer_engine"  # of its package, and of upstream's --transformer-impl
+FACTORY = "megatron.quant.transformer_engine.quantizer"
+# Upstream's flags that have it ask there. The fp8 format is its own affair, and any will do.
+FLAGS = ("--fp8-format", "e4m3", "--fp8-recipe", "custom", "--fp8-quantizer-factory", FACTORY)
 
 # The first release that is known, and the first one that is not.
 FIRST: Release = (2, 10)
@@ -16,7 +22,7 @@ BEYOND: Release = (2, 21)
 # with a bias, grouped ones, and weight gradients that are added up in place.
 PLAIN: Release = (2, 19)
 
-_DISTRIBUTIONS = ("transformer_engine", "transformer-engine-torch")
+_DISTRIBUTIONS = (NAME, "transformer-engine-torch")
 
 
 class EngineError(RuntimeError):
@@ -24,7 +30,9 @@ class EngineError(RuntimeError):
 
 
 def installed() -> str | None:
-    """Return the version of the Transformer Engine that would import; None without one."""
+    """Return the version of Transformer Engine: the imported one's, or the installed one's."""
+    if loaded := sys.modules.get(NAME):
+        return loaded.__version__
     for name in _DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)
@@ -64,4 +72,5 @@ def multiplies_plain_tensors(version: str) -> bool:
 
 
 def text(of: Release) -> str:
+    """Return "2.19" of (2, 19)."""
     return ".".join(map(str, of))

@@ -1,0 +1,34 @@
+"""Transformer Engine's layers, where the user's own flags for Megatron ask for them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from mqo.matrix.tables import LINEAR_SITES, NONE
+from mqo.torch_free import load
+
+_engine = load("quant.engine")
+# What follows all other flags where a program is to take local layers none the less.
+LOCAL = ("--transformer-impl", "local")
+
+
+def is_asked(extra_flags: Sequence[str]) -> bool:
+    """Return whether the user's flags ask for Transformer Engine's layers."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--transformer-impl", default="local")
+    try:
+        return parser.parse_known_args(list(extra_flags))[0].transformer_impl == _engine.NAME
+    except argparse.ArgumentError:  # without a value: upstream says so
+        return False
+
+
+def flags(
+    extra_flags: Sequence[str], types: Mapping[str, str] | None, schedule: Sequence[str]
+) -> list[str]:
+    """Return the flags that have Transformer Engine's layers ask for our quantizers.
+
+    None without its layers, and none without a type of linear layers; `types` None are unknown.
+    """
+    typed = types is None or any(types.get(site, NONE) != NONE for site in LINEAR_SITES["all"])
+    return list(_engine.FLAGS) if is_asked(extra_flags) and (typed or schedule) else []
