@@ -162,7 +162,7 @@ def run(part: Part, rehearsal: bool) -> tuple[str, int]:
 
 
 def search_path() -> list[str]:
-    """Return where modules are, Triton's cache of tests/get_packages.py behind the installed one."""
+    """Return where modules are, the Triton of tests/get_packages.py behind an installed one."""
     return [str(ROOT / "Megatron-LM"), str(ROOT / ".cache/triton")]
 
 

@@ -1,9 +1,9 @@
-"""Imports Transformer Engine's real Python code on a machine without CUDA, its compiled parts stubbed.
+"""Imports Transformer Engine's real Python code without CUDA, its compiled parts stubbed.
 
-For a process of its own: torch.cuda says afterwards that there is a device, which the engine insists
-on; its tensors are the CPU's. What is stubbed, GEMMs and norms, computes as torch does, so that the
-engine's own code decides what is quantized, kept, gathered and multiplied. `install` comes before
-`megatron.core` is imported.
+For a process of its own: torch.cuda says afterwards that there is a device, which the engine
+insists on; its tensors are the CPU's. What is stubbed, GEMMs and norms, computes as torch does, so
+that the engine's own code decides what is quantized, kept, gathered and multiplied. `install` comes
+before `megatron.core` is imported.
 """
 
 import enum
@@ -35,7 +35,6 @@ _NAMES = {
 _BACKENDS = ["NVTE_No_Backend", "NVTE_F16_arbitrary_seqlen", "NVTE_FP8"]
 # Functions that are imported by a star, and so have to be there.
 _STARRED = ("layernorm_fwd", "layernorm_bwd", "rmsnorm_bwd_add", "bgrad_quantize", "split_quantize")
-EPSILON = 1e-5  # of every norm: its backward function is not told
 
 
 def install(folder, version):
@@ -124,26 +123,11 @@ def _compiled(version):
 _DTYPES = {2: torch.float32, 3: torch.float16, 4: torch.bfloat16}
 
 
-def gemm(
-    a,
-    transa,
-    b,
-    transb,
-    out,
-    quantizer,
-    out_dtype,
-    bias,
-    bias_dtype,
-    gelu,
-    gelu_in,
-    grad,
-    *rest,
-    **_,
-):
+def gemm(a, transa, b, transb, out, quantizer, out_dtype, bias, bias_dtype, *rest, **_):
     """BLAS's product, seen from rows: op(b) op(a), added to `out` if asked for."""
+    gelu, _, grad, _, _, accumulate, *_ = rest
     assert quantizer is None and not gelu, "the stand-in neither quantizes nor activates"
     assert not any(hasattr(operand, "_quantizer") for operand in (a, b)), "operands are plain"
-    accumulate = rest[2]
     rows, other = b.flatten(0, -2), a.flatten(0, -2)
     product = (rows.t() if transb else rows).matmul(other.t() if transa else other)
     of_bias = rows.sum(0) if grad and bias is not None else None
@@ -158,24 +142,9 @@ def gemm(
     return product, of_bias, None, None
 
 
-def grouped_gemm(
-    a,
-    transa,
-    b,
-    transb,
-    out,
-    out_dtype,
-    splits,
-    bias,
-    bias_dtype,
-    single,
-    pre_gelu,
-    grad,
-    *rest,
-    **_,
-):
+def grouped_gemm(a, transa, b, transb, out, out_dtype, splits, bias, bias_dtype, *rest, **_):
     """The same for each group; `out` is one tensor for all, or a list."""
-    accumulate = rest[2]
+    single, _, grad, _, _, accumulate, *_ = rest
     whole = list(out[0].split(splits)) if single else out
     for i, (left, right) in enumerate(zip(a, b, strict=True)):
         gemm(
@@ -195,15 +164,17 @@ def pad_rows(x, out, splits, padded):
 
 
 def rmsnorm_forward(x, weight, eps, out, quantizer, dtype, margin, zero_centered):
-    assert not zero_centered and eps == EPSILON
+    assert not zero_centered
     y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
-    return y if quantizer is None else quantizer(y), None, torch.ones(len(x))
+    # In the place of the rows' deviations: all that the backward function is told of the norm.
+    told = torch.full((1,), eps, dtype=torch.float64)
+    return y if quantizer is None else quantizer(y), None, told
 
 
-def rmsnorm_backward(grad, x, rsigma, weight, margin, zero_centered):
+def rmsnorm_backward(grad, x, told, weight, margin, zero_centered):
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     with torch.enable_grad():
-        y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPSILON)
+        y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, told.item())
     return torch.autograd.grad(y, (x, weight), grad.view_as(x))
 
 
@@ -262,11 +233,12 @@ class Norm(torch.autograd.Function):
     """The stand-in for the engine's norm, for layers that have one of their own."""
 
     @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return rmsnorm_forward(x, weight, EPSILON, None, None, None, 0, False)[0]
+    def forward(ctx, x, weight, eps):
+        y, _, told = rmsnorm_forward(x, weight, eps, None, None, None, 0, False)
+        ctx.save_for_backward(x, weight, told)
+        return y
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        return rmsnorm_backward(grad.contiguous(), x, None, weight, 0, False)
+        x, weight, told = ctx.saved_tensors
+        return *rmsnorm_backward(grad.contiguous(), x, told, weight, 0, False), None

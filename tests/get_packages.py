@@ -1,9 +1,9 @@
 """Puts packages for GPUs into .cache, for tests that run their Python on a CPU.
 
 Triton, in whose interpreter the GPU kernels run, where this Python has none; and some releases of
-Transformer Engine, whose wheels are Python alone. Not into .venv: torch and Megatron take both for a
-GPU's, and a training on a CPU must not change because tests ran. Without a network those tests are
-skipped.
+Transformer Engine, whose wheels are Python alone. Not into .venv: torch and Megatron take both for
+a GPU's, and a training on a CPU must not change because tests ran. Without a network those tests
+are skipped.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Transformer Engine's layers in a run: what they are told, and what keeps them from our factory."""
+"""Transformer Engine's layers in a run: what they are told, and what keeps them from asking."""
 
 from argparse import Namespace
 from collections.abc import Iterable

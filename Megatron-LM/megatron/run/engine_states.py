@@ -22,18 +22,20 @@ _RECIPES = "transformer_engine.common.recipe"
 _KEPT = "mqo_states_are_checked"
 
 
-class _StateReader(Reader):
+class StateReader(Reader):
     """Builds recipes and tensors, and nothing else."""
 
     known: ClassVar = {
         "collections": {"OrderedDict"},
         "torch._utils": {"_rebuild_tensor_v2"},
-        # Under a restriction to weights, which the process is under.
+        # torch's is under a restriction to weights, as the process is, and Megatron's is such.
         "torch.storage": {"_load_from_bytes"},
+        "megatron.core.safe_globals": {"safe_load_from_bytes"},
         _RECIPES: set(),
     }
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return a class of the engine's recipes, or what every reader knows."""
         if module == _RECIPES and name.isidentifier():
             found = super(Reader, self).find_class(module, name)
             if isinstance(found, type) and found.__module__ == _RECIPES:
@@ -71,7 +73,7 @@ def _checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
         if isinstance(state, Tensor):
             if state.numel():
                 content = state.detach().cpu().numpy().tobytes()
-                check_pickle(_StateReader(io.BytesIO(content)), "The state of a quantizer")
+                check_pickle(StateReader(io.BytesIO(content)), "The state of a quantizer")
         elif state is not None:
             raise CheckpointError(
                 "The state of a quantizer is in a form that Transformer Engine no longer writes. "

@@ -66,6 +66,7 @@ class Reader(pickle._Unpickler):
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names; ForeignError for a name that is not known."""
         if name in self.known.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
@@ -183,7 +184,7 @@ def read_metadata(file: BinaryIO) -> Metadata:
 
 
 def check_pickle(reader: Reader, path: Any) -> Any:
-    """Return what `reader` builds; CheckpointError, naming `path`, for what is foreign or damaged."""
+    """Return what `reader` builds; CheckpointError for what is foreign or damaged in `path`."""
     try:
         return reader.load()
     except ForeignError as foreign:

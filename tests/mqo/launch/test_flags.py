@@ -24,6 +24,9 @@ from mqo.matrix import generate, tables
 from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder
 
+from ...get_packages import ENGINE_WHEELS, ENGINES, ROOT
+
+NEWEST = next(iter(ENGINE_WHEELS))
 NOWHERE = RunData(Path("none"), Path("none"), None), RunFolder(Path("none")), Path("none")
 
 
@@ -198,8 +201,13 @@ for world, words in json.load(sys.stdin):
         args = arguments.parse_args()
         arguments.validate_args(args)
     types = (args.hidden_size, args.seq_length, args.global_batch_size, str(args.params_dtype))
-    found.append([*types, args.distributed_backend, args.transformer_impl])
+    found.append([*types, args.distributed_backend, args.transformer_impl, args.fp8_recipe])
 print(json.dumps(found))
+"""
+WITH_ENGINE = """
+import sys
+sys.path[:0] = [sys.argv[1], "."]
+import tests.megatron.quant.transformer_engine.installed
 """
 BF16 = "torch.bfloat16"
 
@@ -250,7 +258,36 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
             "torch.float32" if cell.experiment.training.is_smoke else BF16,
             "nccl" if gpus else "gloo",
             "local",
+            "delayed",  # upstream's default, without effect
         ]
+
+
+@pytest.mark.skipif(not (ENGINES / NEWEST).exists(), reason="python tests/get_packages.py")
+def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(vendored):
+    """With its real Python code, whose version and parts upstream's validation looks at."""
+    pytest.importorskip("torch")
+    words, given = {}, ("--transformer-impl", "transformer_engine", "--bf16")
+    machine = imagined("h100-80gb", 0)
+    for model in tables.models():
+        cells = [(mode, {"gemms": "all"}) for mode in tables.modes()]
+        cells += [("bf16", {"recipe": recipes.read(name)}) for name in recipes.names()]
+        for mode, rest in cells:
+            of = resolve(model, "dolma", mode, "tiny", extra_flags=given, **rest)
+            found = tuple(megatron_flags(of, machine, *NOWHERE))
+            types = of.quantization.types
+            quantizes = any(types[site] != "none" for site in tables.LINEAR_SITES["all"])
+            words[(1, found)] = quantizes
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITH_ENGINE + PARSE, vendored.root],
+        input=json.dumps(list(words)),
+        env={**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "MQO_TEST_ENGINE": NEWEST},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for quantizes, found in zip(words.values(), json.loads(done.stdout), strict=True):
+        assert found[-2:] == ["transformer_engine", "custom" if quantizes else "delayed"]
 
 
 # -- what upstream has no flags for ----------------------------------------------------------------

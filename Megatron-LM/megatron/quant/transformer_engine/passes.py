@@ -1,4 +1,4 @@
-"""Which of the engine's layers runs, and in which micro-batch: what it does not tell its quantizers.
+"""Which of the engine's layers runs, and in which micro-batch: its quantizers are not told.
 
 The engine asks a factory for quantizers while a layer's forward pass begins, and newer releases ask
 anew in each. A hook on the layer notes it before.
@@ -133,9 +133,9 @@ def running() -> Pass | Bystander:
 
 
 def attach(model: Module) -> int:
-    """Have Transformer Engine's modules in `model` say when they run; return its linear layers' count.
+    """Have Transformer Engine's modules in `model` say when they run; return its linear layers.
 
-    A module that has its hooks is left as it is.
+    Their number, that is. A module that has its hooks is left as it is.
     """
     found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
     for module in found:

@@ -4,21 +4,40 @@ MQO_TEST_ENGINE says which release.
 """
 
 import importlib
+import io
+import os
+import pickle
+from argparse import Namespace
 
 import pytest
 import torch
-from megatron.quant import QuantSpec, fake_quantize, label_layers, set_step, weights
-from megatron.quant.engine import EngineError, multiplies_plain_tensors
+import world
+from megatron.quant import (
+    RECORDER,
+    QuantSpec,
+    config,
+    fake_quantize,
+    find_layers,
+    label_layers,
+    set_step,
+    site_coverage,
+    weights,
+)
+from megatron.quant.engine import FACTORY, EngineError, multiplies_plain_tensors
 from megatron.quant.transformer_engine import attach, quantizer
-from transformer_engine.common.recipe import CustomRecipe
+from megatron.run.engine_states import StateReader, protect_states
+from megatron.run.setup import Usage
+from megatron.run.unpickle import CheckpointError, check_pickle
+from transformer_engine.common.recipe import CustomRecipe, DelayedScaling
 
-from .models import (  # first: it imports the engine before megatron.core
+from .installed import VERSION, te
+from .models import (
     DENSE,
     EXPERTS,
     LATENT,
+    LINEAR,
     TALL,
     TOKENS,
-    VERSION,
     WIDE,
     Seen,
     all_gemms,
@@ -26,10 +45,8 @@ from .models import (  # first: it imports the engine before megatron.core
     build,
     give_weights,
     options,
-    te,
     train,
-    world,
-)  # isort: skip
+)
 
 PLAIN = multiplies_plain_tensors(VERSION)
 EXACT = 1e-5
@@ -207,8 +224,8 @@ def test_two_layers_in_one_module_have_names_of_their_own(tmp_path):
     found = seen.close()
     assert {name for _, name, _ in found} == {"layer.fc1", "layer.fc2"}
     assert len(found) == 12
-    (x_row, w_row, _), _ = operands(*(found["fprop", "layer.fc1", n][0][0] for n in ("x",) * 3))
-    assert torch.equal(found["fprop", "layer.fc1", "x"][0][1], x_row)
+    [(x, x_row)] = found["fprop", "layer.fc1", "x"]
+    assert torch.equal(x_row, fake_quantize(x, QuantSpec("mxfp8")))
     for (_, name, operand), [(given, _)] in found.items():
         if operand == "weight":
             own = made.fc1_weight if name.endswith("fc1") else made.fc2_weight
@@ -350,3 +367,68 @@ def test_our_nvfp4_is_the_engines_reference(reference, tile, dtype):
     expected = codes * (scales[: len(codes), : codes.shape[1]] * whole)
     ours = fake_quantize(x.float(), QuantSpec("nvfp4", tile=tile))
     assert torch.equal(ours, expected)
+
+
+# -- what a run makes of it --------------------------------------------------------------------
+
+
+def test_a_layer_that_did_not_ask_ends_the_run(tmp_path):
+    """Upstream leaves these layers out of the engine's quantization, though the run names them."""
+    text = all_gemms("mxfp8") + "[asked]\n" + "".join(f'{s} = "mxfp8"\n' for s in LINEAR)
+    options(tmp_path, text)
+    model = build(True, first_last_layers_bf16=True, num_layers_at_end_in_bf16=0)
+    layers = find_layers(model)
+    usage = Usage(layers, {"linear"})
+    train(model, steps=1)
+    asked = dict.fromkeys(LINEAR, "mxfp8")
+    found = site_coverage(
+        *(asked, [one.layer for one in layers], usage.close(), RECORDER.entries()),
+        *(config.is_excluded, config.type_of),
+    )
+    missed = {(site, layer.split(".")[2]) for site, layer in found.missed}
+    assert missed == {(site, "0") for site in LINEAR}
+    assert not found.idle and not found.unlabeled
+
+
+def test_nothing_of_a_quantizer_is_saved_and_nothing_is_read(tmp_path):
+    """Its state would name the factory, which the engine then asks before any layer runs."""
+    options(tmp_path, all_gemms("mxfp8"))
+    made, x = layer("Linear", bias=False), inputs()
+    protect_states(made, Namespace(fp8_quantizer_factory=FACTORY))
+    run(made, x)
+    saved = made.state_dict()
+    assert saved["_extra_state"].numel() == 0
+    saved["_extra_state"] = bomb(tmp_path / "ran")
+    made.load_state_dict(saved)
+    assert not (tmp_path / "ran").exists()
+
+
+def bomb(path):
+    """A state of which Python's own reader would have a program run."""
+
+    class Bomb:
+        def __reduce__(self):
+            return os.system, (f"touch '{path}'",)
+
+    return torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
+
+
+def test_a_foreign_state_runs_nothing(tmp_path, monkeypatch):
+    made = te.Linear(WIDE, TALL, bias=False, params_dtype=torch.float32, device="cpu")
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
+    protect_states(made, Namespace())
+    with pytest.raises(CheckpointError, match=r"would have \S+system run"):
+        made.load_state_dict(made.state_dict() | {"_extra_state": bomb(tmp_path / "ran")})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_state_of_the_engines_own_recipes_is_read():
+    """Of delayed scaling, which keeps what it has seen."""
+    made = te.Linear(WIDE, TALL, bias=False, params_dtype=torch.float32, device="cpu")
+    protect_states(made, Namespace())
+    state = {"recipe": DelayedScaling(), "extra_fp8_variables": {"num_gemms": 1}}
+    content = pickle.dumps(state | {"scale_fwd": torch.ones(3), "amax": torch.zeros(1, 3)})
+    reader = StateReader(io.BytesIO(content))
+    found = check_pickle(reader, "state")
+    assert found["recipe"] == DelayedScaling()
+    assert torch.equal(found["scale_fwd"], torch.ones(3))

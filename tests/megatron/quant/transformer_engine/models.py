@@ -1,16 +1,10 @@
-"""Small models of local layers and of Transformer Engine's, with the same weights, that train."""
+"""Small models of local layers and of Transformer Engine's, with the same weights, that train.
+
+`installed` is imported before.
+"""
 
 import os
-import sys
 from pathlib import Path
-
-ROOT, DEMOS = Path(__file__).resolve().parents[4], "Megatron-LM/examples/parallelism"
-sys.path[:0] = [str(ROOT / folder) for folder in (".", "Megatron-LM", DEMOS)]
-from tests import engine
-from tests.get_packages import ENGINES
-
-VERSION = os.environ["MQO_TEST_ENGINE"]
-te = engine.install(ENGINES / VERSION, VERSION)
 
 import torch
 import world
@@ -21,6 +15,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from megatron.quant import RECORDER, config, label_layers, set_step, weights
 from megatron.quant.engine import FACTORY
 from megatron.quant.transformer_engine import attach
+
+from .... import engine
 
 LINEAR = ("fprop", "dgrad", "wgrad")
 WIDE, TALL, VOCABULARY, TOKENS, BATCH = 64, 128, 96, 32, 2
@@ -39,7 +35,7 @@ LATENT = {
 
 # The norms of local layers are the ones that the engine's compiled code stands for.
 torch.nn.RMSNorm.forward = lambda norm, x: engine.Norm.apply(
-    x.reshape(-1, x.shape[-1]), norm.weight
+    x.reshape(-1, x.shape[-1]), norm.weight, norm.eps
 ).view(x.shape)
 
 
@@ -66,7 +62,7 @@ def build(engines, sizes=DENSE, **more):
     chosen = {
         **{"hidden_size": WIDE, "add_bias_linear": False, "gated_linear_unit": True},
         **{"activation_func": torch.nn.functional.silu, "normalization": "RMSNorm"},
-        **{"bias_activation_fusion": False, "layernorm_epsilon": engine.EPSILON},
+        **{"bias_activation_fusion": False, "layernorm_epsilon": 1e-5},
         **sizes,
         **more,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 program = sys.argv[1]
 sys.path[:0] = [str(Path(program).parent), str(Path(__file__).resolve().parents[4])]
-from tests.megatron.quant.transformer_engine.installed import te  # noqa: E402, F401
+import tests.megatron.quant.transformer_engine.installed  # noqa: E402, F401
 
 # Compiled kernels, with which upstream has its own of torch.
 sys.modules["transformer_engine.pytorch.optimizers"] = None

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
-from tests.megatron.quant.transformer_engine import models  # isort: skip
+from tests.megatron.quant.transformer_engine.installed import VERSION  # before megatron.core
+
+# isort: split
 import torch
+import world
 from megatron.quant.engine import multiplies_plain_tensors
 
-from tests.megatron.quant.transformer_engine.models import DENSE, EXPERTS, VERSION, world
+from tests.megatron.quant.transformer_engine import models
+from tests.megatron.quant.transformer_engine.models import DENSE, EXPERTS
 
 KINDS = ("mxfp8", "nvfp4")  # of a scale a block, and of one more for the tensor of all ranks
 

@@ -1,0 +1,131 @@
+"""The launcher and upstream's trainer with Transformer Engine's real Python code, on a CPU."""
+
+import pytest
+from mqo import process
+from mqo.errors import RunError
+from mqo.launch.config import resolve
+from mqo.project import Project
+from mqo.recipes import recipe as recipes
+
+pytest.importorskip("torch")
+from . import real_runs
+from .get_packages import ENGINE_WHEELS, ENGINES, ROOT
+from .real_runs import SAVED_HALFWAY, SHORT_STEPS, losses, stats_of
+
+PROJECT = Project.here()
+if not (PROJECT.tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+NEWEST, *_, OLDEST = ENGINE_WHEELS
+if not (ENGINES / NEWEST).exists():
+    pytest.skip(f"no {ENGINES}: python tests/get_packages.py", allow_module_level=True)
+
+PROGRAM = ROOT / "tests/megatron/quant/transformer_engine/pretrain.py"
+ENGINE = ("--transformer-impl", "transformer_engine")
+SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 1".split()
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, checkout_with):
+    """A function that trains a cell, each one once, with the engine's layers or local ones."""
+    project = checkout_with(runs=tmp_path_factory.mktemp("runs of the engine"))
+    done = {}
+
+    def run(mode, version=NEWEST, *, flags=(), model="llama32-1b", recipe=None, **rest):
+        key = (mode, version, flags, model, recipe, *sorted(rest.items()))
+        if key not in done:
+            rest |= {"recipe": recipes.read(recipe)} if recipe else {}
+            words = (*SIZES, *(ENGINE if version else ()), *flags)
+            cell = resolve(model, "wikipedia", mode, "smoke", extra_flags=words, **rest)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(process, "spawn", with_engine(process.spawn))
+                patch.setenv("MQO_TEST_ENGINE", version or "")
+                done[key] = real_runs.run(project, cell)
+        return done[key]
+
+    return run
+
+
+def with_engine(spawn):
+    def started(command, **options):
+        words = [str(word) for word in command]
+        place = next((n for n, w in enumerate(words) if w.endswith("/pretrain_gpt.py")), None)
+        if place is not None and ENGINE[1] in words:
+            words.insert(place, str(PROGRAM))
+        return spawn(words, **options)
+
+    return started
+
+
+def operands(run):
+    """Which operands of which layers were quantized, and as what."""
+    return {(row["site"], row["layer"], row["operand"], row["quant_type"]) for row in stats_of(run)}
+
+
+def assert_same(ours, theirs):
+    assert operands(ours) == operands(theirs)
+    for own, other in zip(losses(ours), losses(theirs), strict=True):
+        assert [loss for _, loss in own] == pytest.approx([loss for _, loss in other], abs=CLOSE)
+
+
+CELLS = {
+    "a mode": ("linear_mxfp8", {"gemms": "all"}),
+    "a mode of attention": ("FA_linear_mxfp4", {"gemms": "all"}),
+    "a recipe": ("bf16", {"recipe": "nvfp4"}),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_run_is_that_of_local_layers(train, cell):
+    mode, rest = CELLS[cell]
+    ours = train(mode, **rest)
+    assert_same(ours, train(mode, None, **rest | {"cache_weights": True}))
+    assert "transformer_engine.RMSNorm" in ours.implementation.read_text()
+
+
+@pytest.mark.slow
+def test_an_older_release_trains_as_the_newest(train):
+    mode, rest = CELLS["a recipe"]
+    assert_same(train(mode, OLDEST, **rest), train(mode, **rest))
+
+
+@pytest.mark.slow
+def test_latent_attention_and_experts(train):
+    cell = {"model": "deepseek2_lite", "gemms": "all"}
+    flags = ("--moe-layer-freq", "[0]+[1]")
+    ours = train("linear_mxfp8", flags=flags, **cell)
+    assert_same(ours, train("linear_mxfp8", None, flags=flags, **cell))
+
+
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, tmp_path):
+    mode, rest = CELLS["a recipe"]
+    whole = train(mode, **rest)
+    halfway = ("--exit-interval", "3")
+    train(mode, flags=halfway, checkpoint=tmp_path, **rest)
+    again = train(mode, checkpoint=tmp_path, **rest)
+    assert losses(again)[0][-3:] == losses(whole)[0][-3:]
+
+
+def test_checkpoints_of_both_kinds_of_layers_are_one_anothers(train, tmp_path):
+    mode, rest = CELLS["a mode"]
+    halfway = ("--exit-interval", "3")
+    train(mode, None, flags=halfway, checkpoint=tmp_path, cache_weights=True, **rest)
+    # Upstream's layers of the engine expect a state of each, which local ones have not.
+    lenient = ("--dist-ckpt-strictness", "ignore_all")
+    again = train(mode, checkpoint=tmp_path, flags=lenient, **rest)
+    steps, own = zip(*losses(again)[0], strict=True)
+    assert steps == (4, 5, 6)
+    theirs = [loss for _, loss in losses(train(mode, None, cache_weights=True, **rest))[0]]
+    assert own == pytest.approx(theirs[3:], abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--fp8-recipe", "tensorwise"), "--fp8-quantizer-factory megatron.quant"),
+        (("--first-last-layers-bf16",), "--first-last-layers-bf16"),
+    ],
+)
+def test_what_would_leave_layers_unquantized_ends_a_run_before_its_model(train, flags, text):
+    with pytest.raises(RunError, match=rf"before the model.*{text}"):
+        train("linear_mxfp8", flags=flags)
