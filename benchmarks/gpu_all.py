@@ -34,6 +34,8 @@ VARIANTS = (
     "'recipe mxfp8' 'recipe nvfp4' 'recipe hif4' 'recipe fp8-blockwise' 'recipe fp8-tensorwise' "
     "'recipe mxfp4-backward'"
 )
+ENGINE_RUN = "script/train_config.py --model llama32-1b --dataset wikipedia --training-config tiny"
+ENGINE_WORDS = "-- --transformer-impl transformer_engine --train-samples 160"
 LINES = 40  # of a failed part's output
 
 
@@ -88,6 +90,20 @@ PARTS = (
         f"benchmarks/step.py --dtype bf16 {SMALL} --rounds 1 --only bf16 mxfp8",
         "What emulation costs on a GPU; the figures of README and docs/quantization.md.",
         limit_s=420,
+    ),
+    Part(
+        "Transformer Engine: our emulation beside its own kernels",
+        "benchmarks/engine.py",
+        "benchmarks/engine.py --stub 2.20.2 --tokens 128 --hidden 128 --repeats 1",
+        "Whether mxfp8 and nvfp4 as emulated train as the hardware's do (differences beyond those of "
+        "accumulation in mxfp8 and fp8 are faults of ours), and what the factory costs of a layer.",
+    ),
+    Part(
+        "A run of Transformer Engine's layers",
+        f"{ENGINE_RUN} --quantization FA_linear_mxfp8 --gemms all {ENGINE_WORDS}",
+        f"{ENGINE_RUN} --quantization FA_linear_mxfp8 --gemms all --dry-run {ENGINE_WORDS}",
+        "Whether a mode runs to its end with its layers: the guard ends it if one did not ask. It "
+        "fails where Transformer Engine is not installed.",
     ),
     Part(
         "Peak memory beside the simulation's",

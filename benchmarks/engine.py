@@ -1,0 +1,146 @@
+"""Holds our emulation inside Transformer Engine's linear layer to its own kernels, and times both.
+
+    PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/engine.py [--tokens 8192] [--hidden 4096]
+
+A linear layer in bfloat16, forward and backward, by our factory with a recipe of this project, and
+by the engine's own recipe of the same definition: norm-relative differences of output and gradients,
+which are those of accumulation where nothing draws, and the best times, of bf16's. Needs a GPU with
+Transformer Engine; --stub takes its Python code alone, on a CPU, without its kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from mqo.launch.config import resolve
+from mqo.project import Project
+from mqo.recipes import recipe as recipes
+
+# Our recipes, and the engine's of the same definition.
+NATIVE = {
+    "mxfp8": "MXFP8BlockScaling",
+    "nvfp4": "NVFP4BlockScaling",
+    "fp8-blockwise": "Float8BlockScaling",
+    "fp8-tensorwise": "Float8CurrentScaling",
+}
+Tensors = tuple[torch.Tensor, ...]
+
+
+def main() -> None:
+    """Measure, and print a row each recipe."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--stub", metavar="RELEASE", help="of .cache/transformer_engine")
+    given = parser.parse_args()
+    if given.stub:
+        stub(given.stub)
+    try:
+        import transformer_engine
+        import transformer_engine.pytorch as te
+    except ImportError as error:
+        print(f"Not run: Transformer Engine does not import here ({error}).")
+        return
+    print(f"Transformer Engine {transformer_engine.__version__}\n")
+    print("| recipe | output | input's gradient | weight's | ours, of bf16 | its own |")
+    print("|---|---|---|---|---|---|", flush=True)
+    plain = layer(te, given)
+    baseline = best(lambda: plain(None), given.repeats)
+    for name in NATIVE:
+        print(row(te, given, name, baseline), flush=True)
+
+
+def stub(release: str) -> None:
+    """Import the engine's Python code alone, as tests do."""
+    root = Project.here().root
+    os.environ["MQO_TEST_ENGINE"] = release
+    sys.path.insert(0, str(root))
+    import tests.megatron.quant.transformer_engine.installed  # noqa: F401
+
+
+def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
+    """Return a row of the table; what the device, or the stub, cannot do is said in it."""
+    from megatron.quant.transformer_engine import quantizer
+    from transformer_engine.common import recipe as engines
+
+    choose(name)
+    run, custom = layer(te, given), engines.CustomRecipe(qfactory=quantizer)
+    ours, took = run(custom), best(lambda: run(custom), given.repeats) / baseline
+    try:
+        native = getattr(engines, NATIVE[name])()
+        theirs = run(native)
+        own = f"{best(lambda: run(native), given.repeats) / baseline:.2f}x"
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        return f"| {name} | | | | {took:.2f}x | not here: {str(error).splitlines()[0][:60]} |"
+    apart = [f"{difference(a, b):.1e}" for a, b in zip(ours, theirs, strict=True)]
+    return f"| {name} | {' | '.join(apart)} | {took:.2f}x | {own} |"
+
+
+def choose(name: str) -> None:
+    """Have this process quantize as a recipe says, whatever the source's types are."""
+    from megatron.quant import config, weights
+
+    recipe = recipes.read(name)
+    types = recipe.types.model_dump()
+    schedule = tuple(f"{site}: {kind}" for site, kind in types.items() if kind != "none")
+    cell = resolve("llama32-1b", "wikipedia", "bf16", "tiny", recipe=recipe, schedule=schedule)
+    path = Path(tempfile.mkdtemp()) / "quant.toml"
+    path.write_text(cell.quant_toml(cell.quantization.types or {}), encoding="utf-8")
+    os.environ[config.ENVIRONMENT_VARIABLE] = str(path)
+    config.reset()
+    weights.clear()
+
+
+def layer(te: Any, given: argparse.Namespace) -> Callable[[Any], Tensors]:
+    """Return what runs a layer, always of the same numbers, by one of the engine's recipes."""
+    from megatron.quant import label_layers
+    from megatron.quant.transformer_engine import attach
+
+    where = {"device": "cpu" if given.stub else "cuda", "dtype": torch.bfloat16}
+    torch.manual_seed(1)
+    size, params = (given.hidden, given.hidden), {"params_dtype": torch.bfloat16}
+    made = te.Linear(*size, bias=False, device=where["device"], **params)
+    model = torch.nn.ModuleDict({"layer": made})
+    label_layers(model)
+    attach(model)
+    x = torch.randn(given.tokens, given.hidden, **where).requires_grad_()
+    grad = torch.randn(given.tokens, given.hidden, **where)
+
+    def run(recipe: Any) -> Tensors:
+        x.grad = made.weight.grad = None
+        with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
+            y = made(x)
+        y.backward(grad)
+        return y.detach(), x.grad, made.weight.grad
+
+    return run
+
+
+def difference(one: torch.Tensor, two: torch.Tensor) -> float:
+    """Return the norm of the difference, of the second's norm."""
+    return ((one.float() - two.float()).norm() / two.float().norm()).item()
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """Return the least seconds of a run."""
+    wait = getattr(torch.cuda, "synchronize", lambda: None)
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+if __name__ == "__main__":
+    main()
