@@ -3,9 +3,9 @@
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/engine.py [--tokens 8192] [--hidden 4096]
 
 A linear layer in bfloat16, forward and backward, by our factory with a recipe of this project, and
-by the engine's own recipe of the same definition: norm-relative differences of output and gradients,
-which are those of accumulation where nothing draws, and the best times, of bf16's. Needs a GPU with
-Transformer Engine; --stub takes its Python code alone, on a CPU, without its kernels.
+by the engine's own recipe of the same definition: norm-relative differences of output and
+gradients, which are those of accumulation where nothing draws, and the best times, of bf16's. Needs
+a GPU with Transformer Engine; --stub takes its Python code alone, on a CPU, without its kernels.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ PARTS = (
         "Transformer Engine: our emulation beside its own kernels",
         "benchmarks/engine.py",
         "benchmarks/engine.py --stub 2.20.2 --tokens 128 --hidden 128 --repeats 1",
-        "Whether mxfp8 and nvfp4 as emulated train as the hardware's do (differences beyond those of "
-        "accumulation in mxfp8 and fp8 are faults of ours), and what the factory costs of a layer.",
+        "Whether mxfp8 and nvfp4 as emulated train as the hardware's do (differences beyond those "
+        "of accumulation in mxfp8 and fp8 are faults), and what the factory costs of a layer.",
     ),
     Part(
         "A run of Transformer Engine's layers",

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from . import quant
-from .quant.source import site_types
+from .quant import linear
 
 # CUDA's grouped product takes rows in multiples of 16 bytes where it sums over them.
 ROWS = 8
-_LINEAR = ("fprop", "dgrad", "wgrad")
 
 
 def experts_class(grouped: bool, one_by_one: type[Module]) -> type[Module]:
@@ -45,9 +44,9 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
         ) -> tuple[Tensor, Tensor | None]:
             """Return [tokens, h] of [tokens, h], sorted by expert, and no bias."""
             experts = list(self.local_experts)
-            linear = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
+            parts = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
             # A frozen weight is multiplied beside the sites, one by one.
-            if len(experts) == 1 or not all(part.weight.requires_grad for part in linear):
+            if len(experts) == 1 or not all(part.weight.requires_grad for part in parts):
                 return super().forward(hidden, tokens_per_expert, probs)
             # Upstream's own pass, of one expert that is all of them.
             whole = _as_one(experts, tokens_per_expert.tolist())
@@ -151,17 +150,8 @@ class _GroupedGemm(torch.autograd.Function):
 
 
 def _operands(site: str, weights: Sequence[Parameter]) -> list[Any]:
-    quant_type = _types()[site]
+    quant_type = linear.source_types()[site]
     return [quant.gemm_operands(site, quant_type, weight) for weight in weights]
-
-
-@functools.cache
-def _types() -> dict[str, str]:
-    """Return the types of the linear sites, which the source of upstream's linear layers says."""
-    from megatron.core.tensor_parallel import layers
-
-    found = site_types(layers.__file__)
-    return {site: found[site] for site in _LINEAR}
 
 
 def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:

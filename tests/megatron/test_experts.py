@@ -187,10 +187,6 @@ def test_an_older_torch_is_refused(monkeypatch):
         experts.check(SimpleNamespace())
 
 
-def test_types_are_those_of_the_source(vendored):
-    assert experts._types() == dict.fromkeys(LINEAR, "none")
-
-
 def test_one_expert_is_upstreams_own_pass():
     class OneByOne(torch.nn.Module):
         def __init__(self):

@@ -4,11 +4,13 @@ Read off the names of classes, so that neither upstream's layers nor Transformer
 imported.
 """
 
+import functools
 from typing import Any
 
 from torch.nn import Module, Parameter
 
 from . import engine
+from .source import site_types
 
 COLUMN, ROW = "column", "row"
 # The axis of a layer's weight that tensor parallelism splits: its outputs, or its inputs.
@@ -91,6 +93,14 @@ def split_size(module: Module) -> tuple[int, int] | None:
     name = "input_size" if which == ROW else "output_size"
     whole = getattr(module, name, None)
     return getattr(module, f"{name}_per_partition", whole), whole
+
+
+@functools.cache
+def source_types() -> dict[str, str]:
+    """Return the types of the linear sites, which the source of upstream's linear layers says."""
+    from megatron.core.tensor_parallel import layers
+
+    return site_types(layers.__file__)
 
 
 def _names(module: Module) -> list[str]:

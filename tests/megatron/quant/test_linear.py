@@ -104,3 +104,8 @@ def test_grouped_experts_have_the_names_of_experts_one_by_one(offset):
     routed.local_expert_indices = [offset, offset + 1, offset + 2]
     names = [one.layer.name for one in find_layers(torch.nn.ModuleDict({"mlp": routed}))]
     assert names == [f"mlp.experts.local_experts.{offset + i}.linear_fc1" for i in range(3)]
+
+
+def test_types_are_those_of_the_source(vendored):
+    sites = ("fprop", "dgrad", "wgrad")
+    assert linear.source_types().items() >= dict.fromkeys(sites, "none").items()

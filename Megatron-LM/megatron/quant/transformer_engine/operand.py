@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import Parameter
 
-from .. import micro_batches
+from .. import linear, micro_batches
 from ..engine import EngineError
 from ..formats import LINEAR, SITES
 from ..operands import operands_of
-from ..source import site_types
 from .passes import Bystander, Pass
 
 # The engine's names of tensors, and ours of operands.
@@ -55,7 +54,7 @@ class Operand:
         site, hand = _gemms(_OPERANDS[self.tensor])[direction]
         weight = self.weight
         micro_batches.resume(self.layer_pass)
-        operands = operands_of(site, _types()[site], weight)
+        operands = operands_of(site, linear.source_types()[site], weight)
         matrix = weight if self._is(weight, tensor) else tensor.reshape(-1, tensor.shape[-1])
         quantized = getattr(operands, hand)(matrix)
         # A transform may leave it longer along the axis that is summed; then it stays a matrix.
@@ -78,11 +77,3 @@ def _gemms(operand: str) -> dict[str, tuple[str, str]]:
             hand, axis = sides[operand]
             found["row" if axis == -1 else "column"] = (site.name, hand)
     return found
-
-
-@functools.cache
-def _types() -> dict[str, str]:
-    """Return the types of the linear sites, which the source of upstream's linear layers says."""
-    from megatron.core.tensor_parallel import layers
-
-    return site_types(layers.__file__)

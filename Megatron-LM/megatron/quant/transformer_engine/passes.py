@@ -30,8 +30,10 @@ class Pass:
         self._module = ref(module)
         self._slots: Iterator[tuple[str, int]] = iter(())
 
-    def __deepcopy__(self, memo: object) -> None:
-        """Leave a copied layer without hooks of another's."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pass":
+        """Return one of the layer's copy, where the layer is being copied."""
+        copied = memo.get(id(self.module))
+        return self if copied is None else Pass(copied)
 
     @property
     def module(self) -> Module:
@@ -101,9 +103,6 @@ class Bystander:
     It asks for quantizers, too, and has none of what it computes quantized.
     """
 
-    def __deepcopy__(self, memo: object) -> None:
-        """Leave a copied module without hooks of another's."""
-
     def take_slot(self, tensor: str) -> tuple[str, int]:
         """Return what stands for a tensor that is not quantized."""
         del tensor
@@ -133,18 +132,31 @@ def running() -> Pass | Bystander:
 
 
 def attach(model: Module) -> int:
-    """Have Transformer Engine's modules in `model` say when they run; return its linear layers.
+    """Have Transformer Engine's modules in `model` say when they run; return how many have.
 
-    Their number, that is. A module that has its hooks is left as it is.
+    A module that has its hooks is left as it is.
     """
     found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
     for module in found:
-        if getattr(module, _STATE, None) is None:
-            state = Pass(module) if linear.is_engines(module) else Bystander()
-            object.__setattr__(module, _STATE, state)
-            module.register_forward_pre_hook(lambda module, args, state=state: state.begin())
+        if not hasattr(module, _STATE):
+            setattr(module, _STATE, None)
+            module.register_forward_pre_hook(_begin)
             # Also behind a pass that failed: no other layer's quantizers may be taken for its.
-            module.register_forward_hook(
-                lambda module, args, out, state=state: state.end(out), always_call=True
-            )
-    return sum(linear.is_engines(module) for module in found)
+            module.register_forward_hook(_end, always_call=True)
+    return len(found)
+
+
+def _begin(module: Module, args: object) -> None:
+    del args
+    _pass_of(module).begin()
+
+
+def _end(module: Module, args: object, output: Any) -> None:
+    del args
+    _pass_of(module).end(output)
+
+
+def _pass_of(module: Module) -> Pass | Bystander:
+    if getattr(module, _STATE) is None:
+        setattr(module, _STATE, Pass(module) if linear.is_engines(module) else Bystander())
+    return getattr(module, _STATE)

@@ -3,6 +3,7 @@
 MQO_TEST_ENGINE says which release.
 """
 
+import copy
 import importlib
 import io
 import os
@@ -324,6 +325,16 @@ def test_attention_asks_and_nothing_of_it_is_quantized(tmp_path):
         attention()
     asked = attention.quantizers.get("scaling_fwd", ())
     assert not any(hasattr(one, "rowwise_quantizer") for one in asked)
+
+
+def test_a_copied_layer_has_its_own_weights(tmp_path):
+    options(tmp_path, all_gemms("mxfp8"))
+    made, x = layer("Linear", bias=False), inputs()
+    first = run(made, x)
+    other = copy.deepcopy(made)
+    other.weight.data.mul_(2.0)
+    assert torch.equal(run(other, x), 2 * first)
+    assert torch.equal(run(made, x), first)
 
 
 def test_a_layer_without_a_name_is_refused(tmp_path):
