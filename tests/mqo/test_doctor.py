@@ -214,12 +214,12 @@ OPTIONAL = [
 @pytest.mark.parametrize(("what", "distribution", "module"), OPTIONAL)
 def test_an_optional_piece_is_found(gpu, site, what, distribution, module):
     assert found(gpu, what).found == "not installed"
-    install(site, distribution, "3.1", module)
+    install(site, distribution, "2.20", module)
     (site / module / "normalization").mkdir()
     (site / module / "libtransformer_engine.so").touch()
     (site / "amp_C.py").touch()
     piece = found(gpu, what)
-    assert (piece.state, piece.found, piece.cost) == ("ok", "3.1", "")
+    assert (piece.state, piece.found, piece.cost) == ("ok", "2.20", "")
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,18 @@ def test_a_transformer_engine_without_its_library_is_a_warning(gpu, site):
 
 @pytest.mark.parametrize("place", ["", "transformer_engine", "transformer_engine/wheel_lib"])
 def test_the_library_of_transformer_engine_has_three_places(gpu, site, place):
-    install(site, "transformer-engine", "2.9.0", "transformer_engine")
+    install(site, "transformer-engine", "2.20.2", "transformer_engine")
     (site / place).mkdir(exist_ok=True)
     (site / place / "libtransformer_engine.so").touch()
     assert found(gpu, "Transformer Engine").state == "ok"
+
+
+def test_a_transformer_engine_that_is_not_known_quantizes_nothing(gpu, site):
+    install(site, "transformer-engine", "2.9.0", "transformer_engine")
+    (site / "libtransformer_engine.so").touch()
+    engine = found(gpu, "Transformer Engine")
+    assert (engine.state, engine.cost) == ("warning", "its layers run with bf16 alone")
+    assert engine.found == "2.9.0; known are its releases 2.10 to 2.20"
 
 
 # -- room ----------------------------------------------------------------------------------------

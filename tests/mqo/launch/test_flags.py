@@ -332,6 +332,7 @@ def literal(node):
 
 ACCUMULATES = replace(imagined("h100-80gb", 8), accumulation="json")  # which imports
 NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
+ENGINE = ("--transformer-impl=transformer_engine",)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +344,8 @@ NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
         ("bf16", {"recipe": recipes.read("nvfp4")}, False),
         ("FA_linear_mxfp8", {"schedule": ("linear: mxfp8 until 0.9, then bf16",)}, False),
         ("source", {}, False),
+        ("bf16", {"extra_flags": ENGINE}, True),
+        ("FA_linear_mxfp8", {"extra_flags": ENGINE}, False),  # lost by its older releases
     ],
 )
 def test_apexs_kernel_adds_weight_gradients_whose_gemm_is_known_to_be_unquantized(

@@ -48,10 +48,10 @@ def megatron_flags(
     """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
     of = config.experiment
     given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    # Transformer Engine adds weight gradients up itself, or loses them.
-    how, local = config.quantization, not engine.is_asked(of.extra_flags)
+    how = config.quantization
     quantizes = engine.flags(of.extra_flags, how.types, how.schedule)
-    accumulates = local and leaves_wgrad(config) and machine.accumulates
+    # Transformer Engine's older releases lose gradients of layers that ask for quantizers.
+    accumulates = not quantizes and leaves_wgrad(config) and machine.accumulates
     model = model_flags(of, machine, accumulates=accumulates)
     return [*model, *given, *config.placement.layout, *quantizes, *of.extra_flags]
 
