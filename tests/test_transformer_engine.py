@@ -3,7 +3,9 @@
 import pytest
 from mqo import process
 from mqo.errors import RunError
+from mqo.launch import evaluation
 from mqo.launch.config import resolve
+from mqo.launch.evaluation import Place
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
 
@@ -109,17 +111,34 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, tmp_pat
     assert losses(again)[0][-3:] == losses(whole)[0][-3:]
 
 
-def test_checkpoints_of_both_kinds_of_layers_are_one_anothers(train, tmp_path):
+# Upstream's layers of the engine expect a state of each, which local ones do not save.
+LENIENT = ("--dist-ckpt-strictness", "ignore_all")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "flags"), [(None, NEWEST, LENIENT), (NEWEST, None, ())], ids=["to", "from"]
+)
+def test_checkpoints_of_both_kinds_of_layers_are_one_anothers(train, tmp_path, first, then, flags):
     mode, rest = CELLS["a mode"]
+    rest = rest | {"cache_weights": True}
     halfway = ("--exit-interval", "3")
-    train(mode, None, flags=halfway, checkpoint=tmp_path, cache_weights=True, **rest)
-    # Upstream's layers of the engine expect a state of each, which local ones have not.
-    lenient = ("--dist-ckpt-strictness", "ignore_all")
-    again = train(mode, checkpoint=tmp_path, flags=lenient, **rest)
-    steps, own = zip(*losses(again)[0], strict=True)
+    train(mode, first, flags=halfway, checkpoint=tmp_path, **rest)
+    steps, own = zip(
+        *losses(train(mode, then, checkpoint=tmp_path, flags=flags, **rest))[0], strict=True
+    )
     assert steps == (4, 5, 6)
-    theirs = [loss for _, loss in losses(train(mode, None, cache_weights=True, **rest))[0]]
-    assert own == pytest.approx(theirs[3:], abs=CLOSE)
+    whole = [loss for _, loss in losses(train(mode, None, **rest))[0]]
+    assert own == pytest.approx(whole[3:], abs=CLOSE)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
+    mode, rest = CELLS["a mode"]
+    train(mode, checkpoint=tmp_path, **rest)
+    (found,) = evaluation.evaluate(
+        vendored, [Place.of(tmp_path)], [mode], evaluation.text(tokens=64 * 8)
+    )
+    assert found.loss == pytest.approx(8.3, abs=0.1)
 
 
 @pytest.mark.parametrize(
