@@ -53,8 +53,7 @@ FILES = (
             ),
             PrependBody(
                 f"{RESOLVER}._mla_fused_linear_or_default",
-                "if module_name == 'linear_q_proj' and module_spec is not None:\n"
-                "    return module_spec\n",
+                "if module_name == 'linear_q_proj':\n    return module_spec or self.linear_impl\n",
             ),
         ),
         versions=">=0.19",

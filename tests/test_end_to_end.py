@@ -295,8 +295,8 @@ def test_a_misspelt_exclude_ends_the_run_before_its_first_step(start):
         start("linear_mxfp8", exclude=("output",))
 
 
-def test_a_trap_in_the_arguments_ends_the_run_before_its_model_is_built(start):
-    with pytest.raises(RunError, match=r"before the model.*pass --transformer-impl local"):
+def test_layers_that_cannot_be_had_end_the_run(start):
+    with pytest.raises(RunError, match=r"needs Transformer Engine.*`--transformer-impl local`"):
         start("linear_mxfp8", flags=("--transformer-impl", "transformer_engine"))
 
 

@@ -192,7 +192,7 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
         def save_checkpoint(iteration, non_persistent_ckpt=False):
             calls.append("saved")
 
-        def load_checkpoint(load_arg="load"):
+        def load_checkpoint(ddp_model, load_arg="load"):
             calls.append("loaded")
 
         def _load_global_dist_base_checkpoint(args, checkpoint_name):
@@ -201,14 +201,14 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
     scope = {"calls": calls, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/checkpointing.py", source), scope)
     scope["check_checkpoint_args"]("theirs")
-    scope["load_checkpoint"]()
+    scope["load_checkpoint"]("model")
     scope["save_checkpoint"](7)
     scope["save_checkpoint"](8, non_persistent_ckpt=True)
     scope["_load_global_dist_base_checkpoint"]("args", "there")
     assert calls == [
         ("note_checkpoint", "theirs"),
         "checked",
-        ("before_load", "args", "load"),
+        ("before_load", "args", "load", "model"),
         "loaded",
         ("before_save", "args", 7),
         "saved",
@@ -226,7 +226,7 @@ def test_a_release_without_hashes_of_checkpoints_gets_the_other_calls():
         def save_checkpoint(iteration, non_persistent_ckpt=False):
             pass
 
-        def load_checkpoint(load_arg="load"):
+        def load_checkpoint(ddp_model, load_arg="load"):
             pass
         """
     path = "megatron/training/checkpointing.py"

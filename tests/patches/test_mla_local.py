@@ -88,7 +88,9 @@ def test_another_implementation_is_held_to_upstreams_rules(resolver):
     fused = resolver(fused="fused")
     with pytest.raises(ValueError, match="a norm that nothing uses"):
         fused._raise_unused_q_norm()
-    assert fused._mla_fused_linear_or_default("column", "linear_q_proj") == "fused"
+    assert fused._mla_fused_linear_or_default("column", "linear_kv_up_proj") == "fused"
+    # But where there are no latents it has no norm either, as in other releases.
+    assert fused._mla_fused_linear_or_default("column", "linear_q_proj") == "column"
 
 
 def test_a_release_that_takes_head_sizes_itself_stops_the_patch():

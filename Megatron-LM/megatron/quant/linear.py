@@ -5,6 +5,7 @@ imported.
 """
 
 import functools
+import importlib.util
 from typing import Any
 
 from torch.nn import Module, Parameter
@@ -98,9 +99,8 @@ def split_size(module: Module) -> tuple[int, int] | None:
 @functools.cache
 def source_types() -> dict[str, str]:
     """Return the types of the linear sites, which the source of upstream's linear layers says."""
-    from megatron.core.tensor_parallel import layers
-
-    return site_types(layers.__file__)
+    found = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
+    return site_types(found.origin)
 
 
 def _names(module: Module) -> list[str]:

@@ -85,7 +85,7 @@ def test_a_teacher_is_a_folder_that_says_what_it_is(vendored, tmp_path):
     ("flags", "named"),
     [
         (("--no-such-flag", "1"), "--no-such-flag"),
-        (("--transformer-impl", "transformer_engine"), "transformer_engine"),
+        (("--transformer-impl", "transformer_engine"), "Transformer Engine"),
         (("--num-layers", "3", "--pipeline-model-parallel-size", "2"), "pipeline"),
     ],
 )

@@ -24,6 +24,9 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to make or replace.")] = Path(
         "report"
     ),
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Write each comparison as a LaTeX table, too.")
+    ] = False,
 ) -> None:
     """Compare runs on one page that works offline, with pictures and tables beside it."""
     from mqo.project import Project
@@ -33,7 +36,7 @@ def report(
     found, left_out = collect(runs or [Project.here().runs])
     groups, repeated = compare(found)
     left_out += repeated
-    write(groups, left_out, out)
+    write(groups, left_out, out, latex=latex)
     for group in groups:
         found, count = group.verdict, len(group.runs)
         said = [f"by the rule {group.choice}, but:" if found.doubts else f"take {group.choice}"]
@@ -44,10 +47,11 @@ def report(
     print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")
 
 
-def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
+def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool = False) -> None:
     """Write all files of the report; `out` is the old report or the new one, whole."""
     import datetime
 
+    from mqo.report import latex as tex
     from mqo.report import tables
     from mqo.report.curve import draw, draw_gaps
     from mqo.report.page import page
@@ -60,6 +64,8 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path) -> None:
             name = f"{number}_{group.model}_{group.dataset}_{group.config}"
             draw(group, folder / name)
             draw_gaps(group, folder / name)
+            if latex:
+                (folder / f"{name}.tex").write_text(tex.table(group), encoding="utf-8")
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""A comparison as a LaTeX table, for a paper: needs \\usepackage{booktabs}."""
+
+from __future__ import annotations
+
+from mqo.report.compare import Group, Row
+from mqo.report.evidence import LEVEL, Evidence
+
+_SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def table(group: Group) -> str:
+    """Return the rows of a group: seeds, loss, and the gap with its interval, paired by seed."""
+    kind = "Validation" if group.validated else "Training"
+    level = escape(f"{LEVEL:.0%} interval")
+    head = f"Variant & Seeds & {kind} loss & Gap (\\%) & {level} & $p$ (Holm)"
+    caption = f"{escape(group.title)}. Gaps are relative to the unquantized run of the same seed."
+    return "\n".join(
+        [
+            r"\begin{table}",
+            f"  \\caption{{{caption}}}",
+            r"  \centering",
+            r"  \begin{tabular}{lrrrrr}",
+            r"    \toprule",
+            f"    {head} \\\\",
+            r"    \midrule",
+            *(f"    {line(row)} \\\\" for row in group.rows),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def line(row: Row) -> str:
+    """Return a variant's cells; what nobody measured, or one seed cannot tell, is empty."""
+    loss = f"{row.loss.mean:.4f}" if row.loss else ""
+    cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.evidence.get("gap")))
+    return " & ".join(cells)
+
+
+def gap_cells(found: Evidence | None) -> tuple[str, str, str]:
+    """Return the gap, its interval and p."""
+    if found is None:
+        return "", "", ""
+    mean = f"${100 * found.mean:+.2f}$"
+    if found.low is None or found.high is None or found.adjusted is None:
+        return mean, "", ""
+    interval = f"$[{100 * found.low:+.2f}, {100 * found.high:+.2f}]$"
+    return mean, interval, "$<0.001$" if found.adjusted < 0.001 else f"${found.adjusted:.3f}$"
+
+
+def escape(text: str) -> str:
+    """Return text as LaTeX prints it."""
+    return "".join(_SPECIAL.get(character, character) for character in text)
