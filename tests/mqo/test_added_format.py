@@ -26,8 +26,9 @@ scale = "e8m0"
 block = 32
 rounding = "nearest-even"
 source = "nobody's: MX with seven bits"
-light = ["{LIGHT}"]
-dark = ["{DARK}"]
+color = "moss"
+light = "{LIGHT}"
+dark = "{DARK}"
 """
 FORMATS = tuple(formats.FORMATS)
 TRAIN = "from mqo.launch.cli import main; main()"
@@ -37,9 +38,11 @@ TRAIN = "from mqo.launch.cli import main; main()"
 def project(vendored, tmp_path_factory):
     """A copy of the checkout that differs in the two rows alone."""
     root = tmp_path_factory.mktemp("a copy")
-    for folder in ("Megatron-LM", "tools", "patches", "script"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
+    ignored = shutil.ignore_patterns("__pycache__")
+    # Other tests export the tree meanwhile, and note that in it.
+    with vendored.reading("copy, for a test"):
+        for folder in ("Megatron-LM", "tools", "patches", "script"):
+            shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
     file = root / "Megatron-LM/megatron/quant/formats.toml"
     head, elements, rest = file.read_text(encoding="utf-8").partition("[elements]\n")
     file.write_text(head + elements + ELEMENT + rest + ROW, encoding="utf-8")
