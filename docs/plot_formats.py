@@ -38,7 +38,7 @@ def main() -> None:
     )
     rows = elements()
     for row, (element, kinds) in enumerate(rows.items()):
-        color = FORMATS[kinds[0]].light[0]
+        color = FORMATS[kinds[0]].light
         values = positive_values(kinds[0])
         grid.scatter(values, [-row] * len(values), marker="|", s=130, lw=0.9, color=color)
         steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": element.upper()}

@@ -90,8 +90,9 @@ class Format:
     scale: str
     rounding: str
     source: str
-    light: Sequence[str]
-    dark: Sequence[str]
+    color: str
+    light: str
+    dark: str
     block: int | None = None
     square: bool = False
     scripts: bool = False

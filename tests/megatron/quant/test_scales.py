@@ -60,6 +60,13 @@ def test_squares_are_those_of_the_other_axes_by_the_blocks_axis(assert_same_bits
     assert not qdq(matrix, QuantSpec(kind)).equal(qdq(matrix, spec))
 
 
+@pytest.mark.parametrize("kind", SQUARE)
+def test_a_square_whose_rows_have_one_amax_is_quantized_as_its_rows(assert_same_bits, kind):
+    x = normal(150, 260).clamp(-3, 3)
+    x[:, :: FORMATS[kind].block] = 3.5
+    assert_same_bits(qdq(x, QuantSpec(kind, tile="square")), qdq(x, QuantSpec(kind)))
+
+
 @pytest.mark.parametrize("kind", OF_TENSOR)
 def test_the_amax_of_a_larger_tensor_makes_its_part_what_it_is_there(assert_same_bits, kind):
     x = normal(6, 64)

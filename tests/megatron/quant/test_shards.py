@@ -86,8 +86,8 @@ def test_squares_are_cut_along_the_axis_that_is_no_sum(split, cut, square):
 
 def test_the_squares_of_a_run_are_its_rows(options):
     rows = '[operands]\n"dgrad.weight" = { tile = "square" }\n"wgrad.x" = { tile = "square" }\n'
-    options('[asked]\ndgrad = "nvfp4"\nwgrad = "mxfp8"\n' + rows)
-    assert config.current().squares() == {"dgrad.weight": 16}  # mxfp8 has no squares
+    options('[asked]\ndgrad = "nvfp4"\nwgrad = "hif4"\n' + rows)
+    assert config.current().squares() == {"dgrad.weight": 16}  # hif4 has none
 
 
 def test_gate_and_up_are_two_sums():

@@ -48,7 +48,8 @@ def test_the_block_is_a_choice_of_mx_formats_alone(kind, block):
 
 @pytest.mark.parametrize("kind", REFERENCE_TYPES)
 def test_square_tiles_are_those_of_the_formats_that_have_them(kind):
-    square = kind in ("nvfp4", "fp8_block", "fp8_block_fp32")
+    """All with blocks, but hif4, whose blocks have parts."""
+    square = kind != "hif4" and QuantSpec(kind).block is not None
     assert QuantSpec(kind, tile="square").tile == ("square" if square else "row")
 
 

@@ -7,6 +7,8 @@ import pytest
 from mqo.launch.config import resolve
 from mqo.launch.flags import shape_flags
 from mqo.launch.folder import as_shell
+from mqo.report.collect import collect
+from mqo.report.compare import compare
 from mqo.runs import RunFolder
 
 SHARES = {"bf16": 0.0, "FA_mxfp8": 0.02, "FA_linear_mxfp8": 0.33, "mxfp4": 0.35}
@@ -117,3 +119,16 @@ def runs(tmp_path):
 
     make.root = root
     return make
+
+
+def only(runs):
+    """The one comparison of the runs."""
+    (group,) = compare(collect([runs.root])[0])[0]
+    return group
+
+
+def trio(runs, seed, base, **gaps):
+    """bf16 at `base`, and modes at their gaps from it."""
+    runs(f"bf16 {seed}", seed=seed, loss=base)
+    for mode, gap in gaps.items():
+        runs(f"{mode} {seed}", mode, seed=seed, loss=base * (1 + gap))

@@ -15,6 +15,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 WAYS = "`apt-get install chromium-headless-shell`, or `playwright install chromium`"
 MODES = ("bf16", "FA_linear_mxfp8", "mxfp4")
+CURVE = "document.querySelector('[data-kind=loss]').data.find(t => t.meta !== 'band')"
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +66,20 @@ def open_page(browser, report):
 
 
 def visible(page, kind):
-    """Of each trace of a plot, by name, whether it is shown."""
+    """Of each curve of a plot, by name, whether it and its band are shown."""
     script = f"document.querySelector('[data-kind={kind}]').data.map(t => [t.name, t.visible])"
-    return dict(page.evaluate(script))
+    found = {}
+    for name, there in page.evaluate(script):
+        assert found.setdefault(name, there) == there
+    return found
 
 
-def test_each_run_has_its_curves(open_page):
+def test_each_mode_has_a_curve_and_a_band_of_two_edges(open_page):
     page = open_page()
-    labels = ("bf16 (unquantized)", *MODES[1:])
-    names = {f"{label}, seed {seed}" for label in labels for seed in (1, 2)}
+    names = {"bf16 (unquantized)", *MODES[1:]}
     assert set(visible(page, "loss")) == set(visible(page, "valid")) == names
-    assert set(visible(page, "difference")) == {name for name in names if "bf16" not in name}
-    assert page.locator("[data-kind=loss] .scatterlayer .trace").count() == 6
+    assert set(visible(page, "difference")) == set(MODES[1:])
+    assert page.locator("[data-kind=loss] .scatterlayer .trace").count() == 9
 
 
 def test_a_click_in_the_legend_hides_a_mode_in_all_plots_and_another_shows_it(open_page):
@@ -90,8 +93,27 @@ def test_a_click_in_the_legend_hides_a_mode_in_all_plots_and_another_shows_it(op
                 assert there is (shown or not name.startswith("mxfp4")), (kind, name)
         page.wait_for_function(
             "n => document.querySelectorAll('[data-kind=loss] .scatterlayer .trace').length === n",
-            arg=6 if shown else 4,
+            arg=9 if shown else 6,
         )
+
+
+def test_a_ninth_curve_takes_the_place_of_the_one_shown_longest(browser, tmp_path):
+    modes = [f"{family}{kind}" for kind in ("mxfp8", "mxfp4", "hifp8") for family in ("", "FA_")]
+    modes += ["nvfp4", "linear_nvfp4", "FA_nvfp4"]
+    for mode in ("bf16", *modes):
+        make_run(tmp_path / "runs" / mode, mode)
+    groups, _ = compare(collect([tmp_path / "runs"])[0])
+    write(groups, [], tmp_path / "report")
+    page = browser.new_page()
+    page.goto((tmp_path / "report" / "index.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    before = [name for name, there in visible(page, "loss").items() if there]
+    hidden = next(mode for mode in modes if mode not in before)
+    page.locator(f".legend button[data-variant={hidden}]").click()
+    after = [name for name, there in visible(page, "loss").items() if there]
+    assert len(before) == len(after) == 8
+    assert {hidden, "bf16 (unquantized)"} <= set(after)
+    assert page.locator(".legend button[aria-pressed=true]").count() == 8
 
 
 def test_plots_zoom_together(open_page):
@@ -118,10 +140,7 @@ def test_nothing_makes_the_page_scroll_sideways(open_page, width):
 
 def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
     page = open_page()
-    colors = (
-        "[getComputedStyle(document.body).backgroundColor,"
-        " document.querySelector('[data-kind=loss]').data[0].line.color]"
-    )
+    colors = f"[getComputedStyle(document.body).backgroundColor, {CURVE}.line.color]"
     light = page.evaluate(colors)
     page.emulate_media(color_scheme="dark")
     page.wait_for_function(f"String({colors}[1]) !== {light[1]!r}")
@@ -130,6 +149,16 @@ def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
     assert sum(map(int, dark[0].strip("rgb()").split(","))) < 3 * 60
     page.emulate_media(color_scheme="light")
     page.wait_for_function(f"String({colors}[1]) === {light[1]!r}")
+
+
+def test_maps_of_operands_are_drawn_for_the_mode_that_is_selected(open_page):
+    page = open_page(390)
+    page.locator("details.operands > summary").click()
+    page.wait_for_selector(".map .heatmaplayer image")
+    assert page.locator(".maps figcaption").all_inner_texts() == ["fprop.x underflow"]
+    page.locator("details.operands select").select_option("mxfp4")
+    page.wait_for_selector(".map .heatmaplayer image")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_runs_diff_is_a_click_away(open_page):
@@ -146,7 +175,7 @@ def test_a_runs_diff_is_a_click_away(open_page):
 
 def test_a_printed_page_has_light_curves(open_page):
     page = open_page(scheme="dark")
-    script = "document.querySelector('[data-kind=loss]').data[0].line.color"
+    script = f"{CURVE}.line.color"
     dark = page.evaluate(script)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(f"{script} !== {dark!r}")

@@ -86,6 +86,18 @@ def test_the_last_validation_of_a_step_counts(runs):
     assert only(runs).valid == [(5, 7.25)]
 
 
+def test_layers_that_were_left_out_have_no_underflow(runs):
+    folder = runs("one", "linear_mxfp8")
+    stats = json.loads(folder.quant_stats.read_text())
+    left_out = stats[0] | {"quant_type": "excluded", "signal": 0.0, "noise": 0.0}
+    folder.quant_stats.write_text(json.dumps([*stats, left_out]))
+    (run,), _ = collect([runs.root])
+    assert [(one.quant_type, one.underflow) for one in run.sites] == [
+        ("excluded", None),
+        ("mxfp8", 0.02),
+    ]
+
+
 def test_a_site_adds_up_energies_and_averages_underflow(runs):
     folder = runs("one", "linear_mxfp4")
     base = {"site": "fprop", "quant_type": "mxfp4", "operand": "x", "calls": 2, "measured": 1}

@@ -13,10 +13,11 @@ from mqo.errors import RunError, SetupError
 from mqo.report import page as program
 from mqo.report.cli import replaced
 from mqo.report.collect import collect
-from mqo.report.compare import Spread, compare
-from mqo.report.downsample import DIFFERENCES
+from mqo.report.compare import compare
 from mqo.report.evidence import evidence
 from mqo.report.page import MINUS, NOTHING, Diffs, number, page, shown, unseen
+from mqo.report.rows import Spread
+from mqo.report.series import DIFFERENCES
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_the_page_says_what_the_verdict_says(plain, runs):
     html = plain(runs)
     assert "The evidence does not separate the modes yet." in html
     assert "By the rule it would be <strong>FA_linear_mxfp8</strong>" in html
-    assert "T = 0.50% (the default, for the unquantized mode has one seed)" in html
+    assert "T = 0.50%, which is yours to set" in html
     assert "This does not show how fast a format is." in html
     assert "Measured on A CPU, 2 cores, 2 threads" in html
     assert "mxfp8: fprop qk<" in html
@@ -179,15 +180,39 @@ def test_a_loss_that_is_not_finite_is_a_gap_in_the_curve(plain, runs):
     folder = runs("one", steps=3)
     with folder.metrics.open("a") as lines:
         lines.write('{"iteration": 2, "name": "lm loss", "value": "nan"}\n')
-    (series,) = data(plain(runs))["groups"][0]["series"]
-    assert [value is None for value in series["loss"]["y"]] == [False, True, False]
+    (curve,) = data(plain(runs))["groups"][0]["curves"]
+    assert [value is None for value in curve["loss"]["y"]] == [False, True, False]
+
+
+def test_seeds_are_one_curve_with_a_range_and_a_single_one_has_none(plain, runs):
+    for seed in (1, 2):
+        runs(f"bf16 {seed}", seed=seed, loss=6.0 + seed)
+    runs("mxfp4", "mxfp4", seed=1)
+    html = plain(runs)
+    base, other = data(html)["groups"][0]["curves"]
+    assert [base["valid"][name] for name in ("low", "y", "high")] == [[7.0], [7.5], [8.0]]
+    assert "low" not in other["valid"]
+    assert "Colors, here and in all plots of the page: mxfp4 orange; unquantized black" in html
+
+
+def test_of_many_modes_eight_are_shown_at_first_and_every_format_among_them(plain, runs):
+    runs("base")
+    kinds = ("mxfp8", "mxfp4", "hifp8", "nvfp4")
+    for mode in (f"{family}{kind}" for kind in kinds for family in ("", "linear_", "FA_")):
+        runs(mode, mode)
+    html = plain(runs)
+    shown = data(html)["groups"][0]["shown"]
+    assert len(shown) == 8
+    assert {name.rpartition("_")[2] for name in shown} == {"bf16", *kinds}
+    pressed = re.findall(r'aria-pressed="true" data-variant="([^"]+)"', html)
+    assert sorted(pressed) == sorted(shown)
 
 
 def test_long_curves_are_thinned_to_means(plain, runs):
     runs("one", steps=400, loss=6.0)
     runs("two", "mxfp4", steps=400, loss=6.5)
     html = plain(runs)
-    base, other = data(html)["groups"][0]["series"]
+    base, other = data(html)["groups"][0]["curves"]
     assert len(base["loss"]["x"]) == 400
     assert base["difference"]["x"] == []
     assert len(other["difference"]["x"]) <= DIFFERENCES
@@ -199,9 +224,22 @@ def test_variants_of_one_mode_share_a_color_and_differ_in_shape(plain, runs):
     runs("one", "mxfp4")
     folder = runs("two", "mxfp4")
     folder.quant_config.write_text("[quantizer]\nblock = 64\n")
-    one, two = data(plain(runs))["groups"][0]["series"]
+    one, two = data(plain(runs))["groups"][0]["curves"]
     assert one["look"] == two["look"]
     assert one["symbol"] != two["symbol"]
+
+
+def test_the_maps_of_operands_are_there_with_the_range_that_they_share(plain, runs):
+    runs("base")
+    runs("one", "mxfp4", seed=1)
+    runs("two", "mxfp4", seed=2)
+    html = plain(runs)
+    (group,) = json.loads(unpacked(html, "maps"))
+    (found,) = group["maps"]["mxfp4"]
+    assert found["title"] == "fprop.x underflow"
+    assert (found["x"], found["y"], found["z"]) == ([1], ["0"], [[0.02]])
+    assert group["ranges"] == {"underflow": [0.02, 0.02]}
+    assert "underflow 2.00% to 2.00%" in html
 
 
 def test_no_run_at_all_is_still_a_page(plain, runs):

@@ -24,6 +24,10 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to make or replace.")] = Path(
         "report"
     ),
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict puts up with."),
+    ] = 0.5,
     latex: Annotated[
         bool, typer.Option("--latex", help="Write each comparison as a LaTeX table, too.")
     ] = False,
@@ -34,7 +38,7 @@ def report(
     from mqo.report.compare import compare
 
     found, left_out = collect(runs or [Project.here().runs])
-    groups, repeated = compare(found)
+    groups, repeated = compare(found, tolerance / 100)
     left_out += repeated
     write(groups, left_out, out, latex=latex)
     for group in groups:
@@ -53,8 +57,8 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool
 
     from mqo.report import latex as tex
     from mqo.report import tables
-    from mqo.report.curve import draw, draw_gaps
     from mqo.report.page import page
+    from mqo.report.pictures import draw, draw_gaps
 
     with replaced(out) as folder:
         today = datetime.date.today().isoformat()

@@ -378,7 +378,8 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
             layers=len(names),
             calls=sum(row["calls"] for row in rows),
             sqnr_db=10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
-            underflow=statistics.fmean(under) if under else None,
+            # Of layers that were left out nothing was measured.
+            underflow=statistics.fmean(under) if under and signal > 0 else None,
         )
 
 

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mqo.report.compare import Group
 
 from mqo.torch_free import formats
 
-# From few quantized sites to many, for light pages and for dark ones; the last one repeats. Each
-# has a contrast of 3:1 or more to its page; a test checks that. Formats' are in formats.toml.
+# For light pages and for dark ones. Each has a contrast of 3:1 or more to its page; a test checks
+# that. Formats' are in formats.toml.
 LIGHT = {name: row.light for name, row in formats.FORMATS.items()} | {
-    "none": ("#1c2127",),
-    "mixed": ("#a05ad6", "#8a3fc0", "#7228a3", "#5b1c86"),
+    "none": "#1c2127",
+    "mixed": "#8a3fc0",
 }
 DARK = {name: row.dark for name, row in formats.FORMATS.items()} | {
-    "none": ("#e9edf2",),
-    "mixed": ("#d9b3ff", "#c592ff", "#b27bff", "#e39bff"),
+    "none": "#e9edf2",
+    "mixed": "#c592ff",
 }
-# (quantized linear layers, QK, PV) -> the shade, and the dash in plotly's words.
-_LOOKS = {
-    (False, False, False): (0, "solid"),
-    (False, True, False): (0, "dot"),
-    (True, False, False): (1, "dash"),
-    (True, True, False): (2, "solid"),
-    (True, True, True): (3, "longdashdot"),
+NAMES = {name: row.color for name, row in formats.FORMATS.items()} | {
+    "none": "black, on dark pages white",
+    "mixed": "purple",
 }
-_OTHER = (0, "dashdot")
+# (quantized linear layers, QK, PV) -> the dash in plotly's words.
+_DASHES = {
+    (False, False, False): "solid",
+    (False, True, False): "dot",
+    (True, False, False): "dash",
+    (True, True, False): "solid",
+    (True, True, True): "longdashdot",
+}
+_OTHER = "dashdot"
 # The dashes, and the shapes of points for curves that share a look, in matplotlib's words.
 DASHES = {
     "solid": "-",
@@ -37,6 +38,14 @@ DASHES = {
     "dash": "--",
     "dashdot": "-.",
     "longdashdot": (0, (8, 2, 1, 2)),
+}
+# What a dash says of a quantized run, in words for both.
+SITES_OF = {
+    "dash": "linear layers dashed",
+    "dot": "QK dotted",
+    "solid": "linear layers and QK solid",
+    "longdashdot": "linear layers, QK and PV with long dashes and dots",
+    "dashdot": "other sites with dashes and dots",
 }
 
 
@@ -49,15 +58,18 @@ class Look:
     dash: str
 
 
-def look(types: Mapping[str, str]) -> Look:
-    """The look of a run with these types by site."""
+def family(types: Mapping[str, str]) -> str:
+    """Return what gives a run with these types its color: a format, 'mixed', or 'none'."""
     used = {kind for kind in types.values() if kind != "none"}
-    family = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
-    family = family if family in LIGHT else "mixed"
+    one = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
+    return one if one in LIGHT else "mixed"
+
+
+def look(types: Mapping[str, str]) -> Look:
+    """Return the look of a run with these types by site."""
     on = {site for site, kind in types.items() if kind != "none"}
-    shade, dash = _LOOKS.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
-    light, dark = (shades[min(shade, len(shades) - 1)] for shades in (LIGHT[family], DARK[family]))
-    return Look(light, dark, dash)
+    dash = _DASHES.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
+    return Look(LIGHT[family(types)], DARK[family(types)], dash)
 
 
 @dataclass(frozen=True)
@@ -78,8 +90,20 @@ SYMBOLS = (
 )
 
 
-def symbol(group: Group, variant: str) -> Symbol:
-    """Return the variant's symbol: the first one, but for further variants of one look."""
-    looks = {row.variant: look(row.types) for row in group.rows}
-    same = [name for name, one in looks.items() if one == looks[variant]]
-    return SYMBOLS[same.index(variant) % len(SYMBOLS)]
+def symbols(looks: Sequence[Look]) -> list[Symbol]:
+    """Return a symbol each: the first one, but for those whose look another one has before."""
+    seen: Counter[Look] = Counter()
+    found = []
+    for one in looks:
+        found.append(SYMBOLS[seen[one] % len(SYMBOLS)])
+        seen[one] += 1
+    return found
+
+
+def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    """Return in words what the colors of these runs mean, and what their dashes do."""
+    families = sorted({family(one) for one in types} - {"none"})
+    named = [f"{name} {NAMES[name]}" for name in families]
+    dashes = {look(one).dash for one in types if family(one) != "none"}
+    lines = [what for dash, what in SITES_OF.items() if dash in dashes]
+    return "; ".join((*named, f"unquantized {NAMES['none']}")), "; ".join(lines)

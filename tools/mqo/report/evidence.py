@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mqo.report.extra import package
+from mqo.extras import package
 
 LEVEL = 0.95
 POWER = 0.8  # with which `smallest` would have been seen

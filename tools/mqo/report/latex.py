@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mqo.report.compare import Group, Row
+from mqo.report.compare import Group
 from mqo.report.evidence import LEVEL, Evidence
+from mqo.report.rows import Row
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

@@ -17,23 +17,34 @@
 
   const groups = [...document.querySelectorAll("section.group")].map((section) => ({
     section,
-    series: data.groups[section.dataset.group].series,
-    gaps: data.groups[section.dataset.group].gaps,
-    hidden: new Set(),
+    ...data.groups[section.dataset.group], // curves, gaps, and which variants are shown
     range: null,
-    steps: Math.max(...data.groups[section.dataset.group].series.map((one) => one.loss.x.at(-1))),
+    steps: Math.max(...data.groups[section.dataset.group].curves.map((one) => one.loss.x.at(-1))),
     plots: [...section.querySelectorAll(".plot")],
   }));
 
+  const colorOf = (one) => (dark.matches && !printing ? one.look.dark : one.look.light);
+
+  // The range of the seeds, as an area between two lines that are not drawn.
+  function band(group, kind, one) {
+    const { x, low, high } = one[kind];
+    if (!low) return [];
+    const edge = {
+      x, name: one.label, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip",
+      visible: group.shown.includes(one.variant), meta: "band",
+    };
+    return [{ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: colorOf(one) + "2e" }];
+  }
+
   function trace(group, kind, one) {
     const points = one[kind];
-    const color = dark.matches && !printing ? one.look.dark : one.look.light;
+    const color = colorOf(one);
     const few = points.x.length < 30;
     const marked = one.symbol !== "circle"; // another variant has this color and dash
     return {
       x: points.x, y: points.y, name: one.label, type: "scatter",
       mode: kind === "valid" || few || marked ? "lines+markers" : "lines",
-      visible: !group.hidden.has(one.variant),
+      visible: group.shown.includes(one.variant),
       line: { color, dash: one.look.dash, width: kind === "valid" ? 2 : 1.6 },
       marker: {
         color, symbol: one.symbol, size: kind === "valid" || marked ? 7 : 5,
@@ -44,12 +55,12 @@
   }
 
   // A mode's mean gap, and its interval.
-  function interval(group, one) {
-    const color = dark.matches && !printing ? one.look.dark : one.look.light;
+  function interval(one) {
+    const color = colorOf(one);
     const known = one.low !== null;
     return {
       x: [one.mean], y: [one.label], name: one.label, type: "scatter", mode: "markers",
-      visible: !group.hidden.has(one.variant), marker: { color, size: 9 },
+      marker: { color, size: 9 },
       error_x: {
         type: "data", symmetric: false, visible: known, color, thickness: 2, width: 4,
         array: [known ? one.high - one.mean : 0], arrayminus: [known ? one.mean - one.low : 0],
@@ -62,12 +73,12 @@
     return {
       ...base, hovermode: "closest", dragmode: false, height: 90 + 26 * count,
       xaxis: { ...base.xaxis, range: undefined, autorange: true, zeroline: true, tickformat: "+.2~%",
-        title: { text: "loss, relative to the unquantized run of the same seed", standoff: 6 } },
+        title: { text: "loss, from the unquantized run's", standoff: 6 } },
       yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false },
     };
   }
 
-  function layout(group, kind, count) {
+  function layout(group, kind) {
     const of = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const axis = {
       gridcolor: of("--line"), linecolor: of("--line"), zerolinecolor: of("--soft"),
@@ -80,7 +91,7 @@
       margin: { l: 44, r: 10, t: 10, b: 36 },
       xaxis: { ...axis, range: [...range], zeroline: false, title: { text: "step", standoff: 6 } },
       yaxis: { ...axis, zeroline: kind === "difference" },
-      hovermode: count > 8 ? "closest" : "x unified",
+      hovermode: "x unified",
       hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink") } },
       dragmode: "zoom",
       ...(printing ? PAPER : { autosize: true }),
@@ -96,18 +107,18 @@
     return Promise.all(group.plots.map((plot) => {
       const kind = plot.dataset.kind;
       if (kind === "gaps") {
-        const traces = group.gaps.map((one) => interval(group, one));
-        const base = layout(group, kind, traces.length);
+        const traces = group.gaps.map(interval);
+        const base = layout(group, kind);
         return Plotly.react(plot, traces, gapLayout(base, traces.length), config);
       }
-      const series = group.series.filter((one) => one[kind].x.length);
-      if (!series.length) {
+      const curves = group.curves.filter((one) => one[kind].x.length);
+      if (!curves.length) {
         plot.classList.add("empty");
         plot.textContent = kind === "valid" ? "No validation was recorded." : "Nothing to compare.";
         return null;
       }
-      const traces = series.map((one) => trace(group, kind, one));
-      return Plotly.react(plot, traces, layout(group, kind, traces.length), config);
+      const of = (make) => curves.flatMap((one) => make(group, kind, one));
+      return Plotly.react(plot, [...of(band), ...of(trace)], layout(group, kind), config);
     }));
   }
 
@@ -126,9 +137,14 @@
 
   function toggle(group, button) {
     const { variant } = button.dataset;
-    const shown = group.hidden.delete(variant);
-    if (!shown) group.hidden.add(variant);
-    button.setAttribute("aria-pressed", String(shown));
+    const rest = group.shown.filter((one) => one !== variant);
+    if (rest.length === group.shown.length) {
+      if (rest.length === data.most) rest.splice(rest.findIndex((one) => one !== data.baseline), 1);
+      rest.push(variant);
+    }
+    group.shown = rest;
+    for (const one of group.section.querySelectorAll(".legend button"))
+      one.setAttribute("aria-pressed", String(group.shown.includes(one.dataset.variant)));
     draw(group);
   }
 
@@ -142,7 +158,7 @@
       for (const button of group.section.querySelectorAll(".legend button"))
         button.addEventListener("click", () => toggle(group, button));
     }
-    const again = () => groups.forEach(draw);
+    const again = () => { groups.forEach(draw); showOperands(); };
     dark.addEventListener("change", again);
     const print = (now) => {
       printing = now;
@@ -152,6 +168,51 @@
     addEventListener("beforeprint", () => print(true));
     addEventListener("afterprint", () => print(false));
     document.documentElement.dataset.ready = "yes";
+  }
+
+  // -- operands through training -----------------------------------------------------------------
+
+  let maps = null;
+
+  function heatmap(place, one, range) {
+    const base = layout({ range: null, steps: 1 }, "map");
+    const share = one.quantity !== "sqnr_db";
+    const trace = {
+      type: "heatmap", x: one.x.map(String), y: one.y, z: one.z, colorscale: "Cividis", showscale: false,
+      zmin: range[0], zmax: range[1], hoverongaps: false,
+      hovertemplate: `step %{x}, block %{y}: %{z:${share ? ".2%" : ".1f"}}${share ? "" : " dB"}<extra></extra>`,
+    };
+    return Plotly.react(place, [trace], {
+      ...base, margin: { l: 28, r: 4, t: 4, b: 22 }, hovermode: "closest", dragmode: false,
+      xaxis: { ...base.xaxis, type: "category", range: undefined, title: undefined, nticks: 4 },
+      yaxis: { ...base.yaxis, type: "category", autorange: "reversed", nticks: 5 },
+      ...(printing ? { width: 200, height: 110, autosize: false } : {}),
+    }, { ...config, displayModeBar: false });
+  }
+
+  async function showMaps(details) {
+    maps ??= unpacked("maps").then(JSON.parse);
+    const known = (await maps)[details.closest("section").dataset.group];
+    const place = details.querySelector(".maps");
+    place.replaceChildren();
+    for (const one of known.maps[details.querySelector("select").value]) {
+      const figure = element("figure");
+      const plot = element("div", "", "map");
+      plot.setAttribute("role", "img");
+      plot.setAttribute("aria-label", `${one.title}, blocks over steps`);
+      figure.append(element("figcaption", one.title), plot);
+      place.append(figure);
+      await heatmap(plot, one, known.ranges[one.quantity]);
+    }
+  }
+
+  function showOperands() {
+    for (const details of document.querySelectorAll("details.operands[open]")) showMaps(details);
+  }
+
+  for (const details of document.querySelectorAll("details.operands")) {
+    once(details, () => showMaps(details));
+    details.querySelector("select").addEventListener("change", () => showMaps(details));
   }
 
   // -- diffs ------------------------------------------------------------------------------------

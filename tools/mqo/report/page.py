@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from mqo.extras import package
 from mqo.report.collect import FileChange, LeftOut, Run
-from mqo.report.colors import SYMBOLS, look, symbol
-from mqo.report.compare import BASELINE, Group, Row, Spread, difference, quantized
-from mqo.report.downsample import DIFFERENCES, POINTS, downsample, steps_a_point
+from mqo.report.colors import SYMBOLS, legend, look
+from mqo.report.compare import Group
+from mqo.report.curves import MOST, Curve, first, of_group
 from mqo.report.evidence import Evidence
-from mqo.report.extra import package
+from mqo.report.operands import QUANTITIES, Map, maps, ranges
+from mqo.report.operands import shown as measure
+from mqo.report.rows import BASELINE, Row, Spread, quantized
+from mqo.report.series import DIFFERENCES, POINTS, Band, steps_a_point
 from mqo.report.tables import sites
-from mqo.runs import Series
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,10 +48,12 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     environment.globals |= {
         "BASELINE": BASELINE,
         "quantized": quantized,
-        "look": look,
+        "legend": legend,
+        "QUANTITIES": QUANTITIES,
+        "measure": measure,
         "sites": sites,
-        "symbol": symbol,
         "SYMBOLS": SYMBOLS,
+        "MOST": MOST,
         "means": _means,
         "points": {"loss": POINTS, "difference": DIFFERENCES},
         "packages": PACKAGES,
@@ -57,9 +62,16 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     environment.filters |= {"shown": shown, "unseen": unseen}
     runs = [run for group in groups for run in group.runs]
     diffs = Diffs(runs)
-    data = {"groups": [_curves(group) for group in groups], "diffs": diffs.listed}
+    curves = [{curve.name: curve for curve in of_group(group)} for group in groups]
+    drawn = list(map(_drawn, groups, curves))
+    operands = [_operands(group) for group in groups]
+    data = {"groups": drawn, "baseline": BASELINE, "most": MOST, "diffs": diffs.listed}
     return environment.get_template("page.html.j2").render(
         groups=groups,
+        curves=curves,
+        shown=[one["shown"] for one in drawn],
+        operands=operands,
+        maps=packed(json.dumps(operands)),
         left_out=left_out,
         when=when,
         runs=runs,
@@ -102,9 +114,9 @@ def _listed(change: FileChange) -> dict[str, Any]:
 # -- curves ---------------------------------------------------------------------------------------
 
 
-def _curves(group: Group) -> dict[str, Any]:
+def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
     gaps = [_gap(row, found) for row in group.forest if (found := row.evidence["gap"])]
-    return {"series": [_series(group, run) for run in group.runs], "gaps": gaps}
+    return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)}
 
 
 def _gap(row: Row, found: Evidence) -> dict[str, Any]:
@@ -120,25 +132,42 @@ def _means(group: Group, points: int) -> str:
     return f", means of {each} steps" if each > 1 else ""
 
 
-def _series(group: Group, run: Run) -> dict[str, Any]:
-    base = group.baseline(run)
-    other = difference(run, base) if base and base is not run else []
-    several = len(group.seeds) > 1
+def _curve(curve: Curve) -> dict[str, Any]:
     return {
-        "variant": run.variant,
-        "label": f"{run.label}, seed {run.seed}" if several else run.label,
-        "look": asdict(look(run.types)),
-        "symbol": symbol(group, run.variant).plotly,
-        "loss": _points(downsample(run.train)),
-        "difference": _points(downsample(other, DIFFERENCES)),
-        "valid": _points(downsample(run.valid)),
+        "variant": curve.name,
+        "label": curve.label,
+        "look": asdict(curve.look),
+        "symbol": curve.symbol.plotly,
+        "loss": _points(curve.loss),
+        "difference": _points(curve.difference),
+        "valid": _points(curve.valid),
     }
 
 
-def _points(series: Series) -> dict[str, list]:
-    """{x: steps, y: values}; None for what is not finite, which plots leave open."""
-    values = [float(f"{value:.7g}") if math.isfinite(value) else None for _, value in series]
-    return {"x": [step for step, _ in series], "y": values}
+def _points(band: Band) -> dict[str, list]:
+    """{x: steps, y: means}, and the range where there is one; None for what is not finite."""
+    made = {"x": list(band.steps), "y": _values(band.mean)}
+    several = band.low != band.high
+    return made | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
+
+
+def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+
+
+def _operands(group: Group) -> dict[str, Any]:
+    """Return each variant's maps, for all seeds, and the range of each quantity in all of them."""
+    found = {row.variant: maps(run.folder.read_metrics() for run in row.runs) for row in group.rows}
+    return {
+        "ranges": ranges(one for these in found.values() for one in these),
+        "maps": {name: [_map(one) for one in these] for name, these in found.items() if these},
+    }
+
+
+def _map(one: Map) -> dict[str, Any]:
+    values = [_values(row, 4) for row in one.values]
+    about = {"title": f"{one.operand} {QUANTITIES[one.quantity]}", "quantity": one.quantity}
+    return about | {"x": one.steps, "y": one.rows, "z": values}
 
 
 # -- what the page carries ------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mqo.report.collect import LeftOut, Site
-from mqo.report.compare import PAIRED, Group, Row, Spread, final_loss, quantized
+from mqo.report.compare import Group
 from mqo.report.evidence import Evidence
+from mqo.report.rows import PAIRED, Row, Spread, final_loss, quantized
 from mqo.terminal import jsonable
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
@@ -97,7 +98,6 @@ def _verdict(group: Group) -> dict[str, Any]:
         "choice": found.choice,
         "firm": not found.doubts,
         "tolerance": found.tolerance,
-        "tolerance_from": found.basis,
         "reasons": " ".join(found.reasons),
         "doubts": " ".join(found.doubts),
     }

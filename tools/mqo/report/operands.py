@@ -1,0 +1,97 @@
+"""What quantizers measured through training: a map a quantity and operand, of blocks over steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mqo.runs import Series
+
+QUANTITIES = {"sqnr_db": "SQNR", "underflow": "underflow", "saturation": "saturation"}
+COLUMNS = 60  # measured steps that a map shows
+_NAME = re.compile(r"quant/(?P<site>[^/]+)/(?P<layer>.+)/(?P<operand>[^/]+)/(?P<quantity>[^/]+)")
+_BLOCK = re.compile(r"\blayers\.(\d+)\b")
+OUTSIDE = 1 << 30  # the block of a layer that is in none, such as output_layer: after all others
+
+
+@dataclass(frozen=True)
+class Map:
+    """A quantity of an operand: `values` has a row a block, a value a step, NaN where none is.
+
+    `operand` is SITE.OPERAND. A value is the mean over the block's layers and over the runs.
+    Underflow and saturation are shares, 0 to 1.
+    """
+
+    operand: str
+    quantity: str
+    steps: tuple[int, ...]
+    blocks: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+
+    @property
+    def rows(self) -> list[str]:
+        """Return the blocks as they are shown."""
+        return ["other" if block == OUTSIDE else str(block) for block in self.blocks]
+
+
+def maps(runs: Iterable[Mapping[str, Series]]) -> list[Map]:
+    """Return the maps of runs' metrics together, by site and operand; none without statistics."""
+    cells: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for name, series in (item for metrics in runs for item in metrics.items()):
+        found = _NAME.fullmatch(name)
+        if found is None or found["quantity"] not in QUANTITIES:
+            continue
+        block = _BLOCK.search(found["layer"])
+        key = f"{found['site']}.{found['operand']}", found["quantity"]
+        for step, value in series:
+            cells[key][int(block[1]) if block else OUTSIDE, step].append(value)
+    order = list(QUANTITIES)
+    return [
+        _map(*key, cells[key])
+        for key in sorted(cells, key=lambda k: (_rank(k[0]), order.index(k[1])))
+    ]
+
+
+def _rank(operand: str) -> tuple[int, str]:
+    """Order operands as a step meets their sites."""
+    sites = ("fprop", "dgrad", "wgrad", "qk", "pv")
+    site = operand.partition(".")[0]
+    return (sites.index(site) if site in sites else len(sites), operand)
+
+
+def _map(operand: str, quantity: str, cells: Mapping[tuple[int, int], Sequence[float]]) -> Map:
+    steps = _thinned(sorted({step for _, step in cells}))
+    blocks = tuple(sorted({block for block, _ in cells}))
+    values = tuple(tuple(_mean(cells.get((block, step), ())) for step in steps) for block in blocks)
+    return Map(operand, quantity, steps, blocks, values)
+
+
+def _thinned(steps: Sequence[int]) -> tuple[int, ...]:
+    """Return COLUMNS of the steps at most, the first and the last one among them."""
+    if len(steps) <= COLUMNS:
+        return tuple(steps)
+    return tuple(steps[round(n * (len(steps) - 1) / (COLUMNS - 1))] for n in range(COLUMNS))
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
+
+
+def shown(quantity: str, value: float) -> str:
+    """Return a value of a quantity with its unit."""
+    return f"{value:.1f} dB" if quantity == "sqnr_db" else f"{value:.2%}"
+
+
+def ranges(found: Iterable[Map]) -> dict[str, tuple[float, float]]:
+    """Return {quantity: its least and largest value}, which maps that are compared share."""
+    known: dict[str, list[float]] = defaultdict(list)
+    for one in found:
+        known[one.quantity] += [v for row in one.values for v in row if math.isfinite(v)]
+    return {quantity: (min(values), max(values)) for quantity, values in known.items() if values}

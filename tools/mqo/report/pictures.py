@@ -1,0 +1,241 @@
+"""Pictures for papers and terminals: loss curves, and gaps with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import RunError
+from mqo.report.colors import DASHES, SYMBOLS, look
+from mqo.report.compare import Group
+from mqo.report.curves import MOST, Curve, first, of_group, of_runs
+from mqo.report.evidence import Evidence
+from mqo.report.operands import QUANTITIES, Map, maps, ranges
+from mqo.runs import RunFolder
+
+FORMATS = ("png", "svg", "pdf")
+ENDINGS = tuple(f".{name}" for name in FORMATS)
+PANELS = {
+    "loss": "training loss",
+    "difference": "difference to the unquantized run of the same seed",
+    "valid": "validation loss",
+}
+
+
+def plot(runs: Sequence[RunFolder], target: Path) -> None:
+    """Draw the losses of runs, finished or not, to `target` (.png, .svg or .pdf).
+
+    Raises:
+        RunError: a run has no loss, there are more than MOST curves, or `target` another ending.
+    """
+    _check_ending(target)
+    curves = of_runs(runs)
+    if len(curves) > MOST:
+        raise RunError(
+            f"These runs are {len(curves)} curves, seeds of the same counted once",
+            expected=f"at most {MOST}, which can be told apart",
+            help="`mqo report` makes a page on which each can be shown by a click",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draw_curves(curves, "", [target])
+
+
+def _check_ending(target: Path) -> None:
+    if target.suffix.lower() not in ENDINGS:
+        raise RunError(
+            f"A plot cannot be written as {target.name}",
+            expected=f"a name that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
+            help="Give another name with --out",
+        )
+
+
+def draw(group: Group, target: Path) -> None:
+    """Draw a comparison's curves, MOST at most, to `target`.png, .svg and .pdf."""
+    shown, curves = first(group), of_group(group)
+    title = group.title
+    if len(shown) < len(curves):
+        title += f" ({len(shown)} of {len(curves)} modes)"
+    draw_curves([curve for curve in curves if curve.name in shown], title, named(target))
+
+
+def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) -> None:
+    """Draw a panel each for the losses that are known: the mean of seeds, and their range."""
+    plt = pyplot()
+    kinds = [kind for kind in PANELS if any(getattr(curve, kind).steps for curve in curves)]
+    height = 1.5 + 2.6 * len(kinds)
+    figure, panels = plt.subplots(
+        len(kinds), sharex=True, squeeze=False, figsize=(8, height), layout="constrained"
+    )
+    for axes, kind in zip(panels[:, 0], kinds, strict=True):
+        for curve in curves:
+            _draw_band(axes, curve, kind, labelled=kind == kinds[-1])
+        _dress(axes, PANELS[kind])
+        if kind == "difference":
+            axes.axhline(0, color="grey", linewidth=0.8)
+    _draw_chance(panels[0, 0], kinds[0], curves)
+    panels[-1, 0].set_xlabel("step")
+    figure.suptitle(title, fontsize=11)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    save(figure, targets)
+
+
+def _draw_band(axes: Any, curve: Curve, kind: str, *, labelled: bool) -> None:
+    band, points = getattr(curve, kind), kind == "valid"
+    style = {"color": curve.look.light, "linestyle": DASHES[curve.look.dash], "linewidth": 1.2}
+    style |= {"marker": curve.symbol.matplotlib, "markersize": 4}
+    if not points:  # symbols where another curve has this color and dash, and far apart
+        style |= {"markevery": 0.08} if curve.symbol != SYMBOLS[0] else {"marker": ""}
+    if band.steps:
+        axes.fill_between(band.steps, band.low, band.high, color=curve.look.light, alpha=0.18, lw=0)
+    axes.plot(band.steps, band.mean, label=curve.label if labelled else None, **style)
+
+
+def _draw_chance(axes: Any, kind: str, curves: Sequence[Curve]) -> None:
+    """Draw the loss of a guess where the curves agree on one, and it is not far above them."""
+    chance = {curve.chance for curve in curves}
+    if kind != "difference" and len(chance) == 1 and (value := chance.pop()):
+        axes.axhline(value, color="grey", linestyle="--", linewidth=0.8, label="chance, ln V")
+
+
+# -- gaps ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A row of a forest plot; `color` as #rrggbb."""
+
+    label: str
+    color: str
+    evidence: Evidence
+
+
+def draw_gaps(group: Group, target: Path) -> None:
+    """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without any."""
+    gaps = [
+        Gap(row.label, look(row.types).light, found)
+        for row in group.forest
+        if (found := row.evidence["gap"])
+    ]
+    if gaps:
+        forest(gaps, group.title, named(target.with_name(f"{target.name}_gaps")))
+
+
+def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
+    """Draw each mean gap to the baseline with its 95 % interval, a row each, in percent."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.32 * len(gaps)), layout="constrained")
+    for place, gap in enumerate(gaps):
+        found = gap.evidence
+        if found.low is not None and found.high is not None:
+            ends = [100 * found.low, 100 * found.high]
+            axes.plot(ends, [place, place], color=gap.color, linewidth=2)
+        axes.plot([100 * found.mean], [place], marker="o", color=gap.color)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("final loss, % from the unquantized run of the same seed; 95 % interval")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    save(figure, targets)
+
+
+# -- operands --------------------------------------------------------------------------------------
+
+
+def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
+    """Draw what the quantizers of runs of one mode measured through training, to `target`.
+
+    Raises:
+        RunError: the runs differ in more than seeds, measured nothing, or `target` is no picture.
+    """
+    _check_ending(target)
+    curves = of_runs(runs)
+    if len(curves) > 1:
+        raise RunError(
+            f"These runs are {len(curves)} modes",
+            expected="one, of one seed or of several, for a picture of its operands",
+        )
+    found = maps(run.read_metrics() for run in runs)
+    if not found:
+        raise RunError(
+            f"{runs[0].root} has no statistics of operands",
+            expected="a run that quantizes, with --record-every of 1 or more",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draw_maps(found, curves[0].label, [target])
+
+
+def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
+    """Draw a row an operand, a column a quantity: blocks over steps, a color bar a column."""
+    plt = pyplot()
+    operands = list(dict.fromkeys(one.operand for one in found))
+    height = 1.2 + 1.15 * len(operands)
+    figure, panels = plt.subplots(
+        len(operands), len(QUANTITIES), squeeze=False, figsize=(9, height), layout="constrained"
+    )
+    limits = ranges(found)
+    for axes in panels.flat:
+        axes.set_visible(False)
+    for column, (quantity, name) in enumerate(QUANTITIES.items()):
+        image = None
+        for one in (one for one in found if one.quantity == quantity and quantity in limits):
+            axes = panels[operands.index(one.operand), column]
+            image = _draw_map(axes, one, limits[quantity])
+        if image is not None:
+            unit = "" if quantity == "sqnr_db" else "share of elements"
+            figure.colorbar(image, ax=panels[:, column], location="bottom", label=unit or "dB")
+            panels[0, column].set_title(name, fontsize=10)
+    figure.supylabel("transformer block, by operand", fontsize=9)
+    figure.suptitle(f"{title}: measured steps from left to right", fontsize=11)
+    save(figure, targets)
+
+
+def _draw_map(axes: Any, one: Map, limits: tuple[float, float]) -> Any:
+    axes.set_visible(True)
+    image = axes.imshow(one.values, aspect="auto", cmap="cividis", vmin=limits[0], vmax=limits[1])
+    image.set_interpolation("nearest")
+    axes.set_yticks(*_some(one.rows), fontsize=7)
+    axes.set_xticks(*_some([str(step) for step in one.steps]), fontsize=7)
+    axes.set_ylabel(one.operand, fontsize=8)
+    return image
+
+
+def _some(labels: Sequence[str], most: int = 5) -> tuple[list[int], list[str]]:
+    """Return the places of a few labels, and these."""
+    places = list(range(0, len(labels), -(-len(labels) // most)))
+    return places, [labels[place] for place in places]
+
+
+# -- matplotlib ------------------------------------------------------------------------------------
+
+
+def named(target: Path) -> list[Path]:
+    """Return the files of a picture, one a format."""
+    return [target.with_name(f"{target.name}.{ending}") for ending in FORMATS]
+
+
+def _dress(axes: Any, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_ylabel("nats per token")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Any, targets: Sequence[Path]) -> None:
+    """Write a figure, and close it."""
+    for target in targets:
+        figure.savefig(target, dpi=120)
+    pyplot().close(figure)
+
+
+def pyplot() -> Any:
+    """Return matplotlib's interface, for files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot

@@ -1,0 +1,150 @@
+"""The rows of a comparison: a variant's values over seeds, and its distance to the baseline."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from mqo.matrix.tables import NONE, SITES
+from mqo.matrix.tables import UNQUANTIZED as BASELINE
+from mqo.report.collect import Run
+from mqo.report.evidence import Evidence, evidence
+from mqo.report.series import less
+from mqo.runs import Series
+
+# Of the training losses the mean of this share, the last ones, is a run's final loss.
+TAIL = 0.1
+# Values of a row that are relative to the baseline of the same seed.
+PAIRED = ("gap", "memory_saved", "speed_up")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, and standard deviation (None of fewer than two), of a value over seeds."""
+
+    mean: float
+    deviation: float | None
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        """Return the spread of the values that are not None; None without any."""
+        known = tuple(value for value in values if value is not None)
+        if not known:
+            return None
+        finite = len(known) > 1 and all(map(math.isfinite, known))
+        return cls(statistics.fmean(known), statistics.stdev(known) if finite else None, known)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant of a group: its runs' values over seeds.
+
+    `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
+    and `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
+    tokens a second. `evidence` is what these three are of, by their names.
+    """
+
+    variant: str
+    runs: tuple[Run, ...]
+    loss: Spread
+    gap: Spread | None
+    tokens_per_s: Spread | None
+    step_time: Spread | None
+    peak_memory: Spread | None
+    memory_saved: Spread | None
+    speed_up: Spread | None
+    evidence: Mapping[str, Evidence | None] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Return the variant as tables and plots show it."""
+        return self.runs[0].label
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Return {site: quant type}."""
+        return self.runs[0].types
+
+    @property
+    def share(self) -> float | None:
+        """The quantized part of the FLOPs; it depends on no seed."""
+        return self.runs[0].share
+
+
+def final_loss(run: Run, validated: bool) -> float:
+    """The last validation loss, or the mean of the last tenth of the training losses, in nats."""
+    series = run.valid[-1:] if validated else run.train[-max(1, int(TAIL * len(run.train))) :]
+    return statistics.fmean(value for _, value in series)
+
+
+def difference(run: Run, baseline: Run) -> Series:
+    """Return the training loss less the baseline's, in nats, at the steps that both have."""
+    return less(run.train, baseline.train)
+
+
+def baselines(runs: Iterable[Run]) -> dict[str, Run]:
+    """Return {seed: the unquantized run}."""
+    return {run.seed: run for run in runs if run.variant == BASELINE}
+
+
+def rows_of(runs: Sequence[Run], validated: bool) -> list[Row]:
+    """Return the baseline first, then the others by the quantized share, least first."""
+    variants: dict[str, list[Run]] = {}
+    for run in runs:
+        variants.setdefault(run.variant, []).append(run)
+    bases = baselines(runs)
+    rows = [_row(name, tuple(these), bases, validated) for name, these in variants.items()]
+    found = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
+    rows = [
+        replace(row, evidence={name: shown[i] for name, shown in found.items()})
+        for i, row in enumerate(rows)
+    ]
+    return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
+
+
+def _values(spread: Spread | None) -> tuple[float, ...] | None:
+    return spread.values if spread else None
+
+
+def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool) -> Row:
+    pairs = [(run, baselines[run.seed]) for run in runs if run.seed in baselines]
+    near = [(run, base) for run, base in pairs if run.machine == base.machine]
+    if variant == BASELINE:
+        pairs = near = []
+    return Row(
+        variant=variant,
+        runs=runs,
+        loss=Spread.of(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
+        gap=Spread.of(
+            final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs
+        ),
+        tokens_per_s=Spread.of(run.tokens_per_s for run in runs),
+        step_time=Spread.of(run.step_time for run in runs),
+        peak_memory=Spread.of(run.peak_memory for run in runs),
+        memory_saved=Spread.of(
+            1 - run.peak_memory / base.peak_memory
+            for run, base in near
+            if run.peak_memory and base.peak_memory
+        ),
+        speed_up=Spread.of(
+            run.tokens_per_s / base.tokens_per_s - 1
+            for run, base in near
+            if run.tokens_per_s and base.tokens_per_s
+        ),
+    )
+
+
+def gap_of(row: Row) -> float:
+    """Return the mean gap; NaN where there is none."""
+    return row.gap.mean if row.gap else math.nan
+
+
+def quantized(types: Mapping[str, str]) -> str:
+    """The types, and the sites of each: 'mxfp8: fprop qk'."""
+    sites: dict[str, list[str]] = {}
+    for site in SITES:
+        if types.get(site, NONE) != NONE:
+            sites.setdefault(types[site], []).append(site)
+    return "; ".join(f"{kind}: {' '.join(of)}" for kind, of in sites.items()) or "nothing"
