@@ -5,6 +5,7 @@ import json
 
 import pytest
 from mqo.launch.machine import Machine
+from mqo.launch.variants import variants
 from mqo.perf import sections as program
 from mqo.perf.comparability import run_of
 from mqo.perf.sections import TRACE, Measured
@@ -13,7 +14,7 @@ from mqo.perf.train import Asked, plan, profiler_flags
 from ..report.conftest import make_run
 from .test_trace import STEP
 
-NAMES = ("llama32-1b", "FA_linear_mxfp8", "bf16", "wikipedia", "smoke")
+NAMES = ("llama32-1b", *variants("FA_linear_mxfp8"), *variants("bf16"), "wikipedia", "smoke")
 ERROR = {"max_ulp": 9.0, "mean_ulp": 1.5, "relative_error": 0.04, "sqnr_db": 27.5}
 SITES = [
     {"site": site, "quant_type": kind, "batch": 1, "m": 8, "n": 8, "k": 64, "total": ERROR}

@@ -10,7 +10,7 @@ from mqo.perf import sections as program
 from mqo.perf.comparability import RECORD, read
 from mqo.perf.measure import lines, write
 from mqo.perf.page import curves, shown
-from mqo.perf.sections import Measured, sections
+from mqo.perf.sections import Measured, precision, sections
 from mqo.report.page import MINUS, NOTHING
 
 
@@ -173,3 +173,21 @@ def test_curves_fill_the_drawing_on_one_scale():
         "0.0,110.0 320.0,110.0",
     ]
     assert curves([[(1, 4.0)], [(1, 4.0), (2, 3.0)]]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "judged"),
+    [
+        ("", "pass"),
+        ("[quantizer]\ncache_weights = true\n", "pass"),
+        ('[operands]\n"wgrad.grad" = { rounding = "stochastic" }\n', "pass"),
+        ('[quantizer]\nrounding = "stochastic"\n', "not judged"),
+        ('[operands]\n"fprop.weight" = { tile = "square" }\n', "not judged"),
+    ],
+)
+def test_a_threshold_is_of_a_format_as_it_is_by_default(made, more, judged):
+    _, measured = made()
+    folder = measured.runs["mode"].folder
+    folder.quant_config.write_text(folder.quant_config.read_text() + more)
+    (verdict,) = [one for one in precision(measured).verdicts if "fprop" in one.what]
+    assert verdict.outcome == judged

@@ -8,19 +8,21 @@ import pytest
 from mqo.errors import MqoError
 from mqo.launch import cli
 from mqo.launch.machine import Machine
+from mqo.launch.variants import variants
+from mqo.perf import measure
 from mqo.perf import train as program
 from mqo.perf.comparability import PROFILER
-from mqo.perf.train import Asked, Planned, plan, profiler_flags, train
+from mqo.perf.train import Asked, plan, profiler_flags, train
 from mqo.project import Project
 
 from ..report.conftest import make_run
 
 CPU, GPUS = Machine(4, 0), Machine(4, 2)
-NAMES = ("llama32-1b", "FA_linear_mxfp8", "bf16", "wikipedia")
 
 
-def asked(config="smoke", **rest):
-    return Asked(*NAMES, config, **rest)
+def asked(config="smoke", mode="FA_linear_mxfp8", **rest):
+    (how,) = rest.pop("how", variants(mode))
+    return Asked("llama32-1b", how, *variants("bf16"), "wikipedia", config, **rest)
 
 
 def test_the_pair_of_the_mode_differs_in_the_profiler_alone():
@@ -85,8 +87,22 @@ def test_a_cell_that_cannot_run_is_refused_before_any_does():
         plan(asked("standard"), CPU)
 
 
-def test_the_command_of_a_run_is_that_of_its_cell():
-    made = plan(asked(gemms="all", flags=("--lr", "1e-4")), CPU)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"gemms": "all"},
+        {"how": variants("", "nvfp4 without hadamard with output_layer"), "gemms": "all"},
+        {
+            "how": variants(
+                "mxfp4", axes=("block=16", "rounding=stochastic", "exclude=output_layer")
+            )
+        },
+        {"how": variants("mxfp4", axes=("schedule=fprop: mxfp4 until 9, then none",))},
+        {"how": variants("linear_hifp8", axes=("tensor-scale=true",))},
+    ],
+)
+def test_the_command_of_a_run_is_that_of_its_cell(rest):
+    made = plan(asked(flags=("--lr", "1e-4"), **rest), CPU)
     for planned in made.runs:
         words = shlex.split(planned.command())
         threads = words.pop(0) if planned.threads else ""
@@ -99,9 +115,12 @@ def test_the_command_of_a_run_is_that_of_its_cell():
 
 def test_at_real_size_a_command_names_its_processes():
     """There the launcher's default is all GPUs."""
-    command = Planned("one", asked("fast").config_of("bf16", steps=3)).command()
-    assert "--nproc-per-node 1 " in command
-    assert "--nproc-per-node" not in Planned("one", asked().config_of("bf16", steps=3)).command()
+
+    def command(of):
+        return of.planned("one", of.baseline, steps=3).command()
+
+    assert "--nproc-per-node 1 " in command(asked("fast"))
+    assert "--nproc-per-node" not in command(asked())
 
 
 def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
@@ -114,8 +133,9 @@ def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
 
     monkeypatch.setattr(program, "run", run)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
-    cells = [Planned("one", asked().config_of("bf16", steps=3))]
-    cells.append(Planned("two", asked().config_of("mxfp4", steps=3), threads=1))
+    of = asked(mode="mxfp4")
+    cells = [of.planned("one", of.baseline, steps=3)]
+    cells.append(of.planned("two", of.mode, steps=3, threads=1))
     done = train(Project.here(), cells, tmp_path / "runs", lambda text: None)
     assert seen == [("bf16", "9"), ("mxfp4", "1")]
     assert os.environ["OMP_NUM_THREADS"] == "9"
@@ -123,3 +143,20 @@ def test_runs_are_trained_in_turn_each_with_its_threads(tmp_path, monkeypatch):
     assert (
         json.loads((tmp_path / "runs/two/cell.json").read_text())["quantization"]["mode"] == "mxfp4"
     )
+
+
+def test_several_are_checked_together_and_tested_in_folders_of_their_own(tmp_path, monkeypatch):
+    tested = []
+
+    def test(project, asked, planned, place):
+        tested.append((asked.mode.name, place.relative_to(tmp_path).as_posix(), place.is_dir()))
+        return asked.mode.name == "hif4-recipe"
+
+    monkeypatch.setattr(measure, "_run_test", test)
+    all_of = [asked(how=[how]) for how in variants("FA_mxfp8", "hif4")]
+    assert measure.run_tests(all_of, tmp_path / "out", scaling=False) is True
+    assert tested == [("FA_mxfp8", "out/FA_mxfp8", True), ("hif4-recipe", "out/hif4-recipe", True)]
+    bad = asked(how=variants("mxfp4"), flags=("--num-attention-heads", "7"))
+    with pytest.raises(MqoError, match="heads 7"):
+        measure.run_tests([*all_of, bad], tmp_path / "none", scaling=False)
+    assert not (tmp_path / "none").exists()

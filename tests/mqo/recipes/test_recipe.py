@@ -192,7 +192,7 @@ MX = 'types = { fprop = "mxfp8" }\n'
             'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
             "transformed differently",
         ),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "square" }', "no squares"),
+        ('types = { fprop = "hif4" }\n[operands]\n"fprop.x" = { tile = "square" }', "no squares"),
         (
             'types = { fprop = "nvfp4" }\n[operands]\n"fprop.x" = { scale_rule = "rceil" }',
             "one scale rule",

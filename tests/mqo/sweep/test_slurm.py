@@ -22,7 +22,7 @@ def test_options_are_pairs_with_numbers_as_such():
 
 def test_without_submitit_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(SetupError, match=r"wants submitit.*pip install.*\[slurm\]"):
+    with pytest.raises(SetupError, match=r"submitit is missing.*pip install.*\[slurm\]"):
         slurm.Slurm(folder, {}, 1)
 
 

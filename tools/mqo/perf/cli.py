@@ -8,7 +8,16 @@ import typer
 
 def perf(
     model: Annotated[str | None, typer.Option(help="A model.")] = None,
-    mode: Annotated[str | None, typer.Option(help="The mode to test.")] = None,
+    mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
+    recipes: Annotated[
+        str, typer.Option(help="Recipes to test, or files of them, with commas between.")
+    ] = "",
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION=VALUE,...", help="The mode with each value of an option; repeatable."
+        ),
+    ] = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
     training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "smoke",
@@ -38,6 +47,7 @@ def perf(
     """Test a mode's precision, loss, determinism, speed and memory, and judge them on one page.
 
     Trains the baseline and, twice, the mode; then 12 steps on one process and on two.
+    Several modes, recipes or values are tested one after the other, each in a folder of FOLDER.
 
     FOLDER gets perf.json, index.html, the trace of a few steps, and the runs.
 
@@ -46,6 +56,7 @@ def perf(
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
     from mqo.errors import MqoError, RunError
+    from mqo.launch.variants import variants
     from mqo.matrix import tables
     from mqo.perf import measure
     from mqo.perf.train import Asked
@@ -55,12 +66,17 @@ def perf(
         if compare is not None:
             measure.compare(*compare, repeats=repeats, allow_versions=allow_versions)
             return
-        if model is None or mode is None:
-            raise MqoError("--model and --mode are missing", expected="both, or --compare A B")
+        if model is None or not (mode or recipes):
+            raise MqoError(
+                "--model, or what to test, is missing",
+                expected="--model with --mode or --recipes, or --compare A B",
+            )
         tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
-        names = (model, mode, baseline, dataset, training_config)
-        asked = Asked(*names, gemms, tuple(flags or ()), limits().steps)  # type: ignore[arg-type]
-        failed = measure.run_test(asked, folder, scaling=not no_scaling)
+        (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
+        chosen = [*(variants(mode, "", axis or ()) if mode else []), *variants("", recipes)]
+        rest = (base, dataset, training_config, gemms, tuple(flags or ()), limits().steps)
+        asked = [Asked(model, how, *rest) for how in chosen]  # type: ignore[arg-type]
+        failed = measure.run_tests(asked, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed
         raise

@@ -25,11 +25,24 @@ from mqo.runs import RunFolder
 from mqo.terminal import jsonable
 
 
-def run_test(asked: Asked, folder: Path | None, *, scaling: bool) -> bool:
-    """Measure, write the folder, and print the verdicts; whether one failed."""
-    project = Project.here()
-    planned = plan(asked, detect(), scaling=scaling)
-    place = _new(project, planned, folder)
+def run_tests(asked: Sequence[Asked], folder: Path | None, *, scaling: bool) -> bool:
+    """Test each way to quantize, several in folders of their own; return whether a verdict failed.
+
+    All are checked before any is trained.
+    """
+    project, machine = Project.here(), detect()
+    plans = [plan(one, machine, scaling=scaling) for one in asked]
+    place = _new(project, plans[0], folder)
+    failed = []
+    for one, planned in zip(asked, plans, strict=True):
+        within = place if len(asked) == 1 else place / one.mode.name
+        within.mkdir(exist_ok=True)
+        failed.append(_run_test(project, one, planned, within))
+    return any(failed)
+
+
+def _run_test(project: Project, asked: Asked, planned: Plan, place: Path) -> bool:
+    """Measure, write the folder, and print the verdicts; return whether one failed."""
     runs = train(project, planned.runs, place / "runs", Display.on(sys.stdout))
     _keep_trace(place)
     measured = Measured(planned, runs, place)
@@ -68,7 +81,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
     facts = {
         "schema": 1,
         "when": datetime.datetime.now().isoformat(sep=" ", timespec="minutes"),
-        "asked": asdict(asked),
+        "asked": asked.facts,
         "timed": asdict(timed(runs["mode"], runs["again"])),
         "sections": [asdict(section) for section in made],
     }

@@ -7,8 +7,8 @@ from typing import Any
 from mqo.perf.sections import Section, outcomes
 from mqo.report.collect import Run
 from mqo.report.colors import look
-from mqo.report.downsample import downsample
 from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
+from mqo.report.series import downsample
 from mqo.runs import Series
 
 WIDTH, HEIGHT = 640, 220  # of the curves' drawing

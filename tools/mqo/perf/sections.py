@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ PRECISION, DIGESTS = "tools/gemm_precision.py", "tools/weight_digests.py"
 TRACE = "trace.json.gz"
 MIB = 1 << 20
 NO_COVERAGE = "the run has no coverage.json, which names the products; its log.txt says why"
+# Options of the quantizers by which an operand gets other values.
+CHANGES_VALUES = (
+    *("block", "scale_rule", "rounding", "overflow", "tensor_scale"),
+    *("smooth_key", "unnormalized_probs"),
+)
 Row = Mapping[str, Any]
 
 
@@ -79,7 +85,7 @@ def precision(measured: Measured) -> Section:
         "what the multiplication alone adds. ULPs are of the output's dtype at the exact value."
     )
     rows = tuple(_precision_row(site) for site in found.get("sites", ()))
-    verdicts = tuple(_precision_verdicts(found))
+    verdicts = tuple(_precision_verdicts(found, _changed(run)))
     return Section("precision", "Operator precision", about, rows, verdicts, (command,))
 
 
@@ -105,7 +111,23 @@ def _precision_row(site: Row) -> Row:
     }
 
 
-def _precision_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+def _changed(run: Run) -> Callable[[str], str]:
+    """Return what says of a site why its format's threshold is not for it; '' where it is."""
+    tables = tomllib.loads(run.folder.quant_config.read_text(encoding="utf-8"))
+    quantizer, operands = tables.get("quantizer", {}), tables.get("operands", {})
+    everywhere = [f"{name} {value}" for name, value in quantizer.items() if name in CHANGES_VALUES]
+
+    def why(site: str) -> str:
+        own = [name for name in operands if name.startswith(f"{site}.")]
+        if not everywhere and not own:
+            return ""
+        what = ", ".join([*everywhere, *own])
+        return f"the threshold is the format's by default, and quant.toml changes {what}"
+
+    return why
+
+
+def _precision_verdicts(found: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
     if not found:
         return [judge("SQNR of the products", None, "product_fp32", NO_COVERAGE)]
     made = [
@@ -113,6 +135,7 @@ def _precision_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
             f"SQNR of {site['site']} in {site['quant_type']}",
             float(site["total"]["sqnr_db"]),
             f"sqnr_{site['quant_type']}",
+            changed(site["site"]),
         )
         for site in found["sites"]
         if site["quant_type"] != "none"

@@ -1,11 +1,14 @@
 """The runs of a performance test: which there are, and their training, one after the other."""
 
+from __future__ import annotations
+
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from mqo.errors import LayoutError, MqoError
 from mqo.launch.config import Cluster, RunConfig, resolve
@@ -13,6 +16,7 @@ from mqo.launch.flags import length
 from mqo.launch.machine import Machine
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
+from mqo.launch.variants import Variant
 from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
 from mqo.perf.comparability import run_of
@@ -31,22 +35,35 @@ class Asked:
     """What is to be measured: a mode against a baseline, over the first `steps` of a training."""
 
     model: str
-    mode: str
-    baseline: str
+    mode: Variant
+    baseline: Variant
     dataset: str
     config: str
     gemms: Gemms = "fprop"
     flags: tuple[str, ...] = ()
     steps: int = 50
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return it for perf.json: the ways to quantize by their names."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return found | {"mode": self.mode.name, "baseline": self.baseline.name}
+
+    def planned(
+        self, name: str, how: Variant, *flags: str, threads: int | None = None, **rest: Any
+    ) -> Planned:
+        """Return a run, as `config_of` has it."""
+        return Planned(name, self.config_of(how, *flags, **rest), how, threads)
+
     def config_of(
-        self, mode: str, *flags: str, steps: int, save: bool = False, processes: int = 1
+        self, how: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
-        """A run of `steps` of them or of as many as the training has, saved at the end or not."""
+        """Return a run of `steps` of them or of as many as the training has, saved or not."""
         extra = (*self.flags, *flags)
+        more = {"gemms": self.gemms, "extra_flags": extra, **how.rest}
         cluster = Cluster(nproc_per_node=processes)
-        names = (self.model, self.dataset, mode, self.config)
-        made = resolve(*names, gemms=self.gemms, cluster=cluster, extra_flags=extra)
+        names = (self.model, self.dataset, how.mode, self.config)
+        made = resolve(*names, cluster=cluster, **more)
         last = min(steps, length(made.experiment).steps)
         saved = {"save_interval": last if save else 0}
         training = made.experiment.training.model_copy(update=saved)
@@ -60,14 +77,15 @@ class Planned:
 
     name: str
     config: RunConfig
+    how: Variant
     threads: int | None = None
 
     def command(self) -> str:
         """What trains the same, as shell."""
         of, asked = self.config.experiment, self.config.quantization
         words = ["python3", "script/train_config.py", "--model", of.model.name]
-        words += ["--dataset", of.dataset.name, "--quantization", asked.mode]
-        words += ["--gemms", asked.gemms] if asked.gemms != "fprop" else []
+        words += ["--dataset", of.dataset.name, *self.how.words]
+        words += ["--gemms", asked.gemms] if asked.gemms != "fprop" and not asked.recipe else []
         words += ["--training-config", of.training.name]
         processes = self.config.placement.cluster.nproc_per_node
         # At real size the launcher's default is all GPUs.
@@ -98,24 +116,21 @@ class Plan:
 
 def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
     """The runs; MqoError where one of them could not run, UnknownNameError for an unknown name."""
-    for mode in (asked.mode, asked.baseline):
-        tables.pick(tables.modes(), "quantization mode", mode)
     runs = {
-        "baseline": asked.config_of(asked.baseline, steps=asked.steps, save=True),
-        "mode": asked.config_of(asked.mode, steps=asked.steps, save=True),
+        "baseline": asked.planned("baseline", asked.baseline, steps=asked.steps, save=True),
+        "mode": asked.planned("mode", asked.mode, steps=asked.steps, save=True),
     }
-    steps = min(asked.steps, length(runs["mode"].experiment).steps)
+    steps = min(asked.steps, length(runs["mode"].config.experiment).steps)
     if steps < LEAST:
         raise MqoError(
             f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
         )
     flags = profiler_flags(steps)
-    runs["again"] = asked.config_of(asked.mode, *flags, steps=asked.steps, save=True)
-    for config in runs.values():
-        check_config(config)
-    planned = {name: Planned(name, config) for name, config in runs.items()}
+    runs["again"] = asked.planned("again", asked.mode, *flags, steps=asked.steps, save=True)
+    for planned in runs.values():
+        check_config(planned.config)
     pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
-    return Plan(**planned, scaling=pair, unscaled=reason)
+    return Plan(**runs, scaling=pair, unscaled=reason)
 
 
 def profiler_flags(steps: int) -> tuple[str, ...]:
@@ -137,10 +152,8 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     micro = tables.pick(tables.trainings(), "training configuration", asked.config).micro_batch
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
     made = tuple(
-        Planned(
-            name,
-            asked.config_of(asked.mode, *flags, steps=SCALING_STEPS, processes=processes),
-            threads,
+        asked.planned(
+            name, asked.mode, *flags, steps=SCALING_STEPS, processes=processes, threads=threads
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )

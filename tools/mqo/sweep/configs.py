@@ -2,15 +2,14 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
-from mqo.launch.options import OPTIONS, split
 from mqo.launch.prepare import check_config
+from mqo.launch.variants import variants
 from mqo.matrix import tables
-from mqo.recipes.recipe import read
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,6 @@ class Job:
         return of.dataset, of.data_prefix, of.training, of.extra_flags
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to quantize: what run folders call it, its mode, and what `resolve` takes beside."""
-
-    name: str
-    mode: str
-    rest: Mapping[str, object]
-
-
 def jobs(
     models: str,
     datasets: str,
@@ -61,9 +51,8 @@ def jobs(
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
     Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
-    names. `modes` None are those that have scripts, beside recipes bf16 alone. `axes` are texts
-    'OPTION=VALUE,VALUE'. `rest` goes to `resolve`. Neighbors have different datasets: see
-    `data_key`.
+    names; mqo.launch.variants says what `modes`, `recipes` and `axes` are. `rest` goes to
+    `resolve`, which a variant may override. Neighbors have different datasets: see `data_key`.
     """
     product = itertools.product(
         tables.expand("model", tables.models(), models),
@@ -79,50 +68,6 @@ def jobs(
         name = f"{model}_{dataset}_{how.name}" + ("" if seed is None else f"_seed{seed}")
         made.append(Job(name, config))
     return made
-
-
-def variants(modes: str | None, recipes: str, axes: Sequence[str]) -> list[Variant]:
-    """Return the modes, each with each combination of the axes' values, and then the recipes.
-
-    What quantizes nothing has no options, and a recipe its own.
-    """
-    if modes is None:
-        scripts = ",".join(mode.name for mode in tables.script_modes())
-        modes = tables.UNQUANTIZED if recipes else scripts
-    chosen = dict(_axis(text) for text in axes)
-    made = []
-    for mode in tables.expand_modes(modes):
-        values = [()] if mode == tables.UNQUANTIZED else itertools.product(*chosen.values())
-        for combination in values:
-            of = dict(zip(chosen, combination, strict=False))
-            name = "_".join([mode, *(f"{k.replace('_', '-')}-{v}" for k, v in of.items())])
-            made.append(Variant(name, mode, of))
-    for name in filter(None, map(str.strip, recipes.split(","))):
-        recipe = read(name)
-        made.append(
-            Variant(
-                recipe.label.replace(" ", "-"),
-                tables.UNQUANTIZED,
-                {"recipe": recipe, "gemms": "fprop"},
-            )
-        )
-    return made
-
-
-def _axis(text: str) -> tuple[str, list[str | int]]:
-    """Return an option's name and its values, of 'rounding=nearest-even,stochastic'."""
-    name, _, listed = text.partition("=")
-    name = name.strip().replace("-", "_")
-    valid = [key for key, one in split(OPTIONS)[0].items() if not one.many and one.kind is not bool]
-    tables.check_choice("option of the quantizers for --axis", name, tuple(valid))
-    words = list(dict.fromkeys(word for word in map(str.strip, listed.split(",")) if word))
-    if not words:
-        raise MqoError(f"--axis {text} has no values", expected="such as rounding=up,down")
-    if OPTIONS[name].kind is not int:
-        return name, words
-    if strange := next((word for word in words if not word.isdecimal()), None):
-        raise MqoError(f"--axis {text}: '{strange}' is no whole number", expected="such as 16,32")
-    return name, [int(word) for word in words]
 
 
 def check(jobs: Sequence[Job]) -> None:

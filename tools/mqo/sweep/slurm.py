@@ -4,12 +4,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from mqo.errors import MqoError, SetupError
+from mqo.errors import MqoError
+from mqo.extras import missing
 from mqo.runs import RunFolder
 from mqo.sweep.local import command, log_of
 from mqo.sweep.state import SweepFolder
 
-INSTALL = ".venv/bin/python -m pip install -c constraints.txt -e '.[slurm]'"
 # submitit's own names for what every cluster has; the rest are sbatch's.
 SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "name", "timeout_min")
 CLUSTER = "cluster"
@@ -71,7 +71,7 @@ class Slurm:
         try:
             import submitit
         except ImportError:
-            raise SetupError("Slurm wants submitit, which is not installed", help=INSTALL) from None
+            raise missing("submitit") from None
         named = {key: value for key, value in given.items() if key != CLUSTER}
         try:
             cluster = str(given.get(CLUSTER, "slurm"))

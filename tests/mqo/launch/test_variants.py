@@ -1,0 +1,58 @@
+"""Ways to quantize, as a command line lists them."""
+
+import pytest
+from mqo.errors import MqoError
+from mqo.launch.variants import variants
+
+
+def test_recipes_take_their_changes_with_them():
+    (plain, changed) = variants("", "nvfp4, nvfp4 without hadamard without stochastic")
+    assert (plain.name, plain.words) == ("nvfp4-recipe", ("--recipe", "nvfp4"))
+    assert changed.name == "nvfp4-recipe-without-hadamard-without-stochastic"
+    assert changed.rest["recipe"].ingredients == ("2d", "kept-blocks")
+
+
+def test_the_file_of_a_recipe_may_have_spaces(tmp_path):
+    own = tmp_path / "my own.toml"
+    own.write_text('types = { fprop = "mxfp8" }\n')
+    (found,) = variants("", f"{own} with output_layer")
+    assert found.rest["recipe"].output_layer
+    assert found.words == ("--recipe", str(own), "--with", "output_layer")
+
+
+def test_an_axis_takes_switches_and_texts_with_commas():
+    switch = variants("linear_hifp8", axes=("tensor-scale=true,false",))
+    assert [one.rest for one in switch] == [{"tensor_scale": True}, {}]
+    late = "linear: mxfp4 until 0.9, then bf16"
+    made = variants("linear_mxfp4", axes=(f"schedule=none|{late}", "exclude=none,output_layer"))
+    assert [one.rest for one in made] == [
+        {},
+        {"exclude": ("output_layer",)},
+        {"schedule": (late,)},
+        {"schedule": (late,), "exclude": ("output_layer",)},
+    ]
+    assert made[-1].name == (
+        "linear_mxfp4_schedule-linear-mxfp4-until-0.9-then-bf16_exclude-output_layer"
+    )
+    assert made[-1].words[2:] == ("--schedule", late, "--exclude", "output_layer")
+
+
+@pytest.mark.parametrize(
+    ("modes", "recipes", "axis", "message"),
+    [
+        ("mxfp4", "", "colour=red", r"colour.*rounding"),
+        ("mxfp4", "", "dump=1", r"dump.*rounding"),
+        ("mxfp4", "", "rounding", "has no values"),
+        ("mxfp4", "", "block=16,many", "'many' is no whole number"),
+        ("mxfp4", "", "tensor-scale=yes", "'yes' is neither"),
+        ("", "nvfp4", "block=16", "changes nothing here"),
+        ("bf16", "", "block=16", "changes nothing here"),
+        ("", "nvfp4,nothing", "", "nothing"),
+        ("", "nvfp4 hadamard", "", "no recipe called 'nvfp4 hadamard'"),
+        ("", "nvfp4 without", "", "no recipe called 'nvfp4 without'"),
+        ("", "mxfp8 without hadamard", "", "has no hadamard"),
+    ],
+)
+def test_what_is_no_axis_or_recipe_is_refused(modes, recipes, axis, message):
+    with pytest.raises(MqoError, match=message):
+        variants(modes, recipes, (axis,) if axis else ())
