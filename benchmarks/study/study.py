@@ -1,6 +1,6 @@
 """Trains the arms of the study that runs.csv lacks, a row a run; the same command again goes on.
 
-    .venv/bin/python benchmarks/study/study.py pilot --size h128 --steps 300 [--minutes 20]
+    .venv/bin/python benchmarks/study/study.py study [--jobs 2] [--minutes 20]
 
 Runs of one seed have the same initial weights, data and order: they differ in what is quantized
 alone. Each is trained on one core, by the launcher, in a process of its own. A row holds what it
@@ -16,8 +16,10 @@ import fcntl
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -38,6 +40,8 @@ HERE = Path(__file__).parent
 TABLE = HERE / "runs.csv"
 ARMS = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
 BATCH = 4  # sequences of a step, in the configuration `study`
+EVALUATIONS = 10  # of a training, and one more after it
+EVAL_BATCHES = 32  # each, the same ones in all runs of a size and length
 TAIL = 20  # steps whose mean is the training loss
 
 
@@ -56,25 +60,29 @@ class Cell:
         """Return the run's configuration: `study`, at this size and length."""
         arm = ARMS["arms"][self.arm]
         flags = (
-            *ARMS["sizes"][self.size]["flags"].split(),
+            *ARMS["sizes"][self.size][self.model].split(),
             *("--train-samples", str(self.steps * BATCH), "--seed", str(self.seed)),
+            *("--eval-interval", str(self.steps // EVALUATIONS), "--eval-iters", str(EVAL_BATCHES)),
         )
-        rest: dict[str, Any] = {"extra_flags": flags, "exclude": ("output_layer",)}
+        rest: dict[str, Any] = {"extra_flags": flags, "schedule": tuple(arm.get("schedule", ()))}
+        if "linear" in arm:
+            rest |= {"linear": arm["linear"], "gemms": "all", "exclude": ("output_layer",)}
         if "recipe" in arm:
-            recipe = recipes.chosen(arm["recipe"], arm.get("without", ()), arm.get("with", ()))
-            rest |= {"recipe": recipe}
-        elif arm["mode"] != "bf16":
-            rest |= {"gemms": "all", **arm.get("options", {})}
-        else:
-            rest.pop("exclude")
-        if "schedule" in arm:
-            rest["schedule"] = tuple(arm["schedule"])
-        return resolve(self.model, "dolma", arm.get("mode", "bf16"), "study", **rest)
+            rest["recipe"] = recipes.chosen(_file(arm["recipe"]), arm.get("without", ()), ())
+        return resolve(self.model, "dolma", "bf16", "study", **rest)
+
+
+def _file(recipe: str) -> str:
+    """Return a recipe's name, or the path of a file of ours."""
+    return str(HERE / recipe) if recipe.endswith(".toml") else recipe
 
 
 @dataclass(frozen=True)
 class Row(Cell):
-    """What was trained, and what came of it; losses in nats per token."""
+    """What was trained, and what came of it; losses in nats per token.
+
+    `validation` is the mean of all evaluations after the last step, on different batches.
+    """
 
     validation: float
     training: float
@@ -84,33 +92,34 @@ class Row(Cell):
     commit: str
     upstream: str
     torch: str
+    sqnr: str  # {SITE.OPERAND: dB}, of the measured steps and all layers together
 
 
 def main() -> None:
     """Train what is missing, or one cell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("phase", choices=[name for name in ARMS if "arms" in ARMS[name]] + ["one"])
-    parser.add_argument("--size", choices=ARMS["sizes"], required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("phase", choices=[*ARMS["phases"], "one"])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1e9, help="start none after these")
-    parser.add_argument("--model", help="of `one`")
-    parser.add_argument("--arm", help="of `one`")
-    parser.add_argument("--seed", type=int, help="of `one`")
+    for field in fields(Cell):
+        kind = int if field.name in ("steps", "seed") else str
+        parser.add_argument(f"--{field.name}", type=kind, help="of `one`")
     given = parser.parse_args()
     if given.phase == "one":
-        append(train(Cell(given.model, given.arm, given.size, given.steps, given.seed)))
+        append(train(Cell(**{field.name: getattr(given, field.name) for field in fields(Cell)})))
         return
-    missing = [cell for cell in cells(given.phase, given.size, given.steps) if cell not in done()]
+    there = done()
+    missing = [cell for cell in cells(given.phase) if cell not in there]
     print(f"{len(missing)} runs to train", flush=True)
     work(missing, given.jobs, time.monotonic() + 60 * given.minutes)
 
 
-def cells(phase: str, size: str, steps: int) -> Iterator[Cell]:
+def cells(phase: str) -> Iterator[Cell]:
     """Yield a phase's cells, seed by seed: what is there is of use at any time."""
-    of = ARMS[phase]
-    for seed, model, arm in itertools.product(of["seeds"], of["models"], of["arms"]):
-        yield Cell(model, arm, size, steps, seed)
+    of = ARMS["phases"][phase]
+    for seed, (model, arms) in itertools.product(of["seeds"], of["models"].items()):
+        for arm in arms:
+            yield Cell(model, arm, of["size"], of["steps"], seed)
 
 
 def done() -> set[Cell]:
@@ -149,26 +158,43 @@ def train(cell: Cell) -> Row:
     start = time.monotonic()
     folder = RunFolder(Path(run(project, cell.config, report=lambda text: None).run))
     metrics = folder.read_metrics()
+    sqnr = measured(folder)
     curve, losses = metrics[VALID_LOSS], [loss for _, loss in metrics[TRAIN_LOSS][-TAIL:]]
+    last = [loss for step, loss in curve if step == curve[-1][0]]
     shutil.rmtree(folder.root)
     return Row(
         **asdict(cell),
-        validation=curve[-1][1],
-        training=sum(losses) / len(losses),
+        validation=statistics.fmean(last),
+        training=statistics.fmean(losses),
         curve=json.dumps([[step, round(loss, 6)] for step, loss in curve]),
         seconds=round(time.monotonic() - start, 1),
         date=datetime.date.today().isoformat(),
         commit=commit(project),
         upstream=Pin.load(project.upstream_pin).version,
         torch=importlib.metadata.version("torch"),
+        sqnr=json.dumps(sqnr),
     )
+
+
+def measured(folder: RunFolder) -> dict[str, float]:
+    """Return the SQNR of each operand in dB, by the energies of its layers."""
+    energies: dict[str, list[float]] = {}
+    for row in json.loads(folder.quant_stats.read_text(encoding="utf-8")):
+        total = energies.setdefault(f"{row['site']}.{row['operand']}", [0.0, 0.0])
+        total[0] += float(row["signal"])
+        total[1] += float(row["noise"])
+    return {
+        name: round(10 * math.log10(signal / noise), 2)
+        for name, (signal, noise) in sorted(energies.items())
+        if signal > 0 and noise > 0
+    }
 
 
 def commit(project: Project) -> str:
     """Return the commit, with a + where files differ that a training reads."""
     git = ["git", "-C", str(project.root)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    read = ["Megatron-LM", "patches", "tools", "benchmarks/study/arms.toml"]
+    read = ["Megatron-LM", "patches", "tools", "benchmarks/study", f":!{TABLE}"]
     status = [*git, "status", "--porcelain", "--", *read]
     changed = subprocess.run(status, capture_output=True, text=True).stdout
     return head.stdout.strip() + ("+" if changed.strip() else "")

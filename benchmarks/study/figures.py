@@ -1,0 +1,105 @@
+"""Draws runs.csv: gaps with intervals, the gaps through training, and gaps beside SQNR.
+
+    .venv/bin/python benchmarks/study/figures.py
+
+Writes gaps.png, curves.png and sqnr.png beside this file, of the cells of the phase `study`, and
+gaps-experts.png of the phase `experts` once it has runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from mqo.report.colors import look, symbols
+from mqo.report.curves import Curve
+from mqo.report.evidence import evidence
+from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
+from mqo.report.series import Band, band
+from study import ARMS, HERE, Cell
+from table import BASELINE, Losses, by_step, read
+
+CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
+
+
+def main() -> None:
+    """Draw all figures."""
+    found = read(HERE / "runs.csv")
+    for phase, name in (("study", "gaps"), ("experts", "gaps-experts")):
+        of = ARMS["phases"][phase]
+        for model, arms in of["models"].items():
+            losses = found.get((model, of["size"], of["steps"]))
+            there = [arm for arm in arms if losses and arm in losses.last]
+            if losses is None or len(there) < 2:
+                continue
+            title = f"{model}, 8 layers of 128, {of['steps']} steps: {_seeds(losses)}"
+            gaps(losses, model, there, title, HERE / f"{name}.png")
+            if phase == "study":
+                curves(losses, model, there, title, HERE / "curves.png")
+                beside_sqnr(losses, model, there, title, HERE / "sqnr.png")
+
+
+def _seeds(losses: Losses) -> str:
+    counts = {len(of) for of in losses.last.values()}
+    return f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{counts.pop()} seeds"
+
+
+def types(model: str, arm: str) -> dict[str, str]:
+    """Return an arm's types by site, which give it its color."""
+    return Cell(model, arm, "h128-init", 100, 1).config.quantization.types or {}
+
+
+def gaps(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
+    """Draw the gaps to `none`, by format and size, in percent of its loss."""
+    rest = [arm for arm in arms if arm != BASELINE]
+    shares = {arm: [gap / losses.baseline for gap in losses.paired(arm, BASELINE)] for arm in rest}
+    found = dict(zip(rest, evidence([shares[arm] for arm in rest]), strict=True))
+    colors = {arm: look(types(model, arm)).light for arm in rest}
+    ordered = sorted(rest, key=lambda arm: (colors[arm], statistics.fmean(shares[arm])))
+    rows = [Gap(arm, colors[arm], one) for arm in ordered if (one := found[arm])]
+    forest(rows, title, [target])
+
+
+def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
+    """Draw validation losses, and their differences to `none`, through training."""
+    chosen = [arm for arm in CURVES if arm in arms]
+    looks = [look(types(model, arm)) for arm in chosen]
+    made = []
+    for arm, one, shape in zip(chosen, looks, symbols(looks), strict=True):
+        series = {seed: by_step(curve) for seed, curve in losses.curve[arm].items()}
+        base = {seed: by_step(curve) for seed, curve in losses.curve[BASELINE].items()}
+        apart = [
+            [(step, loss - base[seed][step]) for step, loss in sorted(values.items())]
+            for seed, values in series.items()
+            if seed in base and arm != BASELINE
+        ]
+        valid = band([sorted(values.items()) for values in series.values()])
+        made.append(Curve(arm, arm, one, shape, Band(), band(apart), valid))
+    draw_curves(made, title, [target])
+
+
+def beside_sqnr(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
+    """Draw each arm's mean gap over the mean SQNR of its operands, by name."""
+    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
+    decibels = {
+        arm: statistics.fmean(of.values()) for arm, of in losses.sqnr.items() if arm in arms
+    }
+    known = sorted((arm for arm in decibels if losses.paired(arm, BASELINE)), key=decibels.get)
+    for place, arm in enumerate(known):
+        x = decibels[arm]
+        y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
+        axes.plot([x], [y], marker="o", color=look(types(model, arm)).light)
+        axes.annotate(
+            arm, (x, y), xytext=(5, -9 if place % 2 else 4), textcoords="offset points", fontsize=8
+        )
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xlabel("mean SQNR of the operands, dB")
+    axes.set_ylabel("final loss, % from the unquantized run")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(alpha=0.25)
+    save(figure, [target])
+
+
+if __name__ == "__main__":
+    main()
