@@ -134,7 +134,7 @@ def _install() -> None:
     _say("installing pinned packages; the first time this takes a few minutes")
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--progress-bar", "off", "--constraint", str(constraints)]
-    command += ["--editable", f"{ROOT}[dev,report,modelopt]"]
+    command += ["--editable", f"{ROOT}[train,report,modelopt,dev]"]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = []
     try:

@@ -229,7 +229,7 @@ def command_line(monkeypatch, capsys):
 class MiniProject(Project):
     """The project of a tree in miniature, in which the files of "add" entries lie already."""
 
-    tree = property(lambda self: self.root / "tree")
+    ours = tree = property(lambda self: self.root / "tree")
     upstream_pin = property(lambda self: self.root / "Megatron-LM/UPSTREAM.toml")
 
 

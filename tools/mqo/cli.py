@@ -111,7 +111,7 @@ def stats(
     """Show how well each format, block and scale rule represents a saved tensor."""
     from mqo.report.stats import lines, measure
 
-    found = measure(Project.here().tree, file, tensor or (), axis)
+    found = measure(Project.here().ours, file, tensor or (), axis)
     emit("stats", found, "\n".join(lines(found)), as_json)
 
 
@@ -120,17 +120,26 @@ def plot(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders; default: the newest.")
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A .png, .svg or .pdf to write.")] = Path(
-        "loss.png"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="A .png, .svg or .pdf; default: loss.png, or operands.png."
+        ),
+    ] = None,
+    operands: Annotated[
+        bool,
+        typer.Option("--operands", help="Draw SQNR, underflow, saturation by operand and depth."),
+    ] = False,
 ) -> None:
-    """Draw the loss curves of runs."""
-    from mqo.report.curve import plot as draw
+    """Draw the loss curves of runs, or what the quantizers of one mode measured."""
+    from mqo.report import pictures
     from mqo.runs import RunFolder, latest
 
     chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
-    draw(chosen, out)
-    print(out)
+    target = out or Path("operands.png" if operands else "loss.png")
+    draw = pictures.plot_operands if operands else pictures.plot
+    draw(chosen, target)
+    print(target)
 
 
 @app.command()
@@ -232,6 +241,25 @@ def megatron_to_hf(
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A run, checkpoints, or transformers' folder.")],
+    target: Annotated[Path, typer.Argument(help="A new folder, for other programs to load.")],
+    quant_type: Annotated[str, typer.Option("--format", help="mxfp4, mxfp8, nvfp4 or fp8_block.")],
+    dtype: Annotated[str | None, typer.Option(help="Round to fp32, bf16 or fp16 first.")] = None,
+    as_json: JsonOption = False,
+    tree: cli.TreeOption = None,
+) -> None:
+    """Write trained weights as codes and scales, and say which programs load them."""
+    from mqo.launch.export import export as write
+    from mqo.matrix import tables
+
+    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
+    kind = cast("tables.Dtype | None", dtype)
+    made = write(_root(tree), source.resolve(), target.resolve(), quant_type, kind, stderr())
+    emit("export", made, "\n".join(made.lines()), as_json)
+
+
 def _root(tree: Path | None) -> Path:
     return (tree or Project.here().tree).resolve()
 
@@ -249,10 +277,13 @@ def generate(
 
     With --types and --out: write the scripts of other types, and nothing else.
     """
+    project = Project.here()
+    own = project.root / "script"
+    if project.is_installed:
+        raise MqoError("Scripts start the launcher of a clone", expected="a clone of mqo")
     from mqo.matrix.generate import write
     from mqo.matrix.tables import expand, quant_types
 
-    own = Project.here().root / "script"
     if (types is None) != (out is None) or (out and out.resolve() == own):
         raise MqoError(
             f"{own} holds the documented scripts alone",

@@ -1,4 +1,7 @@
-"""Where everything lies, and which version it is: the one place that knows a checkout's folders."""
+"""Where everything lies, and which version it is: the one place that knows the folders.
+
+They are a checkout's, or, where mqo was installed from a wheel, what the wheel holds of one.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,44 @@ from pathlib import Path
 from mqo import process
 from mqo.errors import nearest
 
+BUNDLE = Path(__file__).resolve().parent / "bundle"  # setup.py puts it into wheels
+TREE = "Megatron-LM"
+_DATA = ("XDG_DATA_HOME", ".local/share")
+
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout of this repository, by its root folder.
+    """A checkout of this repository, by its root folder, or the bundle of an installed wheel.
 
-    What commands write goes into the checkout, or, where that may not be written, into the user's
-    XDG folders. `chosen_runs` is where the user wants the runs.
+    What commands write goes into the checkout, or, where that may not be written and for an
+    installed wheel, into the user's XDG folders. `chosen_runs` is where the user wants the runs.
     """
 
     root: Path
     chosen_runs: Path | None = None
+    is_installed: bool = False
 
     @classmethod
     def here(cls, runs: Path | None = None) -> Project:
-        """Return the checkout that this file belongs to (the package is installed editable)."""
-        return cls(Path(__file__).resolve().parents[2], runs and runs.resolve())
+        """Return what this file belongs to: the wheel, or the checkout of an editable package."""
+        installed = BUNDLE.is_dir()
+        root = BUNDLE if installed else Path(__file__).resolve().parents[2]
+        return cls(root, runs and runs.resolve(), installed)
+
+    @property
+    def ours(self) -> Path:
+        """Return the folder of our own files of a Megatron tree."""
+        return self.root / TREE
 
     @property
     def tree(self) -> Path:
         """Return the vendored Megatron tree, shared by all runs and changed by none."""
-        return self.root / "Megatron-LM"
+        return self._own(TREE, *_DATA) if self.is_installed else self.ours
 
     @property
     def upstream_pin(self) -> Path:
         """Return the file that pins upstream's version and wheel hashes."""
-        return self.tree / "UPSTREAM.toml"
+        return self.ours / "UPSTREAM.toml"
 
     @property
     def patches(self) -> Path:
@@ -46,7 +61,7 @@ class Project:
     @property
     def runs(self) -> Path:
         """Return the folder that holds one folder per run."""
-        return self.chosen_runs or self._writable("runs", "XDG_DATA_HOME", ".local/share")
+        return self.chosen_runs or self._writable("runs", *_DATA)
 
     @property
     def data(self) -> Path:
@@ -56,7 +71,7 @@ class Project:
     @property
     def own_data(self) -> Path:
         """Return where datasets are prepared that `data` lacks."""
-        return self._writable("data", "XDG_DATA_HOME", ".local/share")
+        return self._writable("data", *_DATA)
 
     @property
     def cache(self) -> Path:
@@ -64,13 +79,14 @@ class Project:
         return self._writable(".cache", "XDG_CACHE_HOME", ".cache")
 
     def _writable(self, name: str, variable: str, default: str) -> Path:
-        """Return a folder of the checkout if the user may write it, else one of the user's own.
-
-        Its base is what the environment's `variable` says, else `default` below the home.
-        """
+        """Return a folder of the checkout if the user may write it, else one of the user's own."""
         folder = self.root / name
-        if os.access(nearest(folder), os.W_OK):
+        if not self.is_installed and os.access(nearest(folder), os.W_OK):
             return folder
+        return self._own(name, variable, default)
+
+    def _own(self, name: str, variable: str, default: str) -> Path:
+        """Return a folder of the user's: below what `variable` says, else below the home."""
         base = os.environ.get(variable) or Path.home() / default
         return Path(base) / "mqo" / name.lstrip(".")
 
@@ -84,6 +100,8 @@ class Project:
 
     def commit(self) -> str | None:
         """Return the checkout's commit, with a + when files differ from it; None outside of git."""
+        if self.is_installed:
+            return None  # a commit would be that of whatever the wheel was installed in
         git = ["git", "-C", str(self.root)]
         try:
             head = process.run([*git, "rev-parse", "HEAD"], text=True)

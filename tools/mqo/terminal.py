@@ -45,6 +45,13 @@ def _run(command: Callable[[], Any]) -> None:
     try:
         command()
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module in ("", "mqo", "megatron"):
+            raise
+        from mqo.extras import missing
+
+        raise missing(module) from error
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -24,7 +24,7 @@ def load(name: str) -> ModuleType:
         whole = ".".join(filter(None, (_NAME, part)))
         if whole not in sys.modules:
             made = ModuleType(whole)
-            made.__path__ = [str(Project.here().tree / "megatron" / part)]
+            made.__path__ = [str(Project.here().ours / "megatron" / part)]
             sys.modules[whole] = made
     return importlib.import_module(f"{_NAME}.{name}")
 

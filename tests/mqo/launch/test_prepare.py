@@ -83,7 +83,8 @@ def test_a_tree_of_another_version_is_refused(tmp_path):
 def test_a_tree_with_any_hand_edit_is_refused_before_a_run(mini, monkeypatch):
     pin = Project.here().upstream_pin.read_text().replace('"0.19.2"', '"1.2.3"')
     project = Project(mini.tree.root.parent)
-    monkeypatch.setattr(Project, "tree", mini.tree.root)
+    for name in ("tree", "ours"):
+        monkeypatch.setattr(Project, name, mini.tree.root)
     (mini.tree.root / "UPSTREAM.toml").write_text(pin)
     ready_tree(project, mini.series, print, allow_edits=False)
     mini.edit("core/plain.py", b"42", b"43")

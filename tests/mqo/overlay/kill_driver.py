@@ -25,7 +25,7 @@ MODULES = ["apply", "vendor", "snapshot", "export", "status", "diff", "rewrite"]
 class MiniProject(Project):
     """As the one in tests/mqo/conftest.py."""
 
-    tree = property(lambda self: self.root / "tree")
+    ours = tree = property(lambda self: self.root / "tree")
     upstream_pin = property(lambda self: self.root / "Megatron-LM/UPSTREAM.toml")
 
 

@@ -44,7 +44,9 @@ def holding(start, tmp_path):
         file = tmp_path / "hold"
         file.touch()
         started = start(*words, at=[at, 1], hold=str(file))
-        while at not in started[1].with_suffix(".steps").read_text():
+        steps, said = (started[1].with_suffix(ending) for ending in (".steps", ".err"))
+        while at not in steps.read_text():
+            assert said.read_text() == ""  # it failed, and will never come there
             time.sleep(0.01)
         yield started
         file.unlink()

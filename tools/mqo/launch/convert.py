@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.display import Say
-from mqo.errors import ConvertError, DiskFullError, RunError, SetupError, full_disk_of
+from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
+from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
@@ -150,10 +151,7 @@ def staged(target: Path) -> Iterator[Path]:
 def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
     """Run the program; ConvertError in its words where the files caused it, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
-        raise SetupError(
-            "nvidia-modelopt is not installed, which knows the names of the weights",
-            help="`.venv/bin/pip install -c constraints.txt -e '.[modelopt]'` brings it",
-        )
+        raise missing("modelopt")  # which knows the names of the weights
     told: set[Advance] = set()
 
     def watch(advance: Advance) -> None:

@@ -42,7 +42,7 @@ def source_of(
         for name in (program, *OURS):
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(project.tree / name, source / name)
+            shutil.copyfile(project.ours / name, source / name)
         yield source
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from mqo.data.pair_check import check_fit, check_prefix
 from mqo.data.prepare import prepare
 from mqo.display import Say
 from mqo.errors import DataError, OverlayError
+from mqo.extras import missing
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.inputs import TRACKER, require_tracker, saved
@@ -17,7 +19,7 @@ from mqo.launch.plan import decides
 from mqo.launch.source import ready_checkout
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
-from mqo.overlay.series import Series
+from mqo.overlay.series import Series, added_files
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
@@ -30,6 +32,8 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
     What the user's own flags say counts. A layout that the launcher chooses for the machine, by
     default this one, is checked when it is chosen.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise missing("torch")
     of, nodes = config.experiment, config.placement.cluster.nnodes
     if not decides(of, machine or detect()):
         check_layout(config)
@@ -94,6 +98,8 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
     if not (tree.store / "upstream.json").exists():
         vendor(tree, pin, project.cache, report=report)
+    if project.is_installed:
+        _place_programs(project, series)
     _check_version(tree, pin)
     if allow_edits and tree.manifest():
         edited = tree.edited_files()
@@ -105,6 +111,17 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
     report(f"megatron : {version}, {what}")
     return tree
+
+
+def _place_programs(project: Project, series: Series) -> None:
+    """Give the tree of an installed wheel the programs that a clone's has; patches add the rest."""
+    added = [files for entry in series.entries for files in added_files(entry, project.ours)]
+    for path in (path for path in project.ours.rglob("*") if path.is_file()):
+        name = path.relative_to(project.ours).as_posix()
+        target, content = project.tree / name, path.read_bytes()
+        if name not in added and not (target.is_file() and target.read_bytes() == content):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
 
 
 def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> None:

@@ -127,7 +127,7 @@ class Series:
     @classmethod
     def of(cls, project: Project) -> Series:
         """The project's series, with its own tree for the files of "add" entries."""
-        return cls.load(project.patches, ours=project.tree)
+        return cls.load(project.patches, ours=project.ours)
 
     @property
     def names(self) -> tuple[str, ...]:

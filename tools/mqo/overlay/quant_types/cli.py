@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
+from mqo import process
 from mqo.errors import MqoError
 from mqo.overlay.literals import TYPES
 from mqo.overlay.quant_types import modifier
@@ -35,6 +36,12 @@ EXIT_CODES = f"""
 T is one of {", ".join(TYPES)}. Exit codes: 0 done; 1 --check found something that
 needs action; 2 error, and nothing was changed.
 """
+
+
+def program() -> NoReturn:
+    """The program `quant_type_modifier` of an installed wheel; script/ has a clone's."""
+    with process.command():
+        sys.exit(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

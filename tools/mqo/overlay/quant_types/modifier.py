@@ -20,8 +20,13 @@ from mqo.overlay.quant_types.sites import METHODS, Place, scan
 from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
+from mqo.project import Project
 
-COMMAND = "python3 script/quant_type_modifier.py"
+COMMAND = (
+    "quant_type_modifier"
+    if Project.here().is_installed
+    else "python3 script/quant_type_modifier.py"
+)
 DIFFERS = "differs"
 CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
 

@@ -1,0 +1,59 @@
+"""Packages of the extras, which a plain installation does without."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from importlib import import_module
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from mqo.errors import SetupError
+from mqo.project import Project
+
+# Modules whose names are not those of what is installed.
+_DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "modelopt": "nvidia-modelopt",
+    "mlflow": "mlflow-skinny",
+    "lm_eval": "lm-eval",
+}
+
+
+def package(name: str) -> Any:
+    """Return a module by its dotted name; SetupError where its package is missing."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise missing(name.partition(".")[0]) from error
+
+
+def missing(module: str) -> SetupError:
+    """Return the error that says how to install what a module belongs to."""
+    distribution = _DISTRIBUTIONS.get(module, module)
+    extra = _extra_of(distribution)
+    return SetupError(
+        f"The package {distribution} is missing",
+        expected=f"those of the extra '{extra}'" if extra else "it beside mqo",
+        help=f"Install {'them' if extra else 'it'}: {command(extra or '', distribution)}",
+    )
+
+
+def command(extra: str, distribution: str = "") -> str:
+    """Return the command that installs an extra where mqo is, or else one distribution."""
+    if Project.here().is_installed:
+        return f"pip install '{f'mqo[{extra}]' if extra else distribution}'"
+    what = f"-e '.[{extra}]'" if extra else distribution
+    return f".venv/bin/python -m pip install -c constraints.txt {what}"
+
+
+def _extra_of(distribution: str) -> str | None:
+    """Return the first extra that asks for a distribution, if there is one."""
+    wanted = canonicalize_name(distribution)
+    for line in importlib.metadata.requires("mqo") or ():
+        found = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if found and canonicalize_name(Requirement(line).name) == wanted:
+            return found[1]
+    return None
