@@ -1,29 +1,45 @@
 """Packs the weights of a folder that transformers loads: `mqo export` runs it.
 
-    python Megatron-LM/tools/pack.py SOURCE TARGET TYPE
+    python Megatron-LM/tools/pack.py SOURCE TARGET FACTS [--type TYPE | --config QUANT_TOML]
+        [--layout LAYOUT]
 
-SOURCE has config.json and safetensors; TARGET is there, and gets both. A user-correctable error is
-written to the file that MQO_FAILURE names.
+SOURCE has config.json and safetensors; TARGET is there, and gets both. What was packed is written
+to FACTS, as JSON; a user-correctable error to the file that MQO_FAILURE names.
 """
 
+import argparse
+import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main(source: str, target: str, quant_type: str) -> None:
+def main() -> None:
     """Pack a folder's weights."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("source", "target", "facts"):
+        parser.add_argument(name, type=Path)
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--type")
+    how.add_argument("--config", type=Path)
+    parser.add_argument("--layout")
+    args = parser.parse_args()
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     from megatron.inference.errors import PtqError, leave
-    from megatron.inference.packed import pack_folder
+    from megatron.inference.packed.folder import write
+    from megatron.quant.config import load
 
     try:
-        pack_folder(Path(source), Path(target), quant_type)
-    except PtqError as error:
+        config = load(args.config) if args.config else None
+        facts = write(
+            args.source, args.target, quant_type=args.type, config=config, layout=args.layout
+        )
+    except (PtqError, ValueError) as error:
         leave(error)
+    args.facts.write_text(json.dumps(facts), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

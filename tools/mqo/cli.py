@@ -245,7 +245,13 @@ def megatron_to_hf(
 def export(
     source: Annotated[Path, typer.Argument(help="A run, checkpoints, or transformers' folder.")],
     target: Annotated[Path, typer.Argument(help="A new folder, for other programs to load.")],
-    quant_type: Annotated[str, typer.Option("--format", help="mxfp4, mxfp8, nvfp4 or fp8_block.")],
+    quant_type: Annotated[
+        str | None, typer.Option("--format", help="A type for all; default: as the run had them.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="compressed-tensors, fp8 or mqo; default: the first that fits."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Round to fp32, bf16 or fp16 first.")] = None,
     as_json: JsonOption = False,
     tree: cli.TreeOption = None,
@@ -256,7 +262,8 @@ def export(
 
     tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
     kind = cast("tables.Dtype | None", dtype)
-    made = write(_root(tree), source.resolve(), target.resolve(), quant_type, kind, stderr())
+    places = source.resolve(), target.resolve()
+    made = write(_root(tree), *places, quant_type, layout, kind, stderr())
     emit("export", made, "\n".join(made.lines()), as_json)
 
 

@@ -1,12 +1,14 @@
 """`mqo export`, with the real program, on a folder of transformers'."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from mqo.launch.export import LAYOUTS  # noqa: E402
+from mqo.launch.export import READERS  # noqa: E402
 
 
 @pytest.fixture
@@ -27,32 +29,56 @@ def model(tmp_path):
 
 
 def test_the_layouts_are_those_of_the_program():
-    from megatron.inference import packed
+    from megatron.inference.packed.layouts import LAYOUTS
 
-    assert {name: one.name for name, one in packed.LAYOUTS.items()} == LAYOUTS
+    assert list(LAYOUTS) == list(READERS)
+
+
+def loaded(folder):
+    with torch.no_grad():
+        made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        return made(torch.arange(6).reshape(1, 6)).logits
 
 
 def test_a_folder_is_packed_and_says_who_reads_it(command_line, model, tmp_path):
     target = tmp_path / "made" / "packed"
     code, out, err = command_line("export", model, target, "--format", "nvfp4")
     assert code == 0, err
-    assert out.startswith(f"{target}\nnvfp4 as nvfp4-pack-quantized: transformers")
-    names = {path.name for path in target.iterdir()}
-    assert names == {path.name for path in model.iterdir()}
+    assert out.startswith(f"{target}\n7 weights in nvfp4")
+    assert "\nlayout nvfp4-pack-quantized\nread by: transformers" in out
+    assert {path.name for path in target.iterdir()} == {path.name for path in model.iterdir()}
     said = json.loads((target / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "compressed-tensors"
     size, before = ((place / "model.safetensors").stat().st_size for place in (target, model))
     assert size < before / 2
     pytest.importorskip("compressed_tensors")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
-    with torch.no_grad():
-        assert loaded(torch.arange(6).reshape(1, 6)).logits.isfinite().all()
+    assert loaded(target).isfinite().all()
+
+
+def test_the_reader_in_the_folder_needs_nothing_of_ours(command_line, model, tmp_path):
+    (model / "README.md").write_text("# A model\n")
+    target, full = tmp_path / "made", tmp_path / "in full"
+    code, out, err = command_line("export", model, target, "--format", "hif4")
+    assert code == 0, err
+    assert "layout mqo (not compressed-tensors: it has no hif4)" in out
+    page = (target / "README.md").read_text()
+    assert page.startswith("# A model\n")
+    assert "7 weights in hif4" in page
+    with pytest.raises(OSError, match=r"model\.safetensors"):  # no random weights in their place
+        loaded(target)
+    command = [sys.executable, "-I", target / "dequantize.py", target, full]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert not (full / "dequantize.py").exists()
+    assert not loaded(full).equal(loaded(model))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--format", "int3"), "There is no type to export called 'int3'"),
+        (("--format", "hif4", "--layout", "gguf"), "There is no layout called 'gguf'"),
+        (("--format", "hif4", "--layout", "fp8"), "cannot hold these weights: it has no hif4"),
+        ((), "does not say how its weights were quantized"),
         (("--format", "mxfp4", "--dtype", "bf16"), "whose dtype stays"),
         (("--format", "mxfp4", "--dtype", "fp64"), "fp64"),
     ],

@@ -3,68 +3,94 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import ConvertError
+from mqo.launch import model_card
 from mqo.launch.convert import megatron_to_hf, staged
+from mqo.launch.evaluation import Place
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import ask
+from mqo.torch_free import formats
 
-PROGRAM = "tools/pack.py"
+PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"
 CONFIG = "config.json"
-# {type: what compressed-tensors calls its layout}, and the programs that were tried with it.
-LAYOUTS = {
-    "mxfp4": "mxfp4-pack-quantized",
-    "mxfp8": "mxfp8-quantized",
-    "nvfp4": "nvfp4-pack-quantized",
-    "fp8_block": "float-quantized",
+OWN = "mqo"
+# {layout: which programs read it}. Those that are named were tried, on a CPU.
+READERS = {
+    "compressed-tensors": "transformers 5.23 with compressed-tensors 0.20 loads it, in bf16; other "
+    "readers of that layout, vLLM among them, were not tried",
+    "fp8": "transformers 5.23 loads it, with FineGrainedFP8Config(dequantize=True) on a CPU; other "
+    "readers of DeepSeek-V3's layout, vLLM among them, were not tried",
+    OWN: f"{Path(READER).name}, which lies in the folder, writes the weights in full",
 }
-READERS = (
-    "transformers 5.23 with compressed-tensors 0.20 loads it, in bf16; other readers of that "
-    "layout, vLLM among them, were not tried"
-)
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The folder, the type of its weights, their layout, and which programs load it."""
+    """The folder, the layout and its name in config.json, and how many weights have which type.
+
+    `left` counts linear layers that stay as they are. `why` says why the layout is not one that
+    more programs read, where that is so.
+    """
 
     target: str
-    quant_type: str
     layout: str
-    readers: str = READERS
+    name: str
+    types: Mapping[str, int]
+    left: int
+    why: str | None
+    readers: str
+
+    @property
+    def counts(self) -> str:
+        """How many weights have which type."""
+        said = ", ".join(f"{count} weights in {kind}" for kind, count in self.types.items())
+        return said + (f"; {self.left} of linear layers as they were" if self.left else "")
 
     def lines(self) -> list[str]:
         """Return what the terminal shows."""
-        return [self.target, f"{self.quant_type} as {self.layout}: {self.readers}"]
+        why = f" ({self.why})" if self.why else ""
+        return [self.target, self.counts, f"layout {self.name}{why}", f"read by: {self.readers}"]
+
+    def sentences(self) -> str:
+        """Return what the folder's own page says."""
+        return f"Packed weights: {self.counts}. The layout is {self.name}; {self.readers}."
 
 
 def export(
     tree: Path,
     source: Path,
     target: Path,
-    quant_type: str,
+    quant_type: str | None = None,
+    layout: str | None = None,
     dtype: Dtype | None = None,
     report: Say = lambda line: None,
 ) -> Exported:
     """Write the weights of a run, a checkpoint, or a folder of transformers' packed to `target`.
 
-    `dtype` is what they are rounded to before they are quantized; by default they stay as they are.
+    Without `quant_type` each is rounded as the last step of the run rounded it in fprop. Without
+    `layout` it is the first of READERS that holds them. `dtype` is what they are rounded to before
+    they are quantized; by default they stay as they are.
 
     Raises:
-        ConvertError: `source` has no weights that transformers has a form for; the type cannot hold
-            them for a known reader; `target` exists.
-        UnknownNameError: no such type is exported.
+        ConvertError: `source` has no weights that transformers has a form for, or no run that says
+            how they were quantized; the layout cannot hold them; `target` exists.
+        UnknownNameError: there is no such type or layout.
     """
-    check_choice("type to export", quant_type, tuple(LAYOUTS))
+    check_choice("type to export", quant_type, (None, *formats.FORMATS))
+    check_choice("layout", layout, (None, *READERS))
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
+    how = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
+    how += ["--layout", layout] if layout else []
     with temporary_folder("mqo-export-") as folder:
-        plain = source if (source / CONFIG).is_file() else folder / target.name
+        plain = source if _is_transformers(source) else folder / target.name
         if plain is not source:
             megatron_to_hf(tree, source, plain, dtype=dtype, report=report)
         elif dtype is not None:
@@ -76,5 +102,24 @@ def export(
             rest = [path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS)]
             for path in (path for path in rest if path.is_file()):
                 shutil.copyfile(path, stage / path.name)
-            run_program(tree / PROGRAM, [str(plain), str(stage), quant_type], error=ConvertError)
-    return Exported(str(target), quant_type, LAYOUTS[quant_type])
+            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
+            made = Exported(str(target), **facts, readers=READERS[facts["layout"]])
+            if made.layout == OWN:
+                shutil.copyfile(tree / READER, stage / Path(READER).name)
+            model_card.note_packed(stage, made.sentences())
+    return made
+
+
+def _is_transformers(source: Path) -> bool:
+    return (source / CONFIG).is_file()
+
+
+def _config(source: Path) -> Path:
+    """Return the quant.toml of what is exported as it was trained."""
+    found = None if _is_transformers(source) else Place.of(source).quant_config
+    if found is None:
+        raise ConvertError(
+            f"{source} does not say how its weights were quantized",
+            expected="a run, or --format TYPE, which rounds them anew",
+        )
+    return found

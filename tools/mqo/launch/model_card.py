@@ -19,8 +19,9 @@ from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
-TEMPLATE = "model_card.md.j2"
+TEMPLATE, PAGE = "model_card.md.j2", "README.md"
 UNQUANTIZED = ("none", "bf16")
+_IN_FULL = "The weights here are not quantized, and transformers multiplies them unquantized."
 Row = tuple[str, str]
 
 
@@ -45,7 +46,20 @@ def write(folder: Path, title: str, training: Training) -> None:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
     text = template.render(card=describe(folder, title, training))
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / PAGE).write_text(text, encoding="utf-8")
+
+
+def note_packed(folder: Path, sentences: str) -> None:
+    """Say on the page of a folder, if it has one, how its weights are packed."""
+    page = folder / PAGE
+    if not page.is_file():
+        return
+    text = page.read_text(encoding="utf-8")
+    if _IN_FULL in text:
+        text = text.replace(_IN_FULL, sentences)
+    else:
+        text = f"{text.rstrip()}\n\n## Packed weights\n\n{sentences}\n"
+    page.write_text(text, encoding="utf-8")
 
 
 def describe(folder: Path, title: str, training: Training) -> dict[str, Any]:
@@ -163,8 +177,7 @@ def _notes(
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {dtype_of_args(training.args)}. The weights here are "
-            "not quantized, and transformers multiplies them unquantized."
+            f"the format and multiplied in {dtype_of_args(training.args)}. {_IN_FULL}"
         )
     if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."

@@ -1,0 +1,1 @@
+"""Trained weights as codes and scales, in layouts that other programs read."""

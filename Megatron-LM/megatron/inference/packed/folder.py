@@ -1,0 +1,189 @@
+"""Folders of transformers', with weights in full, into folders of packed weights.
+
+A file at a time: memory is that of the largest one, which transformers writes with up to 5 GB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.quant import QuantSpec
+from megatron.quant.config import QuantConfig
+from megatron.quant.formats import FORMATS, NONE, SITES
+from megatron.quant.pack import pack
+from torch import Tensor
+
+from ..errors import PtqError
+from ..export import write_json
+from .layouts import LAYOUTS, Layout, Specs, choose
+from .projections import Projection, projections
+
+_INDEX = "model.safetensors.index.json"
+_WHOLE = 4  # elements that fill bytes, in formats of 4 and 6 bits, too
+_SQUARES = ("fp8_block", "fp8_block_fp32")  # weights in squares, as published
+
+
+class Weights:
+    """The tensors in a folder's files, read when they are asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from safetensors import safe_open
+
+        paths = sorted(folder.glob("*.safetensors"))
+        self.files = {path.name: stack.enter_context(safe_open(path, "pt")) for path in paths}
+        self.places = {name: file for file, one in self.files.items() for name in one.keys()}  # noqa: SIM118
+        self.projections = projections({name: self._shape(name) for name in self.places})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files[self.places[name]].get_tensor(name)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[self.places[name]].get_slice(name).get_shape())
+
+
+def uniform(weights: Weights, quant_type: str) -> dict[Projection, QuantSpec]:
+    """Return a type for the projections of attention and MLP; the LM head stays."""
+    spec = QuantSpec(quant_type, tile="square" if quant_type in _SQUARES else "row")
+    return {one: spec for one in weights.projections.values() if not one.is_head}
+
+
+def as_trained(
+    weights: Weights, config: QuantConfig, heads: dict[str, Any]
+) -> dict[Projection, QuantSpec]:
+    """Return how the last step of a training quantized the weights, in fprop.
+
+    `heads` is the model's config.json.
+
+    Raises:
+        PtqError: it quantized none, or in a way that packed weights cannot repeat.
+    """
+    quant_type = config.phases("fprop")[-1].quant_type
+    operand, found = SITES["fprop"].rhs, {}
+    for one in weights.projections.values():
+        how = config.operand_spec("fprop", operand, one.layer, quant_type)
+        if how.spec.quant_type == NONE:
+            continue
+        if how.hadamard or how.gain != 1.0 or how.spec.rounding == "stochastic":
+            raise PtqError(
+                f"The run transforms the weight of {one.layer}, or rounds it stochastically",
+                "weights that are rounded to nearest as they are",
+                "--format TYPE rounds them anew",
+            )
+        _check_squares(one, how.spec, heads)
+        found[one] = how.spec
+    if not found:
+        raise PtqError(
+            "The run quantized no weight of a linear layer",
+            "a run whose fprop has a type",
+            "--format TYPE rounds the weights anew",
+        )
+    return found
+
+
+def _check_squares(one: Projection, spec: QuantSpec, heads: dict[str, Any]) -> None:
+    """PtqError where squares of Megatron's weight span parts that are cut apart in transformers."""
+    if spec.tile != "square" or len(one.parts) == 1:
+        return
+    head = heads.get("head_dim") or heads["hidden_size"] // heads["num_attention_heads"]
+    rows = head if one.has_heads else one.shape[0]
+    if rows % (spec.block or 1):
+        raise PtqError(
+            f"Squares of {spec.block} span the parts of {one.layer}, which have {rows} rows",
+            f"parts of a multiple of {spec.block} rows",
+            "--format TYPE rounds each part on its own",
+        )
+
+
+def write(
+    source: Path,
+    target: Path,
+    *,
+    quant_type: str | None = None,
+    config: QuantConfig | None = None,
+    layout: str | None = None,
+) -> dict[str, Any]:
+    """Write the weights and config.json of `source` into the folder `target`, packed.
+
+    All projections are rounded to `quant_type`, or each as a run with `config` does. Without
+    `layout` it is the first that takes them. Returns the layout, what config.json says of it, how
+    many weights have which type, and why it is not a layout that more programs read.
+
+    Raises:
+        PtqError: there is nothing to pack; the layout cannot store it.
+    """
+    facts = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    with ExitStack() as stack:
+        weights = Weights(source, stack)
+        if config is not None:
+            specs = as_trained(weights, config, facts)
+        else:
+            specs = uniform(weights, quant_type or NONE)
+        _check_shapes(specs)
+        name, why = (layout, None) if layout else choose(specs)
+        if refused := LAYOUTS[name].refusal(specs):
+            raise PtqError(
+                f"The layout {name} cannot hold these weights: {refused}", "--layout mqo"
+            )
+        _write_files(weights, specs, LAYOUTS[name], target)
+        left = [p.module for p in weights.projections.values() if p not in specs]
+    head = {"lm_head"} - {one.module for one in specs}  # a tied one has no weight in the files
+    facts["quantization_config"] = LAYOUTS[name].configuration(specs, sorted({*left, *head}))
+    write_json(target / "config.json", facts)
+    types = [spec.quant_type for spec in specs.values()]
+    counts = {kind: types.count(kind) for kind in FORMATS if kind in types}
+    method = facts["quantization_config"].get("format", name)
+    return {"layout": name, "name": method, "types": counts, "left": len(left), "why": why}
+
+
+def _check_shapes(specs: Specs) -> None:
+    if not specs:
+        raise PtqError("No projection was found", "a model of a kind that `mqo convert` knows")
+    for one in specs:
+        if len(one.shape) != 2 or one.shape[1] % _WHOLE:
+            raise PtqError(
+                f"{one.module} has the shape {list(one.shape)}",
+                f"two axes, and a multiple of {_WHOLE} columns",
+            )
+
+
+def _write_files(weights: Weights, specs: Specs, layout: Layout, target: Path) -> None:
+    from safetensors.torch import save_file
+
+    total, where = 0, {}
+    for file in weights.files:
+        tensors = dict(_packed(weights, specs, layout, file))
+        place = f"{layout.prefix}{file}"
+        save_file(tensors, target / place, {"format": "pt"})
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        where |= dict.fromkeys(tensors, place)
+    if len(weights.files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        write_json(target / f"{layout.prefix}{_INDEX}", index)
+
+
+def _packed(
+    weights: Weights, specs: Specs, layout: Layout, file: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what stands for the tensors of a file."""
+    ours = {f"{one.module}.weight": (one, spec) for one, spec in specs.items()}
+    for name in (name for name, place in weights.places.items() if place == file):
+        tensor = weights[name]
+        if name not in ours:
+            yield name, tensor
+            continue
+        one, spec = ours[name]
+        amax = _amax(weights, one) if spec.scales_by_tensor else None
+        parts = layout.tensors(pack(tensor, spec, -1, amax=amax), amax)
+        for suffix, part in parts.items():
+            yield f"{one.module}.{suffix}", part.contiguous()
+
+
+def _amax(weights: Weights, one: Projection) -> Tensor:
+    """Return the largest magnitude of a layer of Megatron's, all of whose parts share it."""
+    parts = [weights[f"{module}.weight"] for module in one.parts]
+    return torch.stack([part.abs().amax().float() for part in parts]).amax()

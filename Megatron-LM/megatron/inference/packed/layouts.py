@@ -1,0 +1,230 @@
+"""The layouts of packed weights: compressed-tensors', transformers' own of FP8, and ours.
+
+A layout says in which tensors the codes and scales of a weight lie, and what config.json says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.quant import QuantSpec
+from megatron.quant.codes import code_values
+from megatron.quant.pack import PackedTensor
+from torch import Tensor
+
+from .projections import Projection
+
+Tensors = dict[str, Tensor]
+Specs = Mapping[Projection, QuantSpec]
+_LARGEST = torch.finfo(torch.float32).max
+_ROUTERS = r"re:.*\.mlp\.gate$"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How packed weights are stored.
+
+    `tensors` returns by suffix what stands for a weight, of its packed form. `configuration` makes
+    config.json's `quantization_config`, of the packed projections and the modules that are left.
+    `refusal` says why a model's weights cannot be stored so; None where they can. `prefix` begins
+    the names of its files.
+    """
+
+    tensors: Callable[[PackedTensor, Tensor | None], Tensors]
+    configuration: Callable[[Specs, list[str]], dict[str, Any]]
+    refusal: Callable[[Specs], str | None]
+    prefix: str = ""
+
+
+def choose(specs: Specs) -> tuple[str, str | None]:
+    """Return the first layout that takes the weights, and why the one before it does not."""
+    why: str | None = None
+    for name, layout in LAYOUTS.items():
+        if (refused := layout.refusal(specs)) is None:
+            return name, why
+        why = why or f"not {name}: {refused}"
+    raise AssertionError("ours takes all")
+
+
+def _one_spec(specs: Specs, known: Mapping[str, QuantSpec]) -> str | None:
+    """Say why a layout that has one way for all weights, of `known`, does not have these."""
+    kinds = set(specs.values())
+    if len(kinds) > 1:
+        return f"it has one type, and these are {', '.join(sorted(k.quant_type for k in kinds))}"
+    (kind,) = kinds
+    if kind.quant_type not in known:
+        return f"it has no {kind.quant_type}"
+    own = known[kind.quant_type]
+    if kind.block != own.block or (own.tile == "square" and kind.tile != own.tile):
+        return f"its {kind.quant_type} has other blocks"
+    return None
+
+
+# -- compressed-tensors ----------------------------------------------------------------------------
+
+
+def _mxfp4(packed: PackedTensor, _: Tensor | None) -> Tensors:
+    return {"weight_packed": packed.codes, "weight_scale": packed.scales.block}
+
+
+def _mxfp8(packed: PackedTensor, _: Tensor | None) -> Tensors:
+    codes = packed.codes.view(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": packed.scales.block}
+
+
+def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
+    assert amax is not None  # of the format's tensor scale
+    scales = packed.scales.block.view(torch.float8_e4m3fn)
+    encode = (2688.0 / amax.double()).float().clamp(max=_LARGEST)
+    encode = torch.where(amax == 0, 1.0, encode).reshape(1)
+    return {"weight_packed": packed.codes, "weight_scale": scales, "weight_global_scale": encode}
+
+
+def _fp8(name: str) -> Callable[[PackedTensor, Tensor | None], Tensors]:
+    """E4M3 in squares, whose scales `name` are float32."""
+
+    def tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:
+        scales = packed.scales.block[:: packed.spec.block]
+        if scales.dtype == torch.uint8:
+            scales = torch.ldexp(torch.ones(()), scales.int() - 127)
+        return {"weight": packed.codes.view(torch.float8_e4m3fn), name: scales}
+
+    return tensors
+
+
+@dataclass(frozen=True)
+class _Compressed:
+    """A format of compressed-tensors: its name, its arguments, its tensors.
+
+    `reads_experts` says whether transformers 5.23 decodes packed experts rightly; the test has
+    tried each.
+    """
+
+    name: str
+    spec: QuantSpec
+    weights: Mapping[str, Any]
+    tensors: Callable[[PackedTensor, Tensor | None], Tensors]
+    reads_experts: bool
+
+
+_GROUP = {"type": "float", "symmetric": True, "dynamic": False, "strategy": "group"}
+_MX = _GROUP | {"group_size": 32, "scale_dtype": "torch.uint8"}
+_NV = _GROUP | {"strategy": "tensor_group", "group_size": 16, "num_bits": 4}
+_BLOCK = _GROUP | {"strategy": "block", "block_structure": [128, 128], "num_bits": 8}
+_SQUARES = QuantSpec("fp8_block", tile="square")
+COMPRESSED = {
+    one.spec.quant_type: one
+    for one in (
+        _Compressed(
+            "mxfp4-pack-quantized", QuantSpec("mxfp4"), _MX | {"num_bits": 4}, _mxfp4, True
+        ),
+        _Compressed("mxfp8-quantized", QuantSpec("mxfp8"), _MX | {"num_bits": 8}, _mxfp8, False),
+        _Compressed(
+            "nvfp4-pack-quantized",
+            QuantSpec("nvfp4"),
+            _NV | {"scale_dtype": "torch.float8_e4m3fn"},
+            _nvfp4,
+            False,
+        ),
+        _Compressed("float-quantized", _SQUARES, _BLOCK, _fp8("weight_scale"), True),
+    )
+}
+
+
+def _compressed_tensors(packed: PackedTensor, amax: Tensor | None) -> Tensors:
+    return COMPRESSED[packed.spec.quant_type].tensors(packed, amax)
+
+
+def _compressed_config(specs: Specs, left: list[str]) -> dict[str, Any]:
+    (kind,) = set(specs.values())
+    own = COMPRESSED[kind.quant_type]
+    group = {"targets": ["Linear"], "weights": dict(own.weights), "format": own.name}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": own.name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [*left, _ROUTERS],
+    }
+
+
+def _compressed_refusal(specs: Specs) -> str | None:
+    known = {name: one.spec for name, one in COMPRESSED.items()}
+    if why := _one_spec(specs, known):
+        return why
+    own = COMPRESSED[next(iter(specs.values())).quant_type]
+    if not own.reads_experts and any(one.is_expert for one in specs):
+        return f"transformers reads experts in {own.name} with other values than these"
+    return None
+
+
+# -- transformers' own of FP8, DeepSeek-V3's -------------------------------------------------------
+
+_SIDE = 128
+_FP8 = {name: QuantSpec(name, tile="square") for name in ("fp8_block", "fp8_block_fp32")}
+
+
+def _fp8_config(specs: Specs, left: list[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [_SIDE, _SIDE],
+        "modules_to_not_convert": left,
+    }
+
+
+def _fp8_refusal(specs: Specs) -> str | None:
+    if why := _one_spec(specs, _FP8):
+        return why
+    # transformers 5.23 divides a weight's rows by those of its scales to know a square's side.
+    odd = [one for one in specs if any(size > _SIDE and size % _SIDE for size in one.shape)]
+    if odd:
+        return f"transformers reads {odd[0].module}, {list(odd[0].shape)}, with other squares"
+    return None
+
+
+# -- ours: docs/convert.md defines it, tools/dequantize.py reads it --------------------------------
+
+
+def _own_tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:
+    scales, total = packed.scales
+    parts = {"codes": packed.codes, "scales": scales[:: _rows(packed.spec)], "scale": total}
+    return {name: part for name, part in parts.items() if part.numel()}
+
+
+def _own_config(specs: Specs, left: list[str]) -> dict[str, Any]:
+    kinds = {kind.quant_type: kind for kind in specs.values()}
+    return {
+        "quant_method": "mqo",
+        "types": {name: _described(kind) for name, kind in sorted(kinds.items())},
+        "modules": {one.module: kind.quant_type for one, kind in specs.items()},
+    }
+
+
+def _described(spec: QuantSpec) -> dict[str, Any]:
+    """Return what a reader has to know of a format; values that are no numbers as text."""
+    values = [v if abs(v) < float("inf") else str(v) for v in code_values(spec.quant_type)]
+    return {
+        "bits": spec.format.code_bits,
+        "values": values,
+        "scale": spec.format.scale,
+        "block": spec.block,
+        "rows": _rows(spec),
+    }
+
+
+def _rows(spec: QuantSpec) -> int:
+    """Return how many rows share a row of scales."""
+    return spec.block if spec.tile == "square" and spec.block else 1
+
+
+# By preference: those that most programs read are first.
+LAYOUTS = {
+    "compressed-tensors": Layout(_compressed_tensors, _compressed_config, _compressed_refusal),
+    "fp8": Layout(_fp8("weight_scale_inv"), _fp8_config, _fp8_refusal),
+    # transformers, which would not know the tensors and go on with random ones, finds no files.
+    "mqo": Layout(_own_tensors, _own_config, lambda specs: None, "packed_"),
+}

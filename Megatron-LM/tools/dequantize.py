@@ -1,0 +1,78 @@
+"""Writes the packed weights of a folder in full: `python dequantize.py FOLDER TARGET`.
+
+FOLDER is one that `mqo export --layout mqo` wrote; TARGET is new, and transformers loads it. Needs
+torch and safetensors alone. This file may be copied with the folder.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+PREFIX = "packed_"
+
+
+def main(folder: Path, target: Path) -> None:
+    """Write the folder `target`."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    packed = config.pop("quantization_config")
+    dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])
+    ours = shutil.ignore_patterns(Path(__file__).name, f"{PREFIX}*")
+    shutil.copytree(folder, target, ignore=ours)
+    (target / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    where = {}
+    for path in sorted(folder.glob(f"{PREFIX}*.safetensors")):
+        tensors = load_file(path)
+        for module in [name[: -len(".codes")] for name in tensors if name.endswith(".codes")]:
+            how = packed["types"][packed["modules"][module]]
+            parts = [tensors.pop(f"{module}.{p}", None) for p in ("codes", "scales", "scale")]
+            tensors[f"{module}.weight"] = weight(how, *parts).to(dtype)
+        name = path.name[len(PREFIX) :]
+        save_file(tensors, target / name, {"format": "pt"})
+        where.update(dict.fromkeys(tensors, name))
+    if len(set(where.values())) > 1:
+        index = json.dumps({"metadata": {}, "weight_map": where})
+        (target / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+
+
+def weight(how: dict, codes: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
+    """Return a weight [out, in], float32; scales that its type lacks are None."""
+    values = torch.tensor([float(value) for value in how["values"]])[elements(codes, how["bits"])]
+    factors = decoded(how["scale"], scales, scale)
+    if how["block"]:
+        factors = factors.repeat_interleave(how["rows"], 0)[: len(codes)]
+        run = how["block"] // (16 if how["scale"] == "hif4" else 1)
+        factors = factors.repeat_interleave(run, 1)[:, : values.shape[1]]
+    return values * factors
+
+
+def elements(codes: Tensor, bits: int) -> Tensor:
+    """Return the codes of elements [out, in]; 4 and 6 bits lie from the lowest bit of a byte on."""
+    count, size = {4: (2, 1), 6: (4, 3), 8: (1, 1)}[bits]
+    words = (codes.long().unflatten(1, (-1, size)) << 8 * torch.arange(size)).sum(-1, keepdim=True)
+    return (words >> bits * torch.arange(count) & (1 << bits) - 1).flatten(1)
+
+
+def decoded(kind: str, scales: Tensor, scale: Tensor) -> Tensor:
+    """Return what multiplies the elements of each run of a row, float32."""
+    if kind in ("none", "tensor"):
+        power = torch.ones(1) if scales is None else decoded("e8m0", scales, None)
+        return power if scale is None else scale
+    if kind == "fp32":
+        return scales
+    if kind == "two-level":
+        return scales.view(torch.float8_e4m3fn).float() * scale
+    if kind == "hif4":  # E6M2, and a bit each for 8 runs of 8 and 16 of 4 elements
+        code = scales[..., :1].int()
+        top = torch.ldexp(1 + (code & 3) / 4, (code >> 2) - 48)
+        bits = (scales[..., 1:].unsqueeze(-1) >> torch.arange(8) & 1).flatten(-2)
+        return (top * 2.0 ** (bits[..., :8].repeat_interleave(2, -1) + bits[..., 8:])).flatten(-2)
+    return torch.ldexp(torch.ones(()), scales.int() - 127)  # powers of two
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
