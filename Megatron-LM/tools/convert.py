@@ -16,7 +16,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[0] = str(ROOT)
 from megatron.inference.errors import SavedError, leave  # noqa: E402
+from megatron.inference.stored import Stored, stored  # noqa: E402
 
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
@@ -32,30 +32,11 @@ ALONE += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-s
 ALONE += ["--train-iters=1", "--save-interval=1", "--lr=0", "--attention-backend=unfused"]
 ALONE += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
 ALONE += ["--ckpt-format=torch_dist"]
-# Tensors of old files that hold no weights.
-BUFFERS = ".rotary_emb.inv_freq"
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
 SHARD = "5GB"
 STAGES = 4
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in a file; `dtype` is the format's name for it."""
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-    def read(self, name: str) -> torch.Tensor:
-        """Its content; the file knows it by `name`."""
-        from safetensors import safe_open
-
-        with safe_open(self.path, "pt") as file:
-            return file.get_tensor(name)
 
 
 def describe(checkpoint: Path, target: Path) -> None:
@@ -178,26 +159,6 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     from megatron.core.utils import unwrap_model
 
     return unwrap_model(model)
-
-
-def stored(folder: Path) -> dict[str, Stored]:
-    """Return all tensors of a folder, by name, from its one file or those of its index."""
-    from safetensors import SafetensorError, safe_open
-
-    index = folder / INDEX
-    names = {ONE_FILE}
-    if index.exists():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    tensors: dict[str, Stored] = {}
-    for path in sorted(folder / name for name in names):
-        try:
-            with safe_open(path, "pt") as file:
-                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                for name, part in parts.items():
-                    tensors[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
-        except (OSError, SafetensorError) as error:
-            raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
 
 
 def dtype_flags(found: Mapping[str, Stored]) -> list[str]:

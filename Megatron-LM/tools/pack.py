@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    from megatron.inference.errors import PtqError, leave
+    from megatron.inference.errors import InferenceError, leave
     from megatron.inference.packed.folder import write
     from megatron.quant.config import load
 
@@ -36,7 +36,7 @@ def main() -> None:
         facts = write(
             args.source, args.target, quant_type=args.type, config=config, layout=args.layout
         )
-    except (PtqError, ValueError) as error:
+    except (InferenceError, ValueError) as error:
         leave(error)
     args.facts.write_text(json.dumps(facts), encoding="utf-8")
 

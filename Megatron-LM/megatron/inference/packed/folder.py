@@ -6,8 +6,7 @@ A file at a time: memory is that of the largest one, which transformers writes w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +19,34 @@ from torch import Tensor
 
 from ..errors import PtqError
 from ..export import write_json
-from .layouts import LAYOUTS, Layout, Specs, choose
+from ..stored import INDEX, Stored, stored
+from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 
-_INDEX = "model.safetensors.index.json"
 _WHOLE = 4  # elements that fill bytes, in formats of 4 and 6 bits, too
-_SQUARES = ("fp8_block", "fp8_block_fp32")  # weights in squares, as published
+Weights = Mapping[str, Stored]
+Found = Iterable[Projection]
 
 
-class Weights:
-    """The tensors in a folder's files, read when they are asked for."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        from safetensors import safe_open
-
-        paths = sorted(folder.glob("*.safetensors"))
-        self.files = {path.name: stack.enter_context(safe_open(path, "pt")) for path in paths}
-        self.places = {name: file for file, one in self.files.items() for name in one.keys()}  # noqa: SIM118
-        self.projections = projections({name: self._shape(name) for name in self.places})
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.files[self.places[name]].get_tensor(name)
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.files[self.places[name]].get_slice(name).get_shape())
-
-
-def uniform(weights: Weights, quant_type: str) -> dict[Projection, QuantSpec]:
+def uniform(found: Found, quant_type: str) -> dict[Projection, QuantSpec]:
     """Return a type for the projections of attention and MLP; the LM head stays."""
-    spec = QuantSpec(quant_type, tile="square" if quant_type in _SQUARES else "row")
-    return {one: spec for one in weights.projections.values() if not one.is_head}
+    spec = SQUARES.get(quant_type) or QuantSpec(quant_type)
+    return {one: spec for one in found if not one.is_head}
 
 
 def as_trained(
-    weights: Weights, config: QuantConfig, heads: dict[str, Any]
+    found: Found, config: QuantConfig, model: Mapping[str, Any]
 ) -> dict[Projection, QuantSpec]:
     """Return how the last step of a training quantized the weights, in fprop.
 
-    `heads` is the model's config.json.
+    `model` is its config.json.
 
     Raises:
         PtqError: it quantized none, or in a way that packed weights cannot repeat.
     """
     quant_type = config.phases("fprop")[-1].quant_type
-    operand, found = SITES["fprop"].rhs, {}
-    for one in weights.projections.values():
+    operand, specs = SITES["fprop"].rhs, {}
+    for one in found:
         how = config.operand_spec("fprop", operand, one.layer, quant_type)
         if how.spec.quant_type == NONE:
             continue
@@ -74,22 +56,22 @@ def as_trained(
                 "weights that are rounded to nearest as they are",
                 "--format TYPE rounds them anew",
             )
-        _check_squares(one, how.spec, heads)
-        found[one] = how.spec
-    if not found:
+        _check_squares(one, how.spec, model)
+        specs[one] = how.spec
+    if not specs:
         raise PtqError(
             "The run quantized no weight of a linear layer",
             "a run whose fprop has a type",
             "--format TYPE rounds the weights anew",
         )
-    return found
+    return specs
 
 
-def _check_squares(one: Projection, spec: QuantSpec, heads: dict[str, Any]) -> None:
+def _check_squares(one: Projection, spec: QuantSpec, model: Mapping[str, Any]) -> None:
     """PtqError where squares of Megatron's weight span parts that are cut apart in transformers."""
     if spec.tile != "square" or len(one.parts) == 1:
         return
-    head = heads.get("head_dim") or heads["hidden_size"] // heads["num_attention_heads"]
+    head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     rows = head if one.has_heads else one.shape[0]
     if rows % (spec.block or 1):
         raise PtqError(
@@ -115,22 +97,19 @@ def write(
 
     Raises:
         PtqError: there is nothing to pack; the layout cannot store it.
+        SavedError: a file is missing, or cannot be read.
     """
     facts = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    with ExitStack() as stack:
-        weights = Weights(source, stack)
-        if config is not None:
-            specs = as_trained(weights, config, facts)
-        else:
-            specs = uniform(weights, quant_type or NONE)
-        _check_shapes(specs)
-        name, why = (layout, None) if layout else choose(specs)
-        if refused := LAYOUTS[name].refusal(specs):
-            raise PtqError(
-                f"The layout {name} cannot hold these weights: {refused}", "--layout mqo"
-            )
-        _write_files(weights, specs, LAYOUTS[name], target)
-        left = [p.module for p in weights.projections.values() if p not in specs]
+    weights = stored(source)
+    found = projections({name: one.shape for name, one in weights.items()}).values()
+    if config is not None:
+        specs = as_trained(found, config, facts)
+    else:
+        specs = uniform(found, quant_type or NONE)
+    _check_shapes(specs)
+    name, why = _choose(layout, specs)
+    _write_files(weights, specs, LAYOUTS[name], target)
+    left = [one.module for one in found if one not in specs]
     head = {"lm_head"} - {one.module for one in specs}  # a tied one has no weight in the files
     facts["quantization_config"] = LAYOUTS[name].configuration(specs, sorted({*left, *head}))
     write_json(target / "config.json", facts)
@@ -138,6 +117,20 @@ def write(
     counts = {kind: types.count(kind) for kind in FORMATS if kind in types}
     method = facts["quantization_config"].get("format", name)
     return {"layout": name, "name": method, "types": counts, "left": len(left), "why": why}
+
+
+def _choose(asked: str | None, specs: Specs) -> tuple[str, str | None]:
+    """Return the layout that is asked for, or the first that takes the weights; why no earlier one.
+
+    Raises:
+        PtqError: the one that is asked for does not take them.
+    """
+    refusals = {name: layout.refusal(specs) for name, layout in LAYOUTS.items()}
+    name = asked or next(name for name, why in refusals.items() if why is None)
+    if why := refusals[name]:
+        raise PtqError(f"The layout {name} cannot hold these weights: {why}", "--layout mqo")
+    first, why = next(iter(refusals.items()))
+    return name, None if asked or why is None else f"not {first}: {why}"
 
 
 def _check_shapes(specs: Specs) -> None:
@@ -155,24 +148,26 @@ def _write_files(weights: Weights, specs: Specs, layout: Layout, target: Path) -
     from safetensors.torch import save_file
 
     total, where = 0, {}
-    for file in weights.files:
-        tensors = dict(_packed(weights, specs, layout, file))
-        place = f"{layout.prefix}{file}"
+    files = sorted({one.path for one in weights.values()})
+    for path in files:
+        names = [name for name, one in weights.items() if one.path == path]
+        tensors = dict(_packed(weights, names, specs, layout))
+        place = f"{layout.prefix}{path.name}"
         save_file(tensors, target / place, {"format": "pt"})
         total += sum(tensor.nbytes for tensor in tensors.values())
         where |= dict.fromkeys(tensors, place)
-    if len(weights.files) > 1:
+    if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_json(target / f"{layout.prefix}{_INDEX}", index)
+        write_json(target / f"{layout.prefix}{INDEX}", index)
 
 
 def _packed(
-    weights: Weights, specs: Specs, layout: Layout, file: str
+    weights: Weights, names: Iterable[str], specs: Specs, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what stands for the tensors of a file."""
+    """Yield what stands for the tensors with these names."""
     ours = {f"{one.module}.weight": (one, spec) for one, spec in specs.items()}
-    for name in (name for name, place in weights.places.items() if place == file):
-        tensor = weights[name]
+    for name in names:
+        tensor = weights[name].read(name)
         if name not in ours:
             yield name, tensor
             continue
@@ -185,5 +180,6 @@ def _packed(
 
 def _amax(weights: Weights, one: Projection) -> Tensor:
     """Return the largest magnitude of a layer of Megatron's, all of whose parts share it."""
-    parts = [weights[f"{module}.weight"] for module in one.parts]
+    names = [f"{module}.weight" for module in one.parts]
+    parts = [weights[name].read(name) for name in names]
     return torch.stack([part.abs().amax().float() for part in parts]).amax()

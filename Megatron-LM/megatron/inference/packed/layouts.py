@@ -19,6 +19,8 @@ from .projections import Projection
 
 Tensors = dict[str, Tensor]
 Specs = Mapping[Projection, QuantSpec]
+# Weights in squares, as published.
+SQUARES = {name: QuantSpec(name, tile="square") for name in ("fp8_block", "fp8_block_fp32")}
 _LARGEST = torch.finfo(torch.float32).max
 _ROUTERS = r"re:.*\.mlp\.gate$"
 
@@ -37,16 +39,6 @@ class Layout:
     configuration: Callable[[Specs, list[str]], dict[str, Any]]
     refusal: Callable[[Specs], str | None]
     prefix: str = ""
-
-
-def choose(specs: Specs) -> tuple[str, str | None]:
-    """Return the first layout that takes the weights, and why the one before it does not."""
-    why: str | None = None
-    for name, layout in LAYOUTS.items():
-        if (refused := layout.refusal(specs)) is None:
-            return name, why
-        why = why or f"not {name}: {refused}"
-    raise AssertionError("ours takes all")
 
 
 def _one_spec(specs: Specs, known: Mapping[str, QuantSpec]) -> str | None:
@@ -111,25 +103,18 @@ class _Compressed:
 
 
 _GROUP = {"type": "float", "symmetric": True, "dynamic": False, "strategy": "group"}
-_MX = _GROUP | {"group_size": 32, "scale_dtype": "torch.uint8"}
-_NV = _GROUP | {"strategy": "tensor_group", "group_size": 16, "num_bits": 4}
+_MXFP4 = _GROUP | {"num_bits": 4, "group_size": 32, "scale_dtype": "torch.uint8"}
+_MXFP8 = _MXFP4 | {"num_bits": 8}
+_NVFP4 = _GROUP | {"strategy": "tensor_group", "num_bits": 4, "group_size": 16}
+_NVFP4 |= {"scale_dtype": "torch.float8_e4m3fn"}
 _BLOCK = _GROUP | {"strategy": "block", "block_structure": [128, 128], "num_bits": 8}
-_SQUARES = QuantSpec("fp8_block", tile="square")
 COMPRESSED = {
     one.spec.quant_type: one
     for one in (
-        _Compressed(
-            "mxfp4-pack-quantized", QuantSpec("mxfp4"), _MX | {"num_bits": 4}, _mxfp4, True
-        ),
-        _Compressed("mxfp8-quantized", QuantSpec("mxfp8"), _MX | {"num_bits": 8}, _mxfp8, False),
-        _Compressed(
-            "nvfp4-pack-quantized",
-            QuantSpec("nvfp4"),
-            _NV | {"scale_dtype": "torch.float8_e4m3fn"},
-            _nvfp4,
-            False,
-        ),
-        _Compressed("float-quantized", _SQUARES, _BLOCK, _fp8("weight_scale"), True),
+        _Compressed("mxfp4-pack-quantized", QuantSpec("mxfp4"), _MXFP4, _mxfp4, True),
+        _Compressed("mxfp8-quantized", QuantSpec("mxfp8"), _MXFP8, _mxfp8, False),
+        _Compressed("nvfp4-pack-quantized", QuantSpec("nvfp4"), _NVFP4, _nvfp4, False),
+        _Compressed("float-quantized", SQUARES["fp8_block"], _BLOCK, _fp8("weight_scale"), True),
     )
 }
 
@@ -164,7 +149,6 @@ def _compressed_refusal(specs: Specs) -> str | None:
 # -- transformers' own of FP8, DeepSeek-V3's -------------------------------------------------------
 
 _SIDE = 128
-_FP8 = {name: QuantSpec(name, tile="square") for name in ("fp8_block", "fp8_block_fp32")}
 
 
 def _fp8_config(specs: Specs, left: list[str]) -> dict[str, Any]:
@@ -177,7 +161,7 @@ def _fp8_config(specs: Specs, left: list[str]) -> dict[str, Any]:
 
 
 def _fp8_refusal(specs: Specs) -> str | None:
-    if why := _one_spec(specs, _FP8):
+    if why := _one_spec(specs, SQUARES):
         return why
     # transformers 5.23 divides a weight's rows by those of its scales to know a square's side.
     odd = [one for one in specs if any(size > _SIDE and size % _SIDE for size in one.shape)]
