@@ -19,6 +19,15 @@ from mqo.errors import FULL, DiskFullError, MqoError
 SCHEMA = 1
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
+# Ways to quantize, as mqo.launch.variants reads them.
+RecipesOption = Annotated[str, typer.Option(help="Recipes, or files of them, with commas between.")]
+AxisOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
+    ),
+]
+
 
 def guarded(command: Callable[[], Any]) -> None:
     """Run `command`; an MqoError becomes one paragraph on stderr and its exit code.

@@ -5,19 +5,14 @@ from typing import Annotated
 
 import typer
 
+from mqo.terminal import AxisOption, RecipesOption
+
 
 def perf(
     model: Annotated[str | None, typer.Option(help="A model.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
-    recipes: Annotated[
-        str, typer.Option(help="Recipes to test, or files of them, with commas between.")
-    ] = "",
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION=VALUE,...", help="The mode with each value of an option; repeatable."
-        ),
-    ] = None,
+    recipes: RecipesOption = "",
+    axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
     training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "smoke",

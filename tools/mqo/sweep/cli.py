@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mqo.terminal import AxisOption, RecipesOption
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,15 +27,8 @@ def sweep(
     modes: Annotated[
         str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
     ] = None,
-    recipes: Annotated[
-        str, typer.Option(help="Recipes, or files of them, with commas between.")
-    ] = "",
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
-        ),
-    ] = None,
+    recipes: RecipesOption = "",
+    axis: AxisOption = None,
     training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "tiny",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
