@@ -16,7 +16,8 @@ from mqo.report.colors import look, symbols
 from mqo.report.curves import Curve
 from mqo.report.evidence import evidence
 from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
-from mqo.report.series import Band, band
+from mqo.report.series import Band, band, less
+from mqo.runs import Series
 from study import ARMS, HERE, Cell
 from table import BASELINE, Losses, by_step, read
 
@@ -65,18 +66,17 @@ def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: 
     """Draw validation losses, and their differences to `none`, through training."""
     chosen = [arm for arm in CURVES if arm in arms]
     looks = [look(types(model, arm)) for arm in chosen]
-    made = []
+    made, base = [], {seed: _series(curve) for seed, curve in losses.curve[BASELINE].items()}
     for arm, one, shape in zip(chosen, looks, symbols(looks), strict=True):
-        series = {seed: by_step(curve) for seed, curve in losses.curve[arm].items()}
-        base = {seed: by_step(curve) for seed, curve in losses.curve[BASELINE].items()}
-        apart = [
-            [(step, loss - base[seed][step]) for step, loss in sorted(values.items())]
-            for seed, values in series.items()
-            if seed in base and arm != BASELINE
-        ]
-        valid = band([sorted(values.items()) for values in series.values()])
-        made.append(Curve(arm, arm, one, shape, Band(), band(apart), valid))
+        series = {seed: _series(curve) for seed, curve in losses.curve[arm].items()}
+        there = () if arm == BASELINE else series.keys() & base.keys()
+        apart = band([less(series[seed], base[seed]) for seed in there])
+        made.append(Curve(arm, arm, one, shape, Band(), apart, band([*series.values()])))
     draw_curves(made, title, [target])
+
+
+def _series(curve: list) -> Series:
+    return sorted(by_step(curve).items())
 
 
 def beside_sqnr(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:

@@ -106,6 +106,7 @@ class Run:
     be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
     in bytes, `share` is the quantized part of the FLOPs. `implementation` says which
     norms, optimizers and fusions the run took; it is empty where that was not recorded.
+    `quantizers` are the metrics of theirs, by name.
     """
 
     folder: RunFolder
@@ -129,6 +130,7 @@ class Run:
     peak_memory: int | None
     share: float | None
     sites: tuple[Site, ...]
+    quantizers: Mapping[str, Series]
     machine: Machine
     implementation: Mapping[str, str]
     command: str
@@ -285,6 +287,7 @@ def _run(
         peak_memory=max(peaks) if peaks else None,
         share=_share(folder),
         sites=tuple(_sites(folder, metrics)),
+        quantizers={name: rows for name, rows in metrics.items() if name.startswith("quant/")},
         machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
         command=text,

@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ from mqo.errors import RunError
 from mqo.launch.config import Quantization
 from mqo.launch.inputs import values
 from mqo.matrix.tables import NONE, mode_label
-from mqo.report.collect import changed_quantization
+from mqo.report.collect import Run, changed_quantization
 from mqo.report.colors import Look, Symbol, look, symbols
 from mqo.report.compare import Group
 from mqo.report.rows import BASELINE, difference
-from mqo.report.series import DIFFERENCES, Band, band, less
+from mqo.report.series import DIFFERENCES, Band, band
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
 MOST = 8  # in one picture; more are a tangle
@@ -48,21 +48,31 @@ def of_group(group: Group) -> list[Curve]:
     shapes = symbols([look(row.types) for row in group.rows])
     made = []
     for row, shape in zip(group.rows, shapes, strict=True):
-        pairs = [(run, group.baseline(run)) for run in row.runs]
-        apart = [difference(run, base) for run, base in pairs if base and base is not run]
-        made.append(
-            Curve(
-                name=row.variant,
-                label=row.label,
-                look=look(row.types),
-                symbol=shape,
-                loss=band([run.train for run in row.runs]),
-                difference=band(apart, DIFFERENCES),
-                valid=band([run.valid for run in row.runs]),
-                chance=_chance(row.runs[0].vocabulary),
-            )
-        )
+        bases = [None if row.variant == BASELINE else group.baseline(run) for run in row.runs]
+        made.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
     return made
+
+
+def _curve(
+    name: str,
+    label: str,
+    types: Mapping[str, str],
+    shape: Symbol,
+    runs: Sequence[Run | _Single],
+    bases: Sequence[Run | _Single | None],
+) -> Curve:
+    """Return the curve of runs, whose unquantized ones of the same seeds are `bases`."""
+    pairs = zip(runs, bases, strict=True)
+    return Curve(
+        name=name,
+        label=label,
+        look=look(types),
+        symbol=shape,
+        loss=band([run.train for run in runs]),
+        difference=band([difference(run, base) for run, base in pairs if base], DIFFERENCES),
+        valid=band([run.valid for run in runs]),
+        chance=math.log(runs[0].vocabulary) if runs[0].vocabulary else None,
+    )
 
 
 def first(group: Group) -> list[str]:
@@ -93,7 +103,7 @@ class _Single:
     types: tuple[tuple[str, str], ...]
     train: Series
     valid: Series
-    chance: float | None
+    vocabulary: int | None
 
     @property
     def is_baseline(self) -> bool:
@@ -117,25 +127,16 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
         seen[*what, run.seed] += 1
     shapes = symbols([look(dict(runs[0].types)) for runs in together.values()])
     return [
-        _curve(str(n), runs, shape, baselines)
+        _curve(
+            str(n),
+            runs[0].label,
+            dict(runs[0].types),
+            shape,
+            runs,
+            [None if run.is_baseline else baselines.get((run.setting, run.seed)) for run in runs],
+        )
         for n, (runs, shape) in enumerate(zip(together.values(), shapes, strict=True))
     ]
-
-
-def _curve(
-    name: str, runs: Sequence[_Single], shape: Symbol, baselines: dict[tuple[str, str], _Single]
-) -> Curve:
-    pairs = [(run, baselines.get((run.setting, run.seed))) for run in runs if not run.is_baseline]
-    return Curve(
-        name=name,
-        label=runs[0].label,
-        look=look(dict(runs[0].types)),
-        symbol=shape,
-        loss=band([run.train for run in runs]),
-        difference=band([less(run.train, base.train) for run, base in pairs if base], DIFFERENCES),
-        valid=band([run.valid for run in runs]),
-        chance=runs[0].chance,
-    )
 
 
 def _single(run: RunFolder) -> _Single:
@@ -157,7 +158,7 @@ def _single(run: RunFolder) -> _Single:
         types=tuple(sorted(asked.items())),
         train=train,
         valid=valid,
-        chance=_chance(_vocabulary(run)),
+        vocabulary=_vocabulary(run),
     )
 
 
@@ -179,7 +180,3 @@ def _vocabulary(run: RunFolder) -> int | None:
     if not run.result.exists():
         return None
     return json.loads(run.result.read_text(encoding="utf-8"))["vocab_size"]
-
-
-def _chance(vocabulary: int | None) -> float | None:
-    return math.log(vocabulary) if vocabulary else None

@@ -157,7 +157,7 @@ def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
 
 def _operands(group: Group) -> dict[str, Any]:
     """Return each variant's maps, for all seeds, and the range of each quantity in all of them."""
-    found = {row.variant: maps(run.folder.read_metrics() for run in row.runs) for row in group.rows}
+    found = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
     return {
         "ranges": ranges(one for these in found.values() for one in these),
         "maps": {name: [_map(one) for one in these] for name, these in found.items() if these},
