@@ -23,7 +23,7 @@ def mqo(tmp_path, monkeypatch, command_line):
 
     def run(*words, body=""):
         job = [sys.executable, "-c", program(body)]
-        monkeypatch.setattr(local, "command", lambda run: [*job, str(run.root)])
+        monkeypatch.setattr(local, "command", lambda run, *rest: [*job, str(run.root)])
         return command_line("sweep", *words)
 
     return run

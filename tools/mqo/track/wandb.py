@@ -1,0 +1,106 @@
+"""Weights & Biases. WANDB_MODE, WANDB_PROJECT and its other variables count as always."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mqo.errors import TrackerError
+from mqo.extras import package
+from mqo.track.tracker import Row, Run, Sent, Status
+
+STEP = "iteration"
+# Its own usage reports are off, and it must not ask at a terminal for a login.
+_VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+
+
+class Wandb:
+    """A run of Weights & Biases; offline it lies in the run folder, whole."""
+
+    def begin(self, run: Run, before: Sent | None) -> Sent:
+        """Open the run; offline it is written anew, as nothing can be added to it there."""
+        for name, value in _VARIABLES.items():
+            os.environ.setdefault(name, value)
+        self.wandb = package("wandb")
+        id = before.id if before else secrets.token_hex(4)
+        self.run = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "mqo"),
+            name=run.name,
+            group=run.group,
+            id=id,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR", run.folder),
+            config=dict(run.parameters),
+            settings=self._settings(run),
+        )
+        if self.run.disabled:
+            raise TrackerError("WANDB_MODE is 'disabled'", expected="online or offline")
+        if self.run.offline:
+            _remove_older(Path(self.run.dir).parent, id)
+        self.run.define_metric(STEP)
+        self.run.define_metric("*", step_metric=STEP)
+        return Sent(id, before.rows if before and self.run.resumed else 0)
+
+    def _settings(self, run: Run) -> object:
+        """Leave out what a run folder does not say: this program's command, code and host."""
+        return self.wandb.Settings(
+            console="off",
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            host="",
+            silent=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            # What the machine does now tells of a run that goes on now alone.
+            x_disable_stats=not run.is_live,
+            x_save_requirements=False,
+        )
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log the values of an iteration together; it goes on in the background."""
+        for iteration, values in _together(rows):
+            self.run.log({STEP: iteration, **values})
+
+    def attach(self, kind: str, files: Sequence[Path]) -> None:
+        """Log an artifact with the files."""
+        artifact = self.wandb.Artifact(f"{kind}-{self.run.id}", type=kind)
+        for file in files:
+            artifact.add_file(str(file), name=file.name)
+        self.run.log_artifact(artifact)
+
+    def picture(self, name: str, file: Path) -> None:
+        """Log it as an image."""
+        self.run.log({f"pictures/{name}": self.wandb.Image(str(file))})
+
+    def end(self, status: Status) -> str:
+        """Wait until all is written, or online until it is there."""
+        self.run.finish(exit_code=0 if status == "finished" else 1)
+        if self.run.offline:
+            sync = f"wandb sync '{Path(self.run.dir).parent}'"
+            return f"run {self.run.id}, offline: `{sync}` sends it"
+        return f"run {self.run.id}, {self.run.url}"
+
+
+def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the values of an iteration; a name that comes again begins another such group."""
+    for iteration, group in itertools.groupby(rows, key=lambda row: row.iteration):
+        values: dict[str, float] = {}
+        for row in group:
+            if row.name in values:
+                yield iteration, values
+                values = {}
+            values[row.name] = row.value
+        yield iteration, values
+
+
+def _remove_older(current: Path, id: str) -> None:
+    """Remove what earlier attempts left of this run."""
+    for folder in current.parent.glob(f"offline-run-*-{id}"):
+        if folder != current:
+            shutil.rmtree(folder)
