@@ -15,10 +15,10 @@ from mqo.track.tracker import Row, Run, Status, Value
 SOURCE = "source.tar.gz"
 
 
-def describe(run: RunFolder, *, is_live: bool) -> Run:
+def describe(run: RunFolder) -> Run:
     """Return the run as trackers know it."""
     parameters = dict(_flat(run.read_config()))
-    return Run(run.root.name, group_of(run), parameters, run.root, is_live)
+    return Run(run.root.name, group_of(run), parameters, run.root)
 
 
 def group_of(run: RunFolder) -> str | None:

@@ -64,7 +64,7 @@ def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None
         if rest is None and before and before == _whole(run, before):
             return f"all of it is there as run {before.id}: nothing was sent"
         with _failures(run, name):
-            session = Session(run, name, before, is_live=rest is not None)
+            session = Session(run, name, before)
             while rest is not None and rest():
                 session.update()
             return session.end(draw)
@@ -96,10 +96,10 @@ def remedy(run: RunFolder, name: str) -> str:
 class Session:
     """A run that is being sent."""
 
-    def __init__(self, run: RunFolder, name: str, before: Sent | None, *, is_live: bool) -> None:
+    def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
         self.folder, self.name = run, name
         self.tracker = TRACKERS[name]()
-        self.sent = self.tracker.begin(content.describe(run, is_live=is_live), before)
+        self.sent = self.tracker.begin(content.describe(run), before)
         sent.write(run, name, self.sent)
         with temporary_folder("mqo-track-") as scratch:
             self.tracker.attach("inputs", content.inputs(run, scratch))

@@ -21,16 +21,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it begins: `group` is the sweep that it belongs to, `folder` its run folder.
-
-    Of a live run the training goes on meanwhile, on this machine.
-    """
+    """A run as it begins: `group` is the sweep that it belongs to, `folder` its run folder."""
 
     name: str
     group: str | None
     parameters: Mapping[str, Value]
     folder: Path
-    is_live: bool
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Wandb:
             resume="allow",
             dir=os.environ.get("WANDB_DIR", run.folder),
             config=dict(run.parameters),
-            settings=self._settings(run),
+            settings=self._settings(),
         )
         if self.run.disabled:
             raise TrackerError("WANDB_MODE is 'disabled'", expected="online or offline")
@@ -45,8 +45,8 @@ class Wandb:
         self.run.define_metric("*", step_metric=STEP)
         return Sent(id, before.rows if before and self.run.resumed else 0)
 
-    def _settings(self, run: Run) -> object:
-        """Leave out what a run folder does not say: this program's command, code and host."""
+    def _settings(self) -> object:
+        """Leave out what no run folder says: the command, code, host and load of this process."""
         return self.wandb.Settings(
             console="off",
             save_code=False,
@@ -57,8 +57,7 @@ class Wandb:
             silent=True,
             x_disable_meta=True,
             x_disable_machine_info=True,
-            # What the machine does now tells of a run that goes on now alone.
-            x_disable_stats=not run.is_live,
+            x_disable_stats=True,
             x_save_requirements=False,
         )
 
