@@ -15,7 +15,7 @@ import typer
 
 from mqo.data.cli import data
 from mqo.display import stderr
-from mqo.errors import MqoError, RunError
+from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
 from mqo.overlay import cli
 from mqo.perf.cli import perf
@@ -60,7 +60,7 @@ def _draw(run: RunFolder, folder: Path) -> list[Path]:
         return []
     drawn = []
     for name, draw in (("loss", pictures.plot), ("operands", pictures.plot_operands)):
-        with suppress(RunError, ImportError):
+        with suppress(MqoError, ImportError, ValueError, KeyError):  # nor of a damaged run
             draw([run], folder / f"{name}.png")
             drawn.append(folder / f"{name}.png")
     return drawn

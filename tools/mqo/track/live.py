@@ -39,6 +39,8 @@ def following(run: RunFolder, name: str | None, report: Say) -> Iterator[News]:
             yield follower.news
             limit_s = END_S
         finally:
+            if process.poll() is None:
+                report(f"tracker  : {name} gets the rest, within {limit_s} s")
             for line in follower.end(limit_s):
                 report(line)
 
