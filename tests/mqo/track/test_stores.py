@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from mqo.runs import SWEEP
-from mqo.track import content, sent, session
+from mqo.track import content, sent, session, wandb
 from mqo.track.tracker import Sent
 
-from .conftest import INPUTS, PICTURE, ROWS, add_rows, draw, make_run, mqo_track
+from .conftest import INPUTS, PICTURE, ROWS, add_rows, draw, make_run, mqo_track, wandb_records
 
 pytestmark = pytest.mark.slow
 
@@ -107,9 +107,31 @@ def test_nothing_secret_and_nothing_of_this_machine_is_kept(store, tmp_path):
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     holding = [path for path in written if b"5ec4e7" in path.read_bytes()]
     assert holding == []
-    # What a tracker would gather by itself: the command, the program, the packages, the commit.
-    gathered = ("wandb-metadata.json", "requirements.txt", "diff.patch", "output.log")
-    assert [path for path in written if path.name in gathered] == []
+    # By itself a tracker would gather the command, the user, the host, its load and the commit.
     if store.name == "mlflow":
-        tags = {path.name for path in store.root.glob("*/*/tags/*")}
-        assert tags == {"mlflow.runName"}
+        assert {path.name for path in store.root.glob("*/*/tags/*")} == {"mlflow.runName"}
+        return
+    (file,) = (path for path in written if path.suffix == ".wandb")
+    records = list(wandb_records(file))
+    kinds = {record.WhichOneof("record_type") for record in records}
+    assert kinds == {
+        "header",
+        "run",
+        "telemetry",
+        "metric",
+        "artifact",
+        "summary",
+        "history",
+        "exit",
+    }
+    (host,) = (record.run.host for record in records if record.HasField("run"))
+    assert host == ""
+    assert [path.name for path in (file.parent / "files").rglob("*")] == []
+
+
+def test_what_weights_and_biases_gathers_after_some_seconds_is_off():
+    """The run of the test above is over before."""
+    chosen = wandb.settings(pytest.importorskip("wandb"))
+    assert chosen.x_disable_meta and chosen.x_disable_machine_info and chosen.x_disable_stats
+    assert chosen.disable_git and chosen.disable_code and not chosen.save_code
+    assert chosen.console == "off"

@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mqo.errors import TrackerError
 from mqo.extras import package
@@ -35,7 +36,7 @@ class Wandb:
             resume="allow",
             dir=os.environ.get("WANDB_DIR", run.folder),
             config=dict(run.parameters),
-            settings=self._settings(),
+            settings=settings(self.wandb),
         )
         if self.run.disabled:
             raise TrackerError("WANDB_MODE is 'disabled'", expected="online or offline")
@@ -44,22 +45,6 @@ class Wandb:
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         return Sent(id, before.rows if before and self.run.resumed else 0)
-
-    def _settings(self) -> object:
-        """Leave out what no run folder says: the command, code, host and load of this process."""
-        return self.wandb.Settings(
-            console="off",
-            save_code=False,
-            disable_code=True,
-            disable_git=True,
-            disable_job_creation=True,
-            host="",
-            silent=True,
-            x_disable_meta=True,
-            x_disable_machine_info=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-        )
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log the values of an iteration together; it goes on in the background."""
@@ -80,10 +65,27 @@ class Wandb:
     def end(self, status: Status) -> str:
         """Wait until all is written, or online until it is there."""
         self.run.finish(exit_code=0 if status == "finished" else 1)
+        self.wandb.teardown()  # which returns when the last records are on the disk, too
         if self.run.offline:
             sync = f"wandb sync '{Path(self.run.dir).parent}'"
             return f"run {self.run.id}, offline: `{sync}` sends it"
         return f"run {self.run.id}, {self.run.url}"
+
+
+def settings(wandb: Any) -> Any:
+    """Leave out what no run folder says: the command, code, host and load of this process."""
+    return wandb.Settings(
+        console="off",
+        save_code=False,
+        disable_code=True,
+        disable_git=True,
+        host="",
+        silent=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
 
 
 def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
