@@ -67,6 +67,7 @@ def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
         (("--training-config", "fast"), "No data was given for wikipedia"),
         (("--jobs", "3"), "at most 2 jobs"),
         (("--slurm", "gpu"), "KEY=VALUE"),
+        (("--tracker", "comet"), "no tracker called 'comet'"),
     ],
 )
 def test_what_is_refused_leaves_nothing_to_run(mqo, words, text):

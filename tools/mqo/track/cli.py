@@ -25,7 +25,9 @@ def register(app: typer.Typer, draw: Draw) -> None:
             list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of them.")
         ],
         tracker: Annotated[str, typer.Option(help="wandb or mlflow.")],
-        live: Annotated[bool, typer.Option("--live", hidden=True)] = False,
+        live: Annotated[
+            bool, typer.Option("--live", hidden=True, help="Follow a run until stdin is closed.")
+        ] = False,
     ) -> None:
         """Send runs that have ended, well or not, to an experiment tracker.
 
