@@ -25,7 +25,7 @@ def test_an_unknown_tracker_lists_those_there_are():
 
 def test_what_a_tracker_raises_is_one_paragraph_with_the_command_that_helps(tmp_path, monkeypatch):
     class Broken:
-        def begin(self, run, before):
+        def create(self, run):
             raise ConnectionError("no\nroute")
 
     monkeypatch.setitem(session.TRACKERS, "mlflow", Broken)

@@ -80,6 +80,15 @@ def test_what_was_cut_short_is_completed_in_the_same_run(store, tmp_path, noted)
     assert sent.read(run)[store.name] == Sent(known.id, len(ROWS), "finished")
 
 
+def test_however_often_it_is_cut_short_it_is_one_run(store, tmp_path):
+    run = make_run(tmp_path / "one")
+    for _ in range(4):
+        session.track(run, store.name, draw)
+        known = sent.read(run)[store.name]
+        sent.write(run, store.name, replace(known, status=None))
+    assert texts(only(store).metrics) == texts(run.read_metrics())
+
+
 def test_a_store_that_lacks_the_run_gets_it_anew(store, tmp_path):
     run = make_run(tmp_path / "one")
     sent.write(run, store.name, Sent("0123456789abcdef", 3))

@@ -25,39 +25,40 @@ _FORBIDDEN = re.compile(r"[^\w.\-:/ ]")  # in names
 class Mlflow:
     """A run of MLflow. It has no groups: the sweep is a tag, by which its page can group."""
 
-    def begin(self, run: Run, before: Sent | None) -> Sent:
-        """Open the run; what it has of the metrics is asked of the store."""
+    def __init__(self) -> None:
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         self.entities = package("mlflow.entities")
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or Project.here().mlruns.as_uri()
         # The client itself, not `mlflow.start_run`: that adds the user, command and git commit.
         self.client = package("mlflow.tracking").MlflowClient(self.uri)
-        self.id = self._known(before) or self._created(run)
-        for part in _parts(run.parameters.items(), _LIMITS["params"]):
-            params = [self.entities.Param(_allowed(key), str(value)) for key, value in part]
-            self.client.log_batch(self.id, params=params)
-        return Sent(self.id, self._rows() if before else 0)
 
-    def _known(self, before: Sent | None) -> str | None:
-        """Return the run's id, the run set to running again; None where the store lacks it."""
-        if before is None:
-            return None
-        errors = package("mlflow.exceptions")
-        try:
-            self.client.update_run(before.id, status="RUNNING")
-        except errors.MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
-        return before.id
-
-    def _created(self, run: Run) -> str:
+    def create(self, run: Run) -> str:
+        """Create the run, in an experiment that is created, too, where it is missing."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mqo")
         found = self.client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self.client.create_experiment(name)
         tags = {GROUP: run.group} if run.group else {}
         return self.client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+
+    def open(self, run: Run, before: Sent) -> Sent:
+        """Open the run, a new one in a store that lacks it; the store knows what it has."""
+        self.id = before.id if self._reopened(before.id) else self.create(run)
+        for part in _parts(run.parameters.items(), _LIMITS["params"]):
+            params = [self.entities.Param(_allowed(key), str(value)) for key, value in part]
+            self.client.log_batch(self.id, params=params)
+        return Sent(self.id, self._rows())
+
+    def _reopened(self, id: str) -> bool:
+        """Set the run to running, again; return whether the store has it."""
+        errors = package("mlflow.exceptions")
+        try:
+            self.client.update_run(id, status="RUNNING")
+        except errors.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+        return True
 
     def _rows(self) -> int:
         names = self.client.get_run(self.id).data.metrics

@@ -99,7 +99,11 @@ class Session:
     def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
         self.folder, self.name = run, name
         self.tracker = TRACKERS[name]()
-        self.sent = self.tracker.begin(content.describe(run), before)
+        described = content.describe(run)
+        if before is None:
+            before = Sent(self.tracker.create(described))
+            sent.write(run, name, before)
+        self.sent = self.tracker.open(described, before)
         sent.write(run, name, self.sent)
         with temporary_folder("mqo-track-") as scratch:
             self.tracker.attach("inputs", content.inputs(run, scratch))

@@ -44,8 +44,11 @@ class Sent:
 class Tracker(Protocol):
     """A tracker, for one run. What its methods raise is reported as its failure."""
 
-    def begin(self, run: Run, before: Sent | None) -> Sent:
-        """Open the run, the one that was sent `before` if there is one; return what it has."""
+    def create(self, run: Run) -> str:
+        """Return the id of a new run, which is noted before anything else is sent."""
+
+    def open(self, run: Run, before: Sent) -> Sent:
+        """Open the run; return what it has of what was sent `before`."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Take values, in the order of metrics.jsonl; a name may come twice at an iteration."""

@@ -22,17 +22,20 @@ _VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 class Wandb:
     """A run of Weights & Biases; offline it lies in the run folder, whole."""
 
-    def begin(self, run: Run, before: Sent | None) -> Sent:
+    def create(self, run: Run) -> str:
+        """Return an id, which W&B lets its users choose."""
+        return secrets.token_hex(4)
+
+    def open(self, run: Run, before: Sent) -> Sent:
         """Open the run; offline it is written anew, as nothing can be added to it there."""
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         self.wandb = package("wandb")
-        id = before.id if before else secrets.token_hex(4)
         self.run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "mqo"),
             name=run.name,
             group=run.group,
-            id=id,
+            id=before.id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR", run.folder),
             config=dict(run.parameters),
@@ -41,10 +44,10 @@ class Wandb:
         if self.run.disabled:
             raise TrackerError("WANDB_MODE is 'disabled'", expected="online or offline")
         if self.run.offline:
-            _remove_older(Path(self.run.dir).parent, id)
+            _remove_older(Path(self.run.dir).parent, before.id)
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
-        return Sent(id, before.rows if before and self.run.resumed else 0)
+        return Sent(before.id, before.rows if self.run.resumed else 0)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log the values of an iteration together; it goes on in the background."""
@@ -102,6 +105,6 @@ def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
 
 def _remove_older(current: Path, id: str) -> None:
     """Remove what earlier attempts left of this run."""
-    for folder in current.parent.glob(f"offline-run-*-{id}"):
-        if folder != current:
-            shutil.rmtree(folder)
+    for file in current.parent.glob(f"offline-run-*/run-{id}.wandb"):
+        if file.parent != current:
+            shutil.rmtree(file.parent)
