@@ -167,11 +167,21 @@ def wandb_records(file):
 @pytest.fixture(params=[MlflowStore, WandbStore], ids=lambda kind: kind.name)
 def store(request, tmp_path, monkeypatch):
     """Each tracker's store, empty, offline."""
-    pytest.importorskip(request.param.name, reason="the extra `trackers` is not installed")
-    made = request.param(tmp_path)
-    for name, value in made.variables.items():
+    return opened(request.param(tmp_path), monkeypatch)
+
+
+@pytest.fixture
+def mlflow_store(tmp_path, monkeypatch):
+    """MLflow's store, where one tracker stands for both."""
+    return opened(MlflowStore(tmp_path), monkeypatch)
+
+
+def opened(store, monkeypatch):
+    """The store, which what is tracked from now on goes to; skips without its package."""
+    pytest.importorskip(store.name, reason="the extra `trackers` is not installed")
+    for name, value in store.variables.items():
         monkeypatch.setenv(name, value)
-    return made
+    return store
 
 
 def mqo_track(*words, **variables):

@@ -14,7 +14,7 @@ from mqo.launch.config import Cluster, resolve
 from mqo.launch.flags import RunData
 from mqo.track import live
 
-from .conftest import MlflowStore, make_run
+from .conftest import make_run
 
 NAMES = ("llama32-1b", "wikipedia", "bf16", "tiny")
 LIMIT_S = 120
@@ -45,15 +45,6 @@ def run(tmp_path):
     return made
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
-    made = MlflowStore(tmp_path)
-    for name, value in made.variables.items():
-        monkeypatch.setenv(name, value)
-    return made
-
-
 def train(run, body, *words, tracker="mlflow", report=print, cluster=None):
     """Train by a program that knows `run`, and `store` as the first of `words`."""
     text = textwrap.dedent(HEAD) + textwrap.dedent(body)
@@ -64,11 +55,11 @@ def train(run, body, *words, tracker="mlflow", report=print, cluster=None):
 
 
 @pytest.mark.slow
-def test_rows_are_there_while_the_run_trains(run, store):
+def test_rows_are_there_while_the_run_trains(run, mlflow_store):
     said = []
-    result = train(run, TWO_STEPS, store.root, report=said.append)
+    result = train(run, TWO_STEPS, mlflow_store.root, report=said.append)
     assert result.train_loss == 7.5
-    (found,) = store.runs()
+    (found,) = mlflow_store.runs()
     assert (found.name, found.status) == ("with space", "finished")
     assert found.metrics == {"lm loss": [(1, 8.0), (2, 7.5)]}
     assert found.files["result.json"] == run.result.read_bytes()
@@ -77,11 +68,11 @@ def test_rows_are_there_while_the_run_trains(run, store):
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_is_closed_as_failed(run, store):
+def test_a_training_that_fails_is_closed_as_failed(run, mlflow_store):
     body = f"{TWO_STEPS}\n(run / 'failure.txt').write_text('GuardError: no qk'); sys.exit(3)"
     with pytest.raises(RunError, match="GuardError: no qk"):
-        train(run, body, store.root)
-    (found,) = store.runs()
+        train(run, body, mlflow_store.root)
+    (found,) = mlflow_store.runs()
     assert found.status == "failed"
     assert found.metrics == {"lm loss": [(1, 8.0), (2, 7.5)]}
     assert found.files["failure.txt"] == b"GuardError: no qk"
@@ -89,7 +80,7 @@ def test_a_training_that_fails_is_closed_as_failed(run, store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, store, signum):
+def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, mlflow_store, signum):
     program = textwrap.dedent(HEAD) + f"row(1, 8.0); time.sleep({LIMIT_S})"
     code = f"""
         import sys
@@ -109,11 +100,11 @@ def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, store, signum)
     launcher = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.DEVNULL
     )
-    wait_until(lambda: list(store.root.glob("*/*/metrics/lm loss")))
+    wait_until(lambda: list(mlflow_store.root.glob("*/*/metrics/lm loss")))
     launcher.send_signal(signum)
     assert launcher.wait(LIMIT_S) != 0
-    wait_until(lambda: store.runs()[0].status == "failed")
-    (found,) = store.runs()
+    wait_until(lambda: mlflow_store.runs()[0].status == "failed")
+    (found,) = mlflow_store.runs()
     assert found.metrics == {"lm loss": [(1, 8.0)]}
 
 

@@ -3,14 +3,26 @@
 import io
 import os
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from mqo.runs import SWEEP
-from mqo.track import content, sent, session, wandb
-from mqo.track.tracker import Sent
+from mqo.track import content, mlflow, sent, session, wandb
+from mqo.track.tracker import Run, Sent
 
-from .conftest import INPUTS, PICTURE, ROWS, add_rows, draw, make_run, mqo_track, wandb_records
+from .conftest import (
+    INPUTS,
+    PICTURE,
+    ROWS,
+    add_rows,
+    draw,
+    make_run,
+    mqo_track,
+    wandb_records,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +148,39 @@ def test_nothing_secret_and_nothing_of_this_machine_is_kept(store, tmp_path):
     (host,) = (record.run.host for record in records if record.HasField("run"))
     assert host == ""
     assert [path.name for path in (file.parent / "files").rglob("*")] == []
+
+
+def test_runs_that_begin_at_once_share_an_experiment(mlflow_store):
+    """Each waits for the other between its look for the experiment and the making of it."""
+    both = threading.Barrier(2)
+
+    def begin(name):
+        made = mlflow.Mlflow()
+        look = made.client.get_experiment_by_name
+
+        def look_and_wait(experiment):
+            found = look(experiment)
+            with suppress(threading.BrokenBarrierError):  # where the other may not look yet
+                both.wait(1)
+            return found
+
+        made.client.get_experiment_by_name = look_and_wait
+        return made.create(Run(name, None, {}, mlflow_store.root))
+
+    with ThreadPoolExecutor(2) as pool:
+        ids = set(pool.map(begin, ("one", "two")))
+    assert len(ids) == 2
+    experiments = mlflow.Mlflow().client.search_experiments()
+    assert [one.name for one in experiments].count("mqo") == 1
+
+
+def test_a_password_in_the_address_is_not_printed(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:5ec4e7@host/path")
+    made = mlflow.Mlflow()
+    monkeypatch.setattr(made.client, "set_terminated", lambda *rest: None)
+    made.id = "1"
+    assert made.end("finished") == "run 1 in https://host/path"
 
 
 def test_what_weights_and_biases_gathers_after_some_seconds_is_off():

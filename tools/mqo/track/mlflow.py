@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
+
 from mqo.extras import package
 from mqo.project import Project
 from mqo.track.tracker import Row, Run, Sent, Status
@@ -19,6 +21,7 @@ GROUP = "group"
 # Its own usage reports are off; without the variable it refuses folders.
 _VARIABLES = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
 _LIMITS = {"metrics": 1000, "params": 100}  # of one request
+_PASSWORD = re.compile(r"//[^/@]*@")
 _FORBIDDEN = re.compile(r"[^\w.\-:/ ]")  # in names
 
 
@@ -35,11 +38,17 @@ class Mlflow:
 
     def create(self, run: Run) -> str:
         """Create the run, in an experiment that is created, too, where it is missing."""
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mqo")
-        found = self.client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self.client.create_experiment(name)
         tags = {GROUP: run.group} if run.group else {}
-        return self.client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        made = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
+        return made.info.run_id
+
+    def _experiment(self) -> str:
+        """Return the experiment's id; jobs of a sweep that begin at once make it once."""
+        name, cache = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mqo"), Project.here().cache
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / "mlflow.lock"):
+            found = self.client.get_experiment_by_name(name)
+            return found.experiment_id if found else self.client.create_experiment(name)
 
     def open(self, run: Run, before: Sent) -> Sent:
         """Open the run, a new one in a store that lacks it; the store knows what it has."""
@@ -86,7 +95,7 @@ class Mlflow:
     def end(self, status: Status) -> str:
         """Set the run's status."""
         self.client.set_terminated(self.id, "FINISHED" if status == "finished" else "FAILED")
-        return f"run {self.id} in {self.uri}"
+        return f"run {self.id} in {_PASSWORD.sub('//', self.uri)}"
 
 
 def _allowed(name: str) -> str:
