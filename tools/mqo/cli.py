@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -24,6 +25,10 @@ from mqo.report.cli import report
 from mqo.simulate.cli import ANY_WORDS, PassesOn, simulate
 from mqo.sweep.cli import sweep
 from mqo.terminal import JsonOption, emit, guarded
+from mqo.track import cli as track_cli
+
+if TYPE_CHECKING:
+    from mqo.runs import RunFolder
 
 app = typer.Typer(
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantized, undo it exactly.",
@@ -45,6 +50,23 @@ app.command()(sweep)
 app.command()(report)
 app.command()(perf)
 app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
+
+
+def _draw(run: RunFolder, folder: Path) -> list[Path]:
+    """Draw what a tracker shows of a run; nothing of what it did not measure."""
+    try:
+        from mqo.report import pictures
+    except ImportError:  # the extra `report` is not there
+        return []
+    drawn = []
+    for name, draw in (("loss", pictures.plot), ("operands", pictures.plot_operands)):
+        with suppress(MqoError, ImportError, ValueError, KeyError):  # nor of a damaged run
+            draw([run], folder / f"{name}.png")
+            drawn.append(folder / f"{name}.png")
+    return drawn
+
+
+track_cli.register(app, _draw)
 
 
 def _print_version(wanted: bool) -> None:

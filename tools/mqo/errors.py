@@ -117,6 +117,10 @@ def full_disk_of(folder: Path) -> Iterator[None]:
         raise DiskFullError(folder) from error
 
 
+class TrackerError(MqoError):
+    """An experiment tracker that did not take a run; the run itself is as it was."""
+
+
 class ConvertError(MqoError):
     """Weights that do not fit the other side, or that nothing here has a form for."""
 

@@ -64,6 +64,11 @@ class Project:
         return self.chosen_runs or self._writable("runs", *_DATA)
 
     @property
+    def mlruns(self) -> Path:
+        """Return MLflow's folder, for users who name no other store."""
+        return self._writable("mlruns", *_DATA)
+
+    @property
     def data(self) -> Path:
         """Return the folder of prepared datasets: text, tokenizer, index."""
         return self.root / "data"

@@ -12,6 +12,7 @@ from mqo.torch_free import load
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
+SWEEP = "sweep.json"  # beside the runs of a sweep
 Series = list[tuple[int, float]]
 
 

@@ -16,7 +16,8 @@ class RunFiles:
     `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
     coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
     training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
-    failure.txt, dumps/, tensorboard/ and checkpoints/.
+    failure.txt, dumps/, tensorboard/ and checkpoints/. With a tracker there are trackers.json,
+    tracker.txt and what the tracker itself keeps, such as wandb/.
     """
 
     root: Path
@@ -38,6 +39,8 @@ class RunFiles:
     coverage_table = property(lambda self: self.root / "coverage.txt")
     checkpoints = property(lambda self: self.root / "checkpoints")
     dumps = property(lambda self: self.root / "dumps")
+    trackers = property(lambda self: self.root / "trackers.json")
+    tracker_log = property(lambda self: self.root / "tracker.txt")
     tensorboard = property(lambda self: self.root / "tensorboard")
 
 

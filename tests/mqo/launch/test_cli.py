@@ -212,6 +212,7 @@ REFUSED = {  # what is not given is as `smoke` has it
     "a teacher without checkpoints": (["--teacher", "nowhere"], DataError),
     "two layouts": (["--", "--tensor-model-parallel-size", "3"], LayoutError),
     "no checkout": (["--megatron", "nowhere"], OverlayError),
+    "no such tracker": (["--tracker", "comet"], UnknownNameError),
 }
 
 

@@ -58,7 +58,7 @@ def sweep(folder, monkeypatch):
 
     def run(modes="bf16", body="", *, slots=2, **rest):
         words = [sys.executable, "-c", program(body)]
-        monkeypatch.setattr(local, "command", lambda run: [*words, str(run.root)])
+        monkeypatch.setattr(local, "command", lambda run, *rest: [*words, str(run.root)])
         asked = configs.jobs("llama32-1b", "wikipedia", modes, "tiny", **rest)
         view = Said()
         pool = Pool(folder, asked, Local([{"SLOT": str(n)} for n in range(slots)]), view)

@@ -23,7 +23,7 @@ def mqo(tmp_path, monkeypatch, command_line):
 
     def run(*words, body=""):
         job = [sys.executable, "-c", program(body)]
-        monkeypatch.setattr(local, "command", lambda run: [*job, str(run.root)])
+        monkeypatch.setattr(local, "command", lambda run, *rest: [*job, str(run.root)])
         return command_line("sweep", *words)
 
     return run
@@ -67,6 +67,7 @@ def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
         (("--training-config", "fast"), "No data was given for wikipedia"),
         (("--jobs", "3"), "at most 2 jobs"),
         (("--slurm", "gpu"), "KEY=VALUE"),
+        (("--tracker", "comet"), "no tracker called 'comet'"),
     ],
 )
 def test_what_is_refused_leaves_nothing_to_run(mqo, words, text):

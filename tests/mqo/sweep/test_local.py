@@ -1,7 +1,8 @@
 import pytest
 from mqo.errors import MqoError
 from mqo.launch.machine import Machine
-from mqo.sweep.local import shares
+from mqo.runs import RunFolder
+from mqo.sweep.local import command, shares
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,8 @@ def test_jobs_have_gpus_of_their_own(visible, processes, expected):
 def test_more_than_there_is_room_for_is_refused(machine, jobs, processes, text):
     with pytest.raises(MqoError, match=text):
         shares(machine, jobs, processes, 60, {})
+
+
+def test_a_job_is_told_its_tracker_beside_its_folder(tmp_path):
+    run = RunFolder(tmp_path)
+    assert command(run, "mlflow") == [*command(run), "mlflow"]

@@ -145,7 +145,7 @@ def test_an_ended_sweep_leaves_no_process_and_the_right_state(tmp_path, signum):
         from mqo.sweep.state import SweepFolder
         from mqo.sweep.table import Lines
         from rich.console import Console
-        local.command = lambda run: [sys.executable, "-c", {program(body)!r}, str(run.root)]
+        local.command = lambda run, *rest: [sys.executable, "-c", {program(body)!r}, str(run.root)]
         asked = configs.jobs("llama32-1b", "all", "bf16,FA_mxfp8", "tiny")
         folder, executor = SweepFolder(Path({str(tmp_path)!r})), local.Local([{{}}, {{}}])
         Pool(folder, asked, executor, Lines(Console())).run()
@@ -177,7 +177,7 @@ def test_the_job_of_a_killed_sweep_ends_with_it(tmp_path):
         from pathlib import Path
         from mqo.runs import RunFolder
         from mqo.sweep import local
-        local.command = lambda run: [sys.executable, "-c", {textwrap.dedent(job)!r}]
+        local.command = lambda run, *rest: [sys.executable, "-c", {textwrap.dedent(job)!r}]
         local.Local([{{}}]).start(RunFolder(Path({str(tmp_path)!r})), 0)
         __import__("signal").pause()
     """

@@ -33,7 +33,7 @@ def submit(folder, monkeypatch):
 
     def run(body=""):
         words = [sys.executable, "-c", program(body)]
-        monkeypatch.setattr(slurm, "command", lambda run: [*words, str(run.root)])
+        monkeypatch.setattr(slurm, "command", lambda run, *rest: [*words, str(run.root)])
         asked = configs.jobs("llama32-1b", "wikipedia", "bf16,FA_mxfp8", "tiny")
         options = slurm.options("cluster=local,partition=gpu,timeout_min=5")
         pool = Pool(folder, asked, slurm.Slurm(folder, options, 2), Said())

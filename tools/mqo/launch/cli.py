@@ -30,6 +30,7 @@ from mqo.recipes import recipe as recipes
 from mqo.recipes.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe
 from mqo.scale.devices import DEVICES
 from mqo.terminal import guarded
+from mqo.track.session import check as check_tracker
 
 GPUS_PER_NODE = 8  # of a machine that is planned for
 MODE, FA_MODE = "--quantization", "--fa-quantization"
@@ -62,6 +63,8 @@ def _main(argv: list[str], front_end: bool) -> None:
     if args.list:
         print(listing(front_end))
         return
+    if args.tracker is not None:
+        check_tracker(args.tracker)
     machine = _machine(args)
     config = config_from(args, extra, machine)
     project = Project.here(args.runs)
@@ -69,7 +72,7 @@ def _main(argv: list[str], front_end: bool) -> None:
         _dry_run(project, config, machine, args)
         return
     say = Display.on(sys.stdout)
-    result = run(project, config, allow_edits=args.allow_edits, report=say)
+    result = run(project, config, allow_edits=args.allow_edits, report=say, tracker=args.tracker)
     say(f"result   : {result.line()}")
     say(f"folder   : {result.run}")
 
@@ -126,6 +129,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to distill from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
+    add("--tracker", metavar="NAME", help="send the run to wandb or mlflow while it trains")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable = {"action": "append", "default": []}
     what = "a patch to leave out, or what the recipe has of: " + ", ".join(INGREDIENTS)

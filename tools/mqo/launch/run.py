@@ -34,6 +34,7 @@ from mqo.process import leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.recipes.show import kept_out
 from mqo.runs import VALID_LOSS, RunFolder
+from mqo.track.live import News, following
 
 _WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
@@ -91,10 +92,11 @@ def run(
     allow_edits: bool = False,
     report: Say = print,
     folder: RunFolder | None = None,
+    tracker: str | None = None,
 ) -> Result:
     """Train in a folder of its own, a new one or `folder`; RunError when training fails.
 
-    `folder` exists, and holds nothing that a run keeps.
+    `folder` exists, and holds nothing that a run keeps. A `tracker` follows the training.
     """
     series, machine = Series.of(project), detect()
     check_config(config, machine)
@@ -123,7 +125,7 @@ def run(
     write_facts(folder, config, command, env)
     if megatron is None:  # else the source has its own idea of a program
         coverage.record(project, folder, config, data, report)
-    return train(folder, config, command, env, data, dict(shot.types), report)
+    return train(folder, config, command, env, data, dict(shot.types), report, tracker)
 
 
 def train(
@@ -134,18 +136,22 @@ def train(
     data: RunData,
     types: dict[str, str],
     report: Say,
+    tracker: str | None = None,
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
-    begun, epoch = time.monotonic(), time.time()
-    with full_disk_of(folder.root):
-        _train(folder, command, env, config.experiment, report)
-    if taken := folder.read_implementation():
-        report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
-    if not folder.metrics.exists():
-        copy_events(config.recording.tensorboard or folder.tensorboard, folder, epoch)
-    result = _sum_up(folder, config, data, types, time.monotonic() - begun)
-    folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
+    begun, epoch, where = time.monotonic(), time.time(), config.placement.cluster
+    if where.node_rank < where.nnodes - 1:
+        tracker = None  # the last node has the metrics
+    with following(folder, tracker, report) as news:
+        with full_disk_of(folder.root):
+            _train(folder, command, env, config.experiment, report, news)
+        if taken := folder.read_implementation():
+            report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
+        if not folder.metrics.exists():
+            copy_events(config.recording.tensorboard or folder.tensorboard, folder, epoch)
+        result = _sum_up(folder, config, data, types, time.monotonic() - begun)
+        folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 
 
@@ -211,9 +217,14 @@ def _torchrun(where: Cluster) -> list[str]:
 
 
 def _train(
-    folder: RunFolder, command: list[str], env: dict[str, str], of: Experiment, report: Say
+    folder: RunFolder,
+    command: list[str],
+    env: dict[str, str],
+    of: Experiment,
+    report: Say,
+    news: News = list,
 ) -> None:
-    """Run the command, its output in log.txt, its progress reported.
+    """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
 
     RunError when it fails, and when it was asked to save and leave: the exit code is then
     os.EX_TEMPFAIL, "try again".
@@ -242,7 +253,7 @@ def _train(
             for line in lines:
                 if line.startswith(_WARNING):
                     display(f"warning  : {line.removeprefix(_WARNING).strip()}")
-            for line in progress.update():
+            for line in (*progress.update(), *news()):
                 display(line)
             display.show(progress.line())
         code = process.wait()

@@ -47,6 +47,9 @@ def sweep(
         str | None,
         typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options."),
     ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="Send the runs to wandb or mlflow, as a group.")
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -68,7 +71,10 @@ def sweep(
     from mqo.project import Project
     from mqo.sweep import configs
     from mqo.sweep.state import SweepFolder
+    from mqo.track.session import check as check_tracker
 
+    if tracker is not None:
+        check_tracker(tracker)
     tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
     tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
     asked = configs.jobs(
@@ -93,7 +99,7 @@ def sweep(
     project = Project.here()
     place = SweepFolder((folder or default_folder(project, asked)).resolve())
     with place.held():
-        executor = _executor(place, slurm, jobs, nproc_per_node, len(asked))
+        executor = _executor(place, slurm, jobs, nproc_per_node, len(asked), tracker)
         ended = _run(project, place, asked, executor)
     raise typer.Exit(0 if all(entry.state == "done" for entry in ended) else 1)
 
@@ -119,16 +125,21 @@ def _seeds(text: str) -> list[int]:
 
 
 def _executor(
-    place: SweepFolder, slurm: str | None, jobs: int | None, processes: int, runs: int
+    place: SweepFolder,
+    slurm: str | None,
+    jobs: int | None,
+    processes: int,
+    runs: int,
+    tracker: str | None,
 ) -> Local | Slurm:
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
     if slurm is None:
-        return Local(shares(detect(), jobs, processes, runs))
+        return Local(shares(detect(), jobs, processes, runs), tracker)
     from mqo.sweep.slurm import Slurm, options
 
-    return Slurm(place, options(slurm), jobs or runs)
+    return Slurm(place, options(slurm), jobs or runs, tracker)
 
 
 def _run(

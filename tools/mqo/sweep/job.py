@@ -1,4 +1,4 @@
-"""`python -m mqo.sweep.job FOLDER`: trains in FOLDER what its cell.json says.
+"""`python -m mqo.sweep.job FOLDER [TRACKER]`: trains in FOLDER what its cell.json says.
 
 Each run has a process of its own: the sweep goes on, whatever becomes of it.
 """
@@ -24,13 +24,17 @@ def main() -> None:
     """Train; exit codes are those of train_config.py."""
     with process.command():
         _end_with(os.environ.pop(PARENT, ""))
-        guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve())))
+        guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve()), *sys.argv[2:]))
 
 
-def train(folder: RunFolder) -> None:
-    """Train in a folder what its cell.json says."""
-    config = RunConfig.read(folder)
-    result = run(Project.here(), config, report=lambda text: print(text, flush=True), folder=folder)
+def train(folder: RunFolder, tracker: str | None = None) -> None:
+    """Train in a folder what its cell.json says, which does not name the tracker."""
+    config, project = RunConfig.read(folder), Project.here()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    result = run(project, config, report=say, folder=folder, tracker=tracker)
     print(f"result   : {result.line()}")
 
 

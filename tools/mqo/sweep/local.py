@@ -21,9 +21,9 @@ def log_of(run: RunFolder) -> Path:
     return run.root / "job.txt"
 
 
-def command(run: RunFolder) -> list[str]:
+def command(run: RunFolder, tracker: str | None = None) -> list[str]:
     """Return the command of a job."""
-    return [sys.executable, "-m", "mqo.sweep.job", str(run.root)]
+    return [sys.executable, "-m", "mqo.sweep.job", str(run.root), *([tracker] if tracker else [])]
 
 
 def shares(
@@ -80,15 +80,15 @@ class Child:
 class Local:
     """Child processes of this one, which end when it does; `slots` are as many as run at once."""
 
-    def __init__(self, shares: list[dict[str, str]]) -> None:
-        self.shares, self.slots = shares, len(shares)
+    def __init__(self, shares: list[dict[str, str]], tracker: str | None = None) -> None:
+        self.shares, self.slots, self.tracker = shares, len(shares), tracker
 
     def start(self, run: RunFolder, slot: int) -> Child:
         """Start the job of a folder with the slot's share; its output goes to `log_of(run)`."""
         env = {**os.environ, **self.shares[slot], PARENT: str(os.getpid())}
         with log_of(run).open("wb") as log:
             child = subprocess.Popen(
-                command(run),
+                command(run, self.tracker),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

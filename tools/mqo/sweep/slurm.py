@@ -67,7 +67,13 @@ class Submitted:
 class Slurm:
     """At most `slots` submitted jobs; `cluster=local` among the options runs them without Slurm."""
 
-    def __init__(self, folder: SweepFolder, given: dict[str, str | int], slots: int) -> None:
+    def __init__(
+        self,
+        folder: SweepFolder,
+        given: dict[str, str | int],
+        slots: int,
+        tracker: str | None = None,
+    ) -> None:
         try:
             import submitit
         except ImportError:
@@ -84,8 +90,8 @@ class Slurm:
                 f"submitit refuses --slurm: {str(error).splitlines()[0]}",
                 expected="options that sbatch has, time in minutes, on a machine with Slurm",
             ) from error
-        self.slots = slots
+        self.slots, self.tracker = slots, tracker
 
     def start(self, run: RunFolder, slot: int) -> Submitted:
         """Submit the job."""
-        return Submitted(self.executor.submit(call, command(run), log_of(run)), run)
+        return Submitted(self.executor.submit(call, command(run, self.tracker), log_of(run)), run)

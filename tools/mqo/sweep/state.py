@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
-from mqo.runs import RunFolder
+from mqo.runs import SWEEP, RunFolder
 from mqo.sweep.configs import Job
 
 SCHEMA = 1
@@ -56,7 +56,7 @@ class SweepFolder:
     @property
     def file(self) -> Path:
         """Return the file that says how far each run is."""
-        return self.root / "sweep.json"
+        return self.root / SWEEP
 
     def run_of(self, entry: Entry) -> RunFolder:
         """Return the folder of the entry's last attempt, which it must have had."""

@@ -1,0 +1,52 @@
+"""What of a run folder trackers get."""
+
+import json
+import tarfile
+
+from mqo.runs import SWEEP
+from mqo.track import content
+
+from .conftest import INPUTS, make_run
+
+
+def test_parameters_are_the_configuration_by_path(tmp_path):
+    run = make_run(tmp_path / "one", extra_flags=("--seed", "7"))
+    found = content.describe(run)
+    assert (found.name, found.group) == ("one", None)
+    assert found.parameters["experiment.model.name"] == "llama32-1b"
+    assert found.parameters["quantization.types.qk"] == "mxfp8"
+    assert found.parameters["experiment.extra_flags"] == '["--seed", "7"]'
+    assert found.parameters["experiment.dataset.sample"] is True
+    assert "experiment.teacher" not in found.parameters  # it is null there
+
+
+def test_the_group_is_the_sweep(tmp_path):
+    run = make_run(tmp_path / "a sweep" / "one")
+    (tmp_path / "a sweep" / SWEEP).write_text("{}")
+    assert content.describe(run).group == "a sweep"
+
+
+def test_files_are_those_that_are_there_and_never_the_log(tmp_path):
+    run = make_run(tmp_path / "one", result=False)
+    inputs = [path.name for path in content.inputs(run, tmp_path)]
+    assert sorted(inputs) == sorted([*INPUTS, "source.tar.gz"])
+    assert [path.name for path in content.results(run)] == ["failure.txt"]
+    assert content.status_of(run) == "failed"
+
+
+def test_the_archive_depends_on_the_source_alone(tmp_path):
+    one, other = (make_run(tmp_path / name) for name in ("one", "other"))
+    (other.source / "megatron" / "__pycache__" / "more.pyc").write_bytes(b"more")
+    first, second = (
+        content.pack(run.source, tmp_path / f"{run.root.name}.tar.gz") for run in (one, other)
+    )
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as tar:
+        assert tar.getnames() == ["source/megatron/layers.py"]
+    (other.source / "megatron" / "layers.py").write_text("custom_quant_type = 'mxfp4'\n")
+    assert content.pack(other.source, tmp_path / "third").read_bytes() != first.read_bytes()
+
+
+def test_values_are_numbers_again():
+    rows = [{"iteration": 3, "name": "a", "value": "inf"}, {"iteration": 3, "histogram": {}}]
+    assert list(content.values(json.loads(json.dumps(rows)))) == [(3, "a", float("inf"))]

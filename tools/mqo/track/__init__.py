@@ -1,0 +1,1 @@
+"""`mqo track`, and `--tracker`: runs in Weights & Biases and MLflow."""

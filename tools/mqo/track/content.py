@@ -1,0 +1,86 @@
+"""What of a run folder trackers get: parameters, rows of metrics, files, and the source packed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mqo.runs import SWEEP, RunFolder
+from mqo.track.tracker import Row, Run, Status, Value
+
+SOURCE = "source.tar.gz"
+
+
+def describe(run: RunFolder) -> Run:
+    """Return the run as trackers know it."""
+    parameters = dict(_flat(run.read_config()))
+    return Run(run.root.name, group_of(run), parameters, run.root)
+
+
+def group_of(run: RunFolder) -> str | None:
+    """Return the name of the sweep that the run belongs to."""
+    above = run.root.parent
+    return above.name if (above / SWEEP).is_file() else None
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield each value by its path, with dots between; lists as JSON, and nothing for None."""
+    for key, value in table.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, list):
+            yield name, json.dumps(value)
+        elif value is not None:
+            yield name, value
+
+
+def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield the rows that are numbers; the others are histograms."""
+    for row in rows:
+        if "value" in row:
+            yield Row(row["iteration"], row["name"], float(row["value"]))
+
+
+def status_of(run: RunFolder) -> Status:
+    """Return how the run ended: without a result it failed, or was killed."""
+    return "finished" if run.result.is_file() else "failed"
+
+
+def inputs(run: RunFolder, scratch: Path) -> list[Path]:
+    """Return what was there before the training, the source as an archive in `scratch`."""
+    files = (run.quant_config, run.overlay_diff, run.environment, run.command)
+    found = [*files, run.coverage, run.coverage_table]
+    if run.source.is_dir():
+        found.append(pack(run.source, scratch / SOURCE))
+    return [file for file in found if file.is_file()]
+
+
+def results(run: RunFolder) -> list[Path]:
+    """Return what the training left, without its log: that holds whatever a program prints."""
+    found = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
+    return [file for file in found if file.is_file()]
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """Pack a folder, without bytecode: the same content gives the same bytes."""
+    with (
+        archive.open("wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                name = Path(folder.name, path.relative_to(folder)).as_posix()
+                tar.add(path, name, recursive=False, filter=_without_owner)
+    return archive
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry

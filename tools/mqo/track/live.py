@@ -1,0 +1,83 @@
+"""Follows a run while it trains, in a process of its own: the training does not wait for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mqo.display import Say
+from mqo.process import GRACE_S, started
+from mqo.runs import RunFolder
+from mqo.track.session import remedy
+
+END_S = 60  # for what is left to send when a training has ended
+
+News = Callable[[], list[str]]
+
+
+@contextmanager
+def following(run: RunFolder, name: str | None, report: Say) -> Iterator[News]:
+    """Have a tracker follow the run until the end of the block; without a name do nothing.
+
+    Its process sees by its closed stdin that this one is done, or was killed, and reads from the
+    run folder how the run ended. What is yielded returns a warning, once, when it has failed.
+    """
+    if name is None:
+        yield list
+        return
+    command = [sys.executable, "-m", "mqo", "track", str(run.root), "--tracker", name, "--live"]
+    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with (
+        run.tracker_log.open("wb") as log,
+        started(command, stdout=log, **streams) as process,
+    ):
+        follower = Follower(run, name, process)
+        limit_s = GRACE_S
+        try:
+            yield follower.news
+            limit_s = END_S
+        finally:
+            if process.poll() is None:
+                report(f"tracker  : {name} gets the rest, within {limit_s} s")
+            for line in follower.end(limit_s):
+                report(line)
+
+
+class Follower:
+    """The process that follows a run."""
+
+    def __init__(self, run: RunFolder, name: str, process: subprocess.Popen) -> None:
+        self.run, self.name, self.process = run, name, process
+        self.warned = False
+
+    def news(self) -> list[str]:
+        """Return a warning if it has failed since the last call."""
+        if self.warned or self.process.poll() in (None, 0):
+            return []
+        return self._warning(self._said() or f"{self.name} ended ({self.process.returncode})")
+
+    def end(self, limit_s: float) -> list[str]:
+        """Have it send the rest, for so many seconds; return what became of it."""
+        self.process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return [] if self.warned else self._warning(f"{self.name} took over {limit_s} s")
+        if self.process.returncode:
+            return self.news()
+        return [f"tracker  : {self.name}: {self._lines()[-1]}"]
+
+    def _warning(self, text: str) -> list[str]:
+        self.warned = True
+        help = remedy(self.run, self.name)
+        return [f"warning  : {text}" if help in text else f"warning  : {text}. {help}."]
+
+    def _said(self) -> str:
+        """Return its own error."""
+        ours = [line for line in self._lines() if line.startswith("mqo: ")]
+        return ours[-1].removeprefix("mqo: ") if ours else ""
+
+    def _lines(self) -> list[str]:
+        return self.run.tracker_log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,55 @@
+"""trackers.json of a run folder: what each tracker has of the run, so that it has it once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from filelock import FileLock, Timeout
+
+from mqo.errors import TrackerError
+from mqo.runs import RunFolder
+from mqo.track.tracker import Sent
+
+
+def read(run: RunFolder) -> dict[str, Sent]:
+    """Return {tracker: what it has}; TrackerError for a file of something else."""
+    try:
+        table = json.loads(run.trackers.read_text(encoding="utf-8"))
+        return {name: Sent(**row) for name, row in table.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TrackerError(
+            f"{run.trackers} cannot be read: {error}",
+            expected="what `mqo track` wrote",
+            help="Remove it to send the run as a new one",
+        ) from error
+
+
+def write(run: RunFolder, name: str, sent: Sent) -> None:
+    """Note what a tracker has; at any time the file is the old one or the new one, whole."""
+    table = {other: asdict(row) for other, row in (read(run) | {name: sent}).items()}
+    partial = run.trackers.with_suffix(".partial")
+    partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    partial.replace(run.trackers)
+
+
+@contextmanager
+def held(run: RunFolder) -> Iterator[None]:
+    """Hold the run for one process; TrackerError for a second one."""
+    lock = FileLock(run.root / ".trackers.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise TrackerError(
+            f"Another process is sending {run.root}",
+            expected="one at a time, such as the training that tracks it",
+            help="Wait for it to end",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,135 @@
+"""Sends a run folder to a tracker, all at once or while the run trains."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from mqo.errors import FULL, MqoError, RunError, TrackerError, UnknownNameError
+from mqo.extras import missing
+from mqo.process import temporary_folder
+from mqo.runs import MetricsTail, RunFolder
+from mqo.track import content, sent
+from mqo.track.mlflow import Mlflow
+from mqo.track.tracker import Sent, Tracker
+from mqo.track.wandb import Wandb
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+AT_ONCE = 1000  # rows, behind which trackers.json is written
+
+# Makes pictures of a run in a folder, and returns them.
+Draw = Callable[[RunFolder, Path], list[Path]]
+
+
+def check(name: str) -> None:
+    """Refuse a tracker that there is none of, or whose package is missing."""
+    if name not in TRACKERS:
+        raise UnknownNameError("tracker", name, TRACKERS)
+    if importlib.util.find_spec(name) is None:
+        raise missing(name)
+
+
+def find(places: Iterable[Path]) -> list[RunFolder]:
+    """Return the runs: places that are one, and those right below the others, by name.
+
+    RunError for a place without any.
+    """
+    found = []
+    for place in (place.resolve() for place in places):
+        below = [place] if _is_run(place) else sorted(filter(_is_run, place.glob("*")))
+        if not below:
+            raise RunError(f"{place} holds no run", expected="folders with a cell.json")
+        found += below
+    return [RunFolder(path) for path in found]
+
+
+def _is_run(folder: Path) -> bool:
+    return RunFolder(folder).config.is_file()
+
+
+def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None = None) -> str:
+    """Send a run, or what the tracker lacks of it; return where it is, in words.
+
+    A run that trains is `rest`: it waits a while, and returns whether the training goes on.
+
+    Raises:
+        TrackerError: the tracker failed, or another process is sending the run.
+    """
+    with sent.held(run):
+        before = sent.read(run).get(name)
+        if rest is None and before and before == _whole(run, before):
+            return f"all of it is there as run {before.id}: nothing was sent"
+        with _failures(run, name):
+            session = Session(run, name, before)
+            while rest is not None and rest():
+                session.update()
+            return session.end(draw)
+
+
+def _whole(run: RunFolder, before: Sent) -> Sent:
+    """Return what a tracker has that has it all."""
+    rows = sum(1 for _ in content.values(MetricsTail(run.metrics).rows()))
+    return Sent(before.id, rows, content.status_of(run))
+
+
+@contextmanager
+def _failures(run: RunFolder, name: str) -> Iterator[None]:
+    """Report whatever a tracker raises as its failure."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MqoError) or getattr(error, "errno", None) in FULL:
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise TrackerError(f"{name} failed: {said}", help=remedy(run, name)) from error
+
+
+def remedy(run: RunFolder, name: str) -> str:
+    """Return what helps when a tracker failed."""
+    return f"`mqo track '{run.root}' --tracker {name}` sends what it lacks"
+
+
+class Session:
+    """A run that is being sent."""
+
+    def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
+        self.folder, self.name = run, name
+        self.tracker = TRACKERS[name]()
+        described = content.describe(run)
+        if before is None:
+            before = Sent(self.tracker.create(described))
+            sent.write(run, name, before)
+        self.sent = self.tracker.open(described, before)
+        sent.write(run, name, self.sent)
+        with temporary_folder("mqo-track-") as scratch:
+            self.tracker.attach("inputs", content.inputs(run, scratch))
+        self._rows = MetricsTail(run.metrics)
+        self._known = self.sent.rows
+
+    def update(self) -> None:
+        """Send the rows that are new."""
+        rows = content.values(self._rows.rows())
+        while part := list(islice(rows, AT_ONCE)):
+            new = part[self._known :]
+            self._known -= len(part) - len(new)
+            if new:
+                self.tracker.log(new)
+                self.sent = replace(self.sent, rows=self.sent.rows + len(new))
+                sent.write(self.folder, self.name, self.sent)
+
+    def end(self, draw: Draw) -> str:
+        """Send the rest: rows, results and pictures; return where the run is, in words."""
+        self.update()
+        if files := content.results(self.folder):
+            self.tracker.attach("results", files)
+        with temporary_folder("mqo-track-") as scratch:
+            for file in draw(self.folder, scratch):
+                self.tracker.picture(file.stem, file)
+            status = content.status_of(self.folder)
+            where = self.tracker.end(status)
+        sent.write(self.folder, self.name, replace(self.sent, status=status))
+        return where
