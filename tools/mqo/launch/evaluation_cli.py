@@ -58,9 +58,15 @@ def evaluate(
 
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
-    words = evaluation.text(data or (), text, tokenizer, tokens)
     if tasks is not None:
-        words = harness.options(tasks, tasks_folder, limit, num_fewshot, words)
+        words = harness.options(
+            tasks,
+            evaluation.text(data or (), text, tokens=tokens),
+            folder=tasks_folder,
+            tokenizer=tokenizer,
+            limit=limit,
+            shots=num_fewshot,
+        )
         scores = harness.evaluate(settled(tree), places, names, words, stderr())
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.lines(scores)), as_json, tasks=rows)
@@ -69,6 +75,7 @@ def evaluate(
         raise CheckpointError(
             "--tasks-folder, --limit and --num-fewshot are of tasks", expected="--tasks beside them"
         )
+    words = evaluation.text(data or (), text, tokenizer, tokens)
     found = evaluation.evaluate(settled(tree), places, names, words, stderr())
     rows = [loss.as_table() for loss in found]
     emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)

@@ -20,6 +20,7 @@ from mqo.program import Watch
 
 HELD_OUT = "mqo_heldout"  # the one that reads what `evaluation.text` names
 HARNESS = "lm_eval"
+_WIDE = 1e5  # what four decimals are too long for
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class Score:
 
 def options(
     names: str,
+    text: Sequence[str] = (),
+    *,
     folder: Path | None = None,
+    tokenizer: Path | None = None,
     limit: int | None = None,
     shots: int | None = None,
-    text: Sequence[str] = (),
 ) -> list[str]:
     """Name the tasks, with commas between; `text` is what `evaluation.text` returned.
 
@@ -76,6 +79,7 @@ def options(
         )
     words = [word for name in asked for word in ("--task", name)]
     words += ["--tasks-folder", str(folder.resolve())] if folder else []
+    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
     words += ["--limit", str(limit)] if limit else []
     words += ["--num-fewshot", str(shots)] if shots is not None else []
     return [*words, *text]
@@ -128,5 +132,11 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
         for one in rows:
             mode = tables.mode_label(one.mode, one.dtype)
             error = "" if one.stderr is None else f"{one.stderr:.4f}"
-            value = f"{one.value:.5g}" if isinstance(one.value, float | int) else str(one.value)
-            yield f"  {one.metric:<19} {mode:<25} {value:>11} {error:>9} {one.documents:>7,}"
+            row = f"  {one.metric:<19} {mode:<25} {_shown(one.value):>11} {error:>9} "
+            yield row + f"{one.documents:>7,}"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float | int):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < _WIDE else f"{value:.5g}"

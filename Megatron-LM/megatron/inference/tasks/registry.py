@@ -123,7 +123,7 @@ def _refusal(name: str, error: Exception) -> SavedError:
     tasks = [frame.f_locals.get("self") for frame in frames]
     lacking = next((task for task in tasks if isinstance(task, Task)), None)
     if lacking is None or lacking.DATASET_PATH is None:
-        return SavedError(f"The task {name} cannot be made: {_words(error)}", "a task that can be")
+        return SavedError(f"The task {name} cannot be made: {_words(error)}", "YAML of the harness")
     options = dict(getattr(lacking.config, "dataset_kwargs", None) or {})
     if "data_files" in options:
         return SavedError(
