@@ -1,11 +1,13 @@
-"""Puts packages for GPUs into .cache, for tests that run their Python on a CPU.
+"""Gets the packages that tests want beside those of a plain installation.
 
-Triton, in whose interpreter the GPU kernels run, where this Python has none; and some releases of
-Transformer Engine, whose wheels are Python alone. Not into .venv: torch and Megatron take both for
-a GPU's, and a training on a CPU must not change because tests ran. Without a network those tests
-are skipped.
+Into .cache those for GPUs, for tests that run their Python on a CPU: Triton, in whose interpreter
+the GPU kernels run, where this Python has none; and some releases of Transformer Engine, whose
+wheels are Python alone. Not into .venv: torch and Megatron take both for a GPU's, and a training on
+a CPU must not change because tests ran. Into .venv the packages of some extras, which a training
+does not look for. Without a network the tests of either are skipped.
 """
 
+import importlib.metadata
 import importlib.util
 import platform
 import shutil
@@ -15,9 +17,13 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parents[1]
 TRITON = ROOT / ".cache/triton"
 ENGINES = ROOT / ".cache/transformer_engine"
+EXTRAS = ("tasks",)
+PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 # The newest release first; the wheels are the same for every machine.
 ENGINE_WHEELS = {
@@ -33,12 +39,38 @@ def main():
     for version, sha256 in ENGINE_WHEELS.items():
         line = f"transformer_engine=={version} --hash=sha256:{sha256}"
         install(ENGINES / version, line, "--require-hashes")
+    extras()
+
+
+def wanted_by(extra):
+    """The requirements of an extra in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["optional-dependencies"][extra]
+
+
+def extras():
+    """Install what this Python lacks of EXTRAS, as pinned, which changes no other package."""
+    for extra in EXTRAS:
+        wanted = wanted_by(extra)
+        if all(installed(requirement) for requirement in wanted):
+            continue
+        print(f"[setup] the extra '{extra}', for its tests", file=sys.stderr, flush=True)
+        if subprocess.run([*PIP, "--constraint", ROOT / "constraints.txt", *wanted]).returncode:
+            print("[setup] there is none: these tests are skipped", file=sys.stderr)
+
+
+def installed(requirement):
+    """Whether this Python has the package at a version that fits."""
+    asked = Requirement(requirement)
+    try:
+        return importlib.metadata.version(asked.name) in asked.specifier
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def triton():
     """Install the version that pyproject.toml names, if this Python has none."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (wanted,) = project["optional-dependencies"]["interpreter"]
+    (wanted,) = wanted_by("interpreter")
     here = (platform.system(), platform.machine()) in {("Linux", "x86_64"), ("Linux", "aarch64")}
     if here and not importlib.util.find_spec("triton"):
         install(TRITON, wanted)
@@ -55,9 +87,8 @@ def install(folder, requirement, *options):
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         listed = Path(scratch) / "requirements.txt"
         listed.write_text(requirement, encoding="utf-8")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         where = ["--no-deps", "--target", f"{scratch}/new", "--requirement", listed]
-        if subprocess.run([*pip, *where, *options]).returncode == 0:
+        if subprocess.run([*PIP, *where, *options]).returncode == 0:
             Path(scratch, "new").rename(folder)
         else:
             print("[setup] there is none: these tests are skipped", file=sys.stderr)
