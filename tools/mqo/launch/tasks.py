@@ -71,10 +71,10 @@ def options(
         raise CheckpointError("--tasks names none", expected=f"names such as {HELD_OUT}")
     if folder and not folder.is_dir():
         raise CheckpointError(f"There is no folder {folder}", expected="one with YAML of tasks")
-    unread = {"--data", "--text", "--tokens"} & set(text)
-    if "--tokens" in unread or (unread and HELD_OUT not in asked):
+    given = [word for word in ("--tokens", "--data", "--text") if word in text]
+    if given and (given[0] == "--tokens" or HELD_OUT not in asked):
         raise CheckpointError(
-            f"{min(unread)} says nothing to these tasks",
+            f"{given[0]} says nothing to these tasks",
             expected=f"--limit for less of each; --data or --text beside {HELD_OUT} alone",
         )
     words = [word for name in asked for word in ("--task", name)]

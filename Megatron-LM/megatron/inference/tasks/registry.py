@@ -55,7 +55,7 @@ def load(
 def check(tasks: Iterable[Any], length: int) -> None:
     """SavedError where a task asks for more than a model of text with `length` tokens does."""
     for task in tasks:
-        name = task.config.task
+        name = task.task_name
         if getattr(task, "UNSAFE_CODE", False):
             raise SavedError(
                 f"The task {name} runs code that the model writes", "one that does not"
