@@ -223,6 +223,19 @@ def test_a_task_that_cannot_be_made_is_refused_and_why(folder, tmp_path):
         load(["wrong"], place)
 
 
+def test_code_of_a_folder_runs_only_for_a_task_that_is_named(folder, tmp_path):
+    place, marker = folder("mine"), tmp_path / "marker"
+    (place / "code.py").write_text(f"open({str(marker)!r}, 'w')\ndef text(row): return 'a'\n")
+    whole = (folder("theirs") / "theirs.yaml").read_text()
+    (place / "theirs.yaml").write_text(
+        whole.replace('"{{question}}"', "!function code.text").replace("{", "{ ")
+    )
+    load(["mine"], place)
+    assert not marker.exists()
+    load(["theirs"], place)
+    assert marker.exists()
+
+
 def test_what_a_model_of_text_is_not_for_is_refused(folder):
     options = {"generation_kwargs": {"until": ["."], "max_gen_toks": 8, "do_sample": False}}
     text = {"output_type": "generate_until", "doc_to_choice": None, "doc_to_target": "{{answer}}"}

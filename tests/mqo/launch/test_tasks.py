@@ -111,7 +111,7 @@ def test_the_table_fits_80_columns_and_puts_modes_below_one_another():
             ("word_perplexity", "none", 853120.0),
         )
     ]
-    text = tasks.lines([*rows, score("a text", checkpoint="two", stderr=None)])
+    text = tasks.lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
     assert max(map(len, text)) <= 80
     assert text[0] == "one, iteration 6"
     places = [line.split() for line in text]
@@ -120,6 +120,7 @@ def test_the_table_fits_80_columns_and_puts_modes_below_one_another():
     assert places[first + 1][:2] == ["acc", "FA_linear_fp8_tensor_e4m3"]
     assert "a_task, strict-match" in text
     assert ["word_perplexity", "bf16", "(unquantized)", "8.5312e+05", "0.0100", "1,200"] in places
+    assert text[-2] == "a_task, 5-shot"
     assert places[-1] == ["acc", "bf16", "(unquantized)", "a", "text", "1,200"]
 
 

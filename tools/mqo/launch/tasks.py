@@ -127,8 +127,9 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
     yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
     order = {(one.task, one.filter, one.metric): n for n, one in reversed([*enumerate(scores)])}
     together = sorted(scores, key=lambda one: order[one.task, one.filter, one.metric])
-    for (task, filtered), rows in groupby(together, attrgetter("task", "filter")):
-        yield task + ("" if filtered == "none" else f", {filtered}")
+    for (task, filtered, shots), rows in groupby(together, attrgetter("task", "filter", "shots")):
+        kinds = ["" if filtered == "none" else filtered, f"{shots}-shot" if shots else ""]
+        yield ", ".join(filter(None, [task, *kinds]))
         for one in rows:
             mode = tables.mode_label(one.mode, one.dtype)
             error = "" if one.stderr is None else f"{one.stderr:.4f}"
