@@ -124,6 +124,10 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     saved = load_model.read_args(folder)
     args = load_model.arguments_here(folder, saved, platform)
     tokenizer = load_model.tokenizer_of(args, given.tokenizer)
+    if tokenizer.eod is None:
+        raise load_model.SavedError(
+            "The tokenizer has no end-of-document token", "one, which stands before a text"
+        )
     texts = partial(documents, args, given, tokenizer)
     loaded = registry.load(given.task, given.tasks_folder, texts)
     registry.check(loaded["tasks"].values(), args.seq_length)

@@ -264,3 +264,21 @@ def test_an_unknown_task_is_refused_with_names_near_it_and_the_files_that_are_no
         load(["rubbish"], place)
     # A name of its own is found where others are not read.
     assert list(load(["mine"], place)["tasks"]) == ["mine"]
+
+
+@pytest.mark.slow
+def test_a_group_has_its_tasks_and_what_they_have_together(saved, folder):
+    folder("one")
+    place = folder("two")
+    both = {"group": "both", "task": ["one", "two"]}
+    both["aggregate_metric_list"] = [{"metric": "acc", "weight_by_size": True}]
+    (place / "both.yaml").write_text(json.dumps(both))
+    rows = evaluate(saved, load(["both"], place), None, None)
+    found = {row["task"]: row for row in rows if row["metric"] == "acc"}
+    assert {name: row["documents"] for name, row in found.items()} == {
+        "one": 3,
+        "two": 3,
+        "both": 6,
+    }
+    assert len({row["value"] for row in found.values()}) == 1
+    json.dumps(rows)

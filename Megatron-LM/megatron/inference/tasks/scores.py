@@ -1,6 +1,7 @@
 """What the harness measures of a model on tasks, as rows."""
 
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import lm_eval
@@ -33,14 +34,19 @@ def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             metric, comma, filtered = key.partition(",")
             if not comma or metric.endswith(STDERR):
                 continue
-            error = values.get(f"{metric}{STDERR},{filtered}")
+            error = _plain(values.get(f"{metric}{STDERR},{filtered}"))
             yield {
                 "task": task,
                 "metric": metric,
                 "filter": filtered,
-                "value": value,
+                "value": _plain(value),
                 "stderr": error if isinstance(error, float) else None,
                 "documents": values["sample_len"],
                 "shots": found["n-shot"].get(task),
                 "version": found["versions"].get(task),
             }
+
+
+def _plain(value: Any) -> float | str:
+    """Return a value as JSON has it: metrics may be of NumPy, or what a task's own code likes."""
+    return float(value) if isinstance(value, Real) else str(value)
