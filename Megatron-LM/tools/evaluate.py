@@ -1,7 +1,8 @@
-"""The loss of a checkpoint on a text: what `mqo eval` prints.
+"""The loss of a checkpoint on a text, and its scores in tasks: what `mqo eval` prints.
 
     python Megatron-LM/tools/evaluate.py describe CHECKPOINT FACTS
     python Megatron-LM/tools/evaluate.py run CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
+    python Megatron-LM/tools/evaluate.py tasks CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
 
 CHECKPOINT is a folder of checkpoints, or of one iteration; FACTS is written, JSON. The model is
 built from the arguments in the checkpoint, and runs this tree's source with its types, without
@@ -16,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--text", type=Path, help="a file of plain text")
     made.add_argument("--tokenizer", type=Path, help="for --text; by default the training's")
     made.add_argument("--tokens", type=int, help="how many are predicted at most")
+    made.add_argument("--task", action="append", default=[], help="one of lm-evaluation-harness")
+    made.add_argument("--tasks-folder", type=Path, help="YAML of further tasks")
+    made.add_argument("--limit", type=int, help="documents of a task, at most")
+    made.add_argument("--num-fewshot", type=int, help="examples before a question")
     return made
 
 
@@ -83,7 +88,6 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """The mean loss in nats per token, and over what it was taken."""
     from megatron.inference import load_model
-    from megatron.run.modelopt import QUANTIZED_AS
     from megatron.run.progress import advance
 
     folder = load_model.find_checkpoint(given.checkpoint)
@@ -102,13 +106,67 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     return {
         "loss": loss / tokens,
         "tokens": tokens,
-        "window": args.seq_length,
         "text": [part.name for part in texts],
-        "iteration": load_model.iteration(folder),
-        "dtype": str(args.params_dtype).removeprefix("torch."),
         "seconds": time.monotonic() - started,
+        **described(args, folder),
+    }
+
+
+def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
+    """What a model scores in the tasks, which are made before its weights are read."""
+    from megatron.inference import load_model
+    from megatron.inference.tasks import registry
+    from megatron.inference.tasks.model import SavedModel
+    from megatron.inference.tasks.scores import evaluate
+    from megatron.run.progress import advance
+
+    folder = load_model.find_checkpoint(given.checkpoint)
+    saved = load_model.read_args(folder)
+    args = load_model.arguments_here(folder, saved, platform)
+    tokenizer = load_model.tokenizer_of(args, given.tokenizer)
+    if tokenizer.eod is None:
+        raise load_model.SavedError(
+            "The tokenizer has no end-of-document token", "one, which stands before a text"
+        )
+    texts = partial(documents, args, given, tokenizer)
+    loaded = registry.load(given.task, given.tasks_folder, texts)
+    registry.check(loaded["tasks"].values(), args.seq_length)
+    started = time.monotonic()
+    args, model = load_model.load(folder, saved, platform)
+    asked = SavedModel(model, args, tokenizer, advance)
+    return {
+        "scores": evaluate(asked, loaded, given.limit, given.num_fewshot),
+        "seconds": time.monotonic() - started,
+        **described(args, folder),
+    }
+
+
+def described(args: Namespace, folder: Path) -> dict[str, Any]:
+    """What was measured: the weights, their dtype, and how much of a text they see."""
+    from megatron.inference.load_model import iteration
+    from megatron.run.modelopt import QUANTIZED_AS
+
+    return {
+        "window": args.seq_length,
+        "iteration": iteration(folder),
+        "dtype": str(args.params_dtype).removeprefix("torch."),
         "modelopt": getattr(args, QUANTIZED_AS, None),
     }
+
+
+def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str]:
+    """The documents of what is to be read as text, as many as are asked for at most.
+
+    Raises:
+        SavedError: there is none, or it holds ids that the model has not.
+    """
+    from megatron.inference.load_model import check_vocabulary
+
+    each = ((part.name, ids) for part in parts(args, given) for ids in part.documents)
+    for name, document in islice(each, given.limit):
+        ids = [int(token) for token in document]
+        check_vocabulary(args, max(ids, default=0), name)
+        yield tokenizer.detokenize([token for token in ids if token != tokenizer.eod])
 
 
 def parts(args: Namespace, given: Namespace) -> list[Part]:
@@ -193,7 +251,7 @@ def measured(
     Raises:
         SavedError: the text is shorter than a window, or holds ids that the model has not.
     """
-    from megatron.inference.load_model import SavedError, watched_step
+    from megatron.inference.load_model import SavedError, batches, watched_step
 
     total, tokens = 0.0, 0
     for batch in batches(
@@ -242,13 +300,6 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
         window = [window[-1], *islice(stream, size)]
 
 
-def batches(rows: Iterable[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """Yield up to `size` neighbors of one length."""
-    for _, alike in groupby(rows, len):
-        while batch := list(islice(alike, size)):
-            yield batch
-
-
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
     """The loss of each token but the first of a row, in nats, float32: [rows, length - 1]."""
     import torch
@@ -261,7 +312,7 @@ def token_losses(model: Any, batch: list[list[int]]) -> Any:
         return model(tokens, positions, None, labels=labels).float()
 
 
-COMMANDS = {"describe": describe, "run": run}
+COMMANDS = {"describe": describe, "run": run, "tasks": tasks}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -143,7 +143,7 @@ class Count:
         self._rate.add(done)
         counts = f"{done:,}/{total:,} {what}"
         speed, left = self._rate.per_s, self._rate.seconds_left(total)
-        self._display.show(facts(self._head, counts, per_s=speed, left=left))
+        self._display.show(facts(self._head, counts, per_s=speed, left=left, of=what))
 
 
 def duration(seconds: float) -> str:
@@ -155,9 +155,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
-def facts(*parts: str, per_s: float | None = None, left: float | None = None) -> str:
-    """Join what is known: the parts, tokens a second, and the time left in seconds."""
-    speed = "" if per_s is None else f"{per_s:,.0f} tokens/s"
+def facts(
+    *parts: str, per_s: float | None = None, left: float | None = None, of: str = "tokens"
+) -> str:
+    """Join what is known: the parts, how many `of` them a second, and the time left in seconds."""
+    speed = "" if per_s is None else f"{per_s:,.0f} {of}/s"
     rest = "" if left is None else f"{duration(left)} left"
     return "  ".join(filter(None, (*parts, speed, rest)))
 

@@ -126,4 +126,4 @@ class ConvertError(MqoError):
 
 
 class CheckpointError(MqoError):
-    """A checkpoint that cannot be run, or a text, a tokenizer or a choice that does not fit it."""
+    """A checkpoint that cannot be run, or a text, tokenizer, task or choice unfit for it."""

@@ -19,6 +19,7 @@ from mqo.project import Project
 
 FAILURE, PROGRESS, OUTPUT, SCRATCH = "failure.json", "progress.json", "stderr.txt", "tmp"
 POLL_S = 0.2
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 
 
 class Advance(NamedTuple):
@@ -90,7 +91,7 @@ def started(
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
     with process.temporary_folder("mqo-program-") as folder:
         (folder / SCRATCH).mkdir()
-        own = {"HF_HUB_OFFLINE": "1", "MQO_FAILURE": str(folder / FAILURE)}
+        own = dict.fromkeys(OFFLINE, "1") | {"MQO_FAILURE": str(folder / FAILURE)}
         own |= {"MQO_PROGRESS": str(folder / PROGRESS), **Project.here().compiled()}
         own["TMPDIR"] = str(folder / SCRATCH)
         with (

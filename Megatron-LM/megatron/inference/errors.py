@@ -33,7 +33,7 @@ class PtqError(InferenceError):
 
 
 class SavedError(InferenceError):
-    """A checkpoint, a tokenizer or a text that cannot be run."""
+    """A checkpoint, a tokenizer, a text or a task that cannot be run."""
 
 
 def leave(error: Exception) -> NoReturn:

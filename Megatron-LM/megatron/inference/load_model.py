@@ -4,10 +4,11 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.core import dist_checkpointing
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
@@ -23,6 +24,7 @@ from .alone import build
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError, leave
 
+Row = TypeVar("Row")
 ITERATION = "iter_"
 # Of one process, whatever the checkpoint was split into.
 ALONE = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
@@ -112,6 +114,23 @@ def iteration(folder: Path) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
+def arguments_here(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
+    """The saved arguments, on this machine; those that its release lacked, as parsed.
+
+    Raises:
+        CheckpointError: they name a module of somebody else's, which would be imported.
+    """
+    check_spec(saved, folder)
+    before, sys.argv = sys.argv, [sys.argv[0], *platform]
+    fresh = vars(arguments.parse_args())
+    sys.argv = before
+    here: Mapping[str, Any] = {name: fresh[name] for name in PLATFORM if name in fresh}
+    place = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
+    args = Namespace(**fresh | vars(saved) | here | ALONE | READING | place)
+    args.global_batch_size = args.micro_batch_size
+    return args
+
+
 def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace, nn.Module]:
     """The model in an iteration's folder, and upstream's arguments for one process here.
 
@@ -121,7 +140,7 @@ def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace
     Raises:
         SavedError: the weights are not those that the arguments describe, or cannot be read.
     """
-    args = _arguments(folder, saved, platform)
+    args = arguments_here(folder, saved, platform)
     model = build(args)
     try:
         with typed_errors():
@@ -147,6 +166,15 @@ def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
     if first:
         guard.after_step(args.curr_iteration + 1)
         model.mqo_watched = True
+
+
+def batches(
+    rows: Iterable[Row], size: int, length: Callable[[Row], int] = len
+) -> Iterator[list[Row]]:
+    """Yield up to `size` neighbors of one length."""
+    for _, alike in groupby(rows, length):
+        while batch := list(islice(alike, size)):
+            yield batch
 
 
 def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
@@ -179,20 +207,3 @@ def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
             f"{what} has the token {largest}, and the model ends at {rows - 1}",
             "the vocabulary that the model was trained with",
         )
-
-
-def _arguments(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
-    """Return the saved arguments, on this machine; those that its release lacked, as parsed.
-
-    Raises:
-        CheckpointError: they name a module of somebody else's, which would be imported.
-    """
-    check_spec(saved, folder)
-    before, sys.argv = sys.argv, [sys.argv[0], *platform]
-    fresh = vars(arguments.parse_args())
-    sys.argv = before
-    here: Mapping[str, Any] = {name: fresh[name] for name in PLATFORM if name in fresh}
-    place = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
-    args = Namespace(**fresh | vars(saved) | here | ALONE | READING | place)
-    args.global_batch_size = args.micro_batch_size
-    return args

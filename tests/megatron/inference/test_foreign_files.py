@@ -37,7 +37,7 @@ def folder(tmp_path, marker):
 
 def test_the_code_of_a_tokenizer_does_not_run_whatever_the_checkpoint_says(folder, marker):
     there = Namespace(trust_remote_code=True, micro_batch_size=1)
-    args = load_model._arguments(folder, there, [])
+    args = load_model.arguments_here(folder, there, [])
     with pytest.raises(load_model.SavedError, match="no tokenizer"):
         load_model.tokenizer_of(args, folder)
     assert not marker.exists()

@@ -241,11 +241,11 @@ def test_saved_arguments_neither_trust_code_nor_name_modules(tmp_path, one_rank)
     from megatron.inference import load_model
 
     here = Namespace(trust_remote_code=True, micro_batch_size=1)
-    made = load_model._arguments(tmp_path / "iter_0000002", here, [])
+    made = load_model.arguments_here(tmp_path / "iter_0000002", here, [])
     assert made.trust_remote_code is False
     here.spec = ["somebody.layers", "spec"]
     with pytest.raises(CheckpointError, match=r"somebody\.layers"):
-        load_model._arguments(tmp_path, here, [])
+        load_model.arguments_here(tmp_path, here, [])
 
 
 @pytest.mark.parametrize("taken", [True, False])

@@ -22,11 +22,13 @@ def test_every_token_but_the_first_is_predicted_once(program):
     assert list(program.windows([], 4)) == list(program.windows([7], 4)) == []
 
 
-def test_a_batch_holds_rows_of_one_length(program):
+def test_a_batch_holds_rows_of_one_length():
+    from megatron.inference.load_model import batches
+
     rows = [[0] * 5] * 5 + [[0] * 3]
-    sizes = [[len(row) for row in batch] for batch in program.batches(rows, 2)]
+    sizes = [[len(row) for row in batch] for batch in batches(rows, 2)]
     assert sizes == [[5, 5], [5, 5], [5], [3]]
-    assert list(program.batches([], 2)) == []
+    assert list(batches([], 2)) == []
 
 
 def test_a_limit_is_of_predicted_tokens_and_reads_no_further(program):
@@ -91,3 +93,23 @@ def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program
     assert (part.predicted(None), part.predicted(10)) == (29, 10)
     program.measured(Namespace(mqo_watched=True), args, part, None, told.append)
     assert told == [8, 16, 24, 28, 29]
+
+
+def test_documents_are_text_without_their_ends_and_no_more_are_read(program, monkeypatch):
+    from megatron.inference.load_model import SavedError
+
+    read = []
+
+    def documents():
+        for document in ([1, 2, 0], [3], [9], [1]):
+            read.append(document)
+            yield document
+
+    monkeypatch.setattr(program, "parts", lambda *_: [program.Part("a text", documents())])
+    tokenizer = Namespace(eod=0, detokenize=lambda ids: "".join(map(str, ids)))
+    args, given = Namespace(padded_vocab_size=4), Namespace(limit=2)
+    assert list(program.documents(args, given, tokenizer)) == ["12", "3"]
+    assert len(read) == 2
+    given.limit = None
+    with pytest.raises(SavedError, match="a text has the token 9"):
+        list(program.documents(args, given, tokenizer))

@@ -12,10 +12,10 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
@@ -33,6 +33,7 @@ from mqo.program import Watch, ask
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
+Measured = TypeVar("Measured")
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
 AS_TRAINED = "as trained"
@@ -156,18 +157,33 @@ def evaluate(
     Raises:
         CheckpointError: a checkpoint or a text that does not do.
     """
+
+    def measure(place: Place, how: How, watch: Watch) -> Loss:
+        before = ["run", str(place.folder)]
+        facts = run(tree, place, how, EVALUATE, before, words, watch=watch)
+        loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
+        return Loss(place.name, how.name, how.types, loss=loss, text=texts, **facts)
+
+    return each(tree, places, modes, measure, report)
+
+
+def each(
+    tree: Tree,
+    places: Sequence[Place],
+    modes: Sequence[str],
+    measure: Callable[[Place, How, Watch], Measured],
+    report: Say,
+) -> list[Measured]:
+    """What is measured of each checkpoint under each mode, in this order, and shown meanwhile."""
     found = []
     pairs = [(place, mode) for place in places for mode in modes]
     with Display.of(report).live() as display:
         for n, (place, mode) in enumerate(pairs, 1):
-            how = _how(tree, place, mode)
+            how = how_of(tree, place, mode)
             name = how.name
             display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
-            before = ["run", str(place.folder)]
-            facts = _run(tree, place, how, EVALUATE, before, words, watch=count.show)
-            loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
-            found.append(Loss(place.name, name, how.types, loss=loss, text=texts, **facts))
+            found.append(measure(place, how, count.show))
     return found
 
 
@@ -189,12 +205,12 @@ def generate(
     """
     words = [*words]
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
-    how = _how(tree, place, mode)
+    how = how_of(tree, place, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
-        facts = _run(tree, place, how, GENERATE, [str(place.folder)], words)
+        facts = run(tree, place, how, GENERATE, [str(place.folder)], words)
     return {"mode": how.name, "types": how.types, **facts}
 
 
@@ -221,7 +237,7 @@ def lines(found: Sequence[Loss]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _How:
+class How:
     """What a forward pass quantizes: a mode's name, {site: type}, and rows of a recipe's."""
 
     name: str
@@ -229,15 +245,15 @@ class _How:
     rows: dict[str, Any]
 
 
-def _how(tree: Tree, place: Place, mode: str) -> _How:
-    """Return what a mode quantizes of the GEMMs that a forward pass has.
+def how_of(tree: Tree, place: Place, mode: str) -> How:
+    """What a mode quantizes of the GEMMs that a forward pass has.
 
     Of AS_TRAINED what the checkpoint says, and its run's recipe; nothing quantized where it says
     nothing: then no quantized training wrote it.
     """
     if mode != AS_TRAINED:
         types = tables.pick(tables.modes(), "quantization mode", mode).types()
-        return _How(mode, _forward(types), {})
+        return How(mode, _forward(types), {})
     words = ["describe", str(place.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
@@ -248,21 +264,21 @@ def _how(tree: Tree, place: Place, mode: str) -> _How:
             help="Naming a mode runs it in that one in place of the recipe",
         )
     if rows := recipe_rows(place.quant_config, types):
-        return _How(AS_TRAINED, types, rows)
+        return How(AS_TRAINED, types, rows)
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
-            return _How(name, types, {})
-    return _How(AS_TRAINED, types, {})
+            return How(name, types, {})
+    return How(AS_TRAINED, types, {})
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
     return {site: types.get(site, tables.NONE) for site in tables.SITES if site not in BACKWARD}
 
 
-def _run(
+def run(
     tree: Tree,
     place: Place,
-    how: _How,
+    how: How,
     program: str,
     before: Sequence[str],
     words: Sequence[str],

@@ -36,16 +36,45 @@ def evaluate(
     text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
     tokenizer: TokenizerOption = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read, at most.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-evaluation-harness in the loss's place, with commas."),
+    ] = None,
+    tasks_folder: Annotated[
+        Path | None, typer.Option(help="YAML of further tasks, which may run code of its folder.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents a task, at most.")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before a question, where a task has any.")
+    ] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
-    """Measure the loss of checkpoints on held-out text, under any training mode."""
+    """Measure the loss of checkpoints on held-out text, or tasks, under any training mode."""
     from mqo.launch import evaluation
+    from mqo.launch import tasks as harness
     from mqo.launch.evaluation import AS_TRAINED, Place
     from mqo.matrix import tables
 
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
+    if tasks is not None:
+        words = harness.options(
+            tasks,
+            evaluation.text(data or (), text, tokens=tokens),
+            folder=tasks_folder,
+            tokenizer=tokenizer,
+            limit=limit,
+            shots=num_fewshot,
+        )
+        scores = harness.evaluate(settled(tree), places, names, words, stderr())
+        rows = [vars(score) for score in scores]
+        emit("eval", None, "\n".join(harness.lines(scores)), as_json, tasks=rows)
+        return
+    if tasks_folder or limit or num_fewshot is not None:
+        raise CheckpointError(
+            "--tasks-folder, --limit and --num-fewshot are of tasks", expected="--tasks beside them"
+        )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     found = evaluation.evaluate(settled(tree), places, names, words, stderr())
     rows = [loss.as_table() for loss in found]

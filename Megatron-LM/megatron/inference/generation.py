@@ -1,0 +1,106 @@
+"""What a model goes on with: the tokens behind some others, one after the other.
+
+Keys and values are kept in Megatron's static inference context; of its engines one needs CUDA, and
+the other is to be removed.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .load_model import watched_step
+
+# The logits [vocabulary] behind the last of some further tokens.
+Model = Callable[[list[int]], Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the next token is drawn: temperature 0 takes the likeliest, and draws nothing.
+
+    `top_k` keeps that many (0: all), `top_p` the likeliest that have this share together.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class Cached:
+    """The model with a cache of keys and values: each token goes through it once."""
+
+    def __init__(self, model: Any, args: Namespace, longest: int) -> None:
+        from megatron.core.inference.contexts import StaticInferenceContext
+
+        self.model, self.args = model, args
+        self.context = StaticInferenceContext(max_batch_size=1, max_sequence_length=longest)
+
+    def __call__(self, ids: list[int]) -> Tensor:
+        """The logits [vocabulary] behind the last of these further tokens, float32."""
+        context = self.context
+        logits = run(self.model, self.args, ids, context.sequence_len_offset, context)
+        context.sequence_len_offset += len(ids)
+        context.enable_decode_mode()
+        return logits
+
+
+class Recomputed:
+    """The model without a cache: all tokens so far go through it again."""
+
+    def __init__(self, model: Any, args: Namespace, longest: int) -> None:
+        del longest
+        self.model, self.args, self.ids = model, args, []
+
+    def __call__(self, ids: list[int]) -> Tensor:
+        """Return what `Cached` does."""
+        self.ids += ids
+        return run(self.model, self.args, self.ids, 0)
+
+
+def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
+    """The logits [vocabulary] behind the last of `ids`, the first of which is at place `start`."""
+    from megatron.device import accelerator_type
+
+    tokens = torch.tensor([ids], device=accelerator_type())
+    positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
+    with watched_step(model, args), torch.no_grad():
+        return model(tokens, positions, None, inference_context=context)[0, -1].float().cpu()
+
+
+def generate_tokens(
+    model: Model,
+    ids: list[int],
+    count: int,
+    vocabulary: int,
+    end: int,
+    choice: Choice,
+    draw: torch.Generator,
+) -> Iterator[int]:
+    """Up to `count` tokens behind `ids` and before `end`, each as soon as it is known.
+
+    `vocabulary` are the tokens that there are: the model may have rows of padding.
+    """
+    for _ in range(count):
+        token = pick(model(ids)[:vocabulary], choice, draw)
+        if token == end:
+            return
+        yield token
+        ids = [token]
+
+
+def pick(logits: Tensor, choice: Choice, draw: torch.Generator) -> int:
+    """A token by its logits [vocabulary]; of several that are as likely the first, if greedy."""
+    if choice.temperature == 0:
+        return int(logits.argmax())
+    values, tokens = (logits / choice.temperature).sort(descending=True, stable=True)
+    if choice.top_k:
+        values = values[: choice.top_k]
+    shares = values.softmax(0)
+    # Those without which the share would not be reached; the likeliest is always one.
+    shares = shares.where(shares.cumsum(0) - shares < choice.top_p, 0)
+    shares[0] = shares[0].clamp(min=torch.finfo(shares.dtype).tiny)
+    return int(tokens[torch.multinomial(shares, 1, generator=draw)])

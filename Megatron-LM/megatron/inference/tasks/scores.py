@@ -1,0 +1,52 @@
+"""What the harness measures of a model on tasks, as rows."""
+
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from typing import Any
+
+import lm_eval
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+
+from .model import SavedModel
+
+STDERR = "_stderr"
+
+
+def evaluate(
+    model: SavedModel, loaded: Mapping[str, Any], limit: int | None, shots: int | None
+) -> list[dict[str, Any]]:
+    """A row for each task and metric; `limit` is in documents of a task.
+
+    `shots` examples stand before a question, but where a task says that there are none.
+    """
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if own is None or (own and shots is not None):
+            task.set_config("num_fewshot", shots or 0)
+        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    found = lm_eval.evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    return list(_rows(found))
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for task, values in found["results"].items():
+        for key, value in values.items():
+            metric, comma, filtered = key.partition(",")
+            if not comma or metric.endswith(STDERR):
+                continue
+            error = _plain(values.get(f"{metric}{STDERR},{filtered}"))
+            yield {
+                "task": task,
+                "metric": metric,
+                "filter": filtered,
+                "value": _plain(value),
+                "stderr": error if isinstance(error, float) else None,
+                "documents": values["sample_len"],
+                "shots": found["n-shot"].get(task),
+                "version": found["versions"].get(task),
+            }
+
+
+def _plain(value: Any) -> float | str:
+    """Return a value as JSON has it: metrics may be of NumPy, or what a task's own code likes."""
+    return float(value) if isinstance(value, Real) else str(value)

@@ -1,0 +1,134 @@
+"""`mqo eval --tasks` around its program: one of our own stands in for it."""
+
+import json
+
+import pytest
+from mqo.errors import CheckpointError, SetupError
+from mqo.launch import evaluation, tasks
+from mqo.launch.evaluation import Place
+from mqo.launch.tasks import HELD_OUT, Score
+
+# Says what it was told, and scores one metric of each task.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+command, checkpoint, target, *words = sys.argv[1:]
+(Path(checkpoint) / "told.json").write_text(json.dumps([command, words]))
+names = [after for before, after in zip(words, words[1:]) if before == "--task"]
+rows = [
+    {"task": name, "metric": "acc", "filter": "none", "value": 0.5, "stderr": None,
+     "documents": 4, "shots": 0, "version": 1.0}
+    for name in names
+]
+facts = {"scores": rows, "window": 4, "iteration": 3, "dtype": "float32", "seconds": 1.0}
+Path(target).write_text(json.dumps(facts))
+"""
+
+
+@pytest.fixture(autouse=True)
+def present(monkeypatch):
+    """The package, also where it is not installed."""
+    monkeypatch.setattr(tasks, "find_spec", lambda name: object())
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder of checkpoints."""
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run/latest_checkpointed_iteration.txt").write_text("3")
+    return Place.of(tmp_path / "a run")
+
+
+@pytest.fixture
+def tree(patched, monkeypatch):
+    """The tree in miniature, of whose snapshots the program is all."""
+
+    def snapshot(tree, target, *, types):
+        (target / "tools").mkdir(parents=True)
+        (target / evaluation.EVALUATE).write_text(PROGRAM)
+
+    monkeypatch.setattr(evaluation, "snapshot", snapshot)
+    return patched.tree
+
+
+def score(value=0.5, mode="bf16", **rest):
+    fields = {"checkpoint": "one", "task": "a_task", "metric": "acc", "filter": "none"}
+    fields |= {"stderr": 0.01, "documents": 1200, "shots": 0, "version": 1.0} | rest
+    return Score(
+        mode=mode,
+        types={},
+        value=value,
+        window=64,
+        iteration=6,
+        dtype="float32",
+        seconds=1.0,
+        **fields,
+    )
+
+
+def test_the_package_is_missed_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
+    with pytest.raises(SetupError, match=r"lm-eval is missing.*extra 'tasks'.*install"):
+        tasks.options(HELD_OUT)
+
+
+def test_what_means_nothing_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="names none"):
+        tasks.options(" , ")
+    with pytest.raises(CheckpointError, match="no folder"):
+        tasks.options("one", folder=tmp_path / "nowhere")
+    text = evaluation.text(file=tmp_path / "a text")
+    with pytest.raises(CheckpointError, match="--text says nothing"):
+        tasks.options("one", text)
+    with pytest.raises(CheckpointError, match="--tokens says nothing"):
+        tasks.options(HELD_OUT, [*text, "--tokens", "9"])
+    assert tasks.options(f"one,{HELD_OUT}", text)[-2:] == text
+
+
+def test_the_program_is_told_of_each_task_once(tree, place, tmp_path):
+    words = tasks.options("one, two,one", folder=tmp_path, tokenizer=tmp_path, limit=5, shots=0)
+    found = tasks.evaluate(tree, [place], ["bf16", "mxfp4"], words)
+    assert [(row.mode, row.task) for row in found] == [
+        (mode, task) for mode in ("bf16", "mxfp4") for task in ("one", "two")
+    ]
+    assert found[2].types == dict.fromkeys(("fprop", "qk", "pv"), "mxfp4")
+    command, told = json.loads((place.folder / "told.json").read_text())
+    assert (command, told[: told.index("--")]) == ("tasks", words)
+    assert words[:4] == ["--task", "one", "--task", "two"]
+    assert words[4:] == [
+        *("--tasks-folder", str(tmp_path), "--tokenizer", str(tmp_path)),
+        *("--limit", "5", "--num-fewshot", "0"),
+    ]
+
+
+def test_the_table_fits_80_columns_and_puts_modes_below_one_another():
+    rows = [
+        score(mode=mode, metric=metric, filter=kind, value=value)
+        for mode in ("bf16", "FA_linear_fp8_tensor_e4m3")
+        for metric, kind, value in (
+            ("acc", "none", 0.25),
+            ("exact_match", "strict-match", 1.0),
+            ("word_perplexity", "none", 853120.0),
+        )
+    ]
+    text = tasks.lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
+    assert max(map(len, text)) <= 80
+    assert text[0] == "one, iteration 6"
+    places = [line.split() for line in text]
+    first = places.index(["acc", "bf16", "(unquantized)", "0.2500", "0.0100", "1,200"])
+    assert text[first - 1] == "a_task"
+    assert places[first + 1][:2] == ["acc", "FA_linear_fp8_tensor_e4m3"]
+    assert "a_task, strict-match" in text
+    assert ["word_perplexity", "bf16", "(unquantized)", "8.5312e+05", "0.0100", "1,200"] in places
+    assert text[-2] == "a_task, 5-shot"
+    assert places[-1] == ["acc", "bf16", "(unquantized)", "a", "text", "1,200"]
+
+
+def test_the_command_prints_json(tree, place, command_line):
+    words = ("eval", place.folder, "--modes", "bf16", "--tree", tree.root)
+    code, out, _ = command_line(*words, "--tasks", "one", "--json")
+    assert code == 0
+    (row,) = json.loads(out)["tasks"]
+    assert (row["task"], row["value"], row["stderr"], row["documents"]) == ("one", 0.5, None, 4)
+    code, _, err = command_line(*words, "--num-fewshot", "0")
+    assert (code, "Expected: --tasks" in err) == (2, True)

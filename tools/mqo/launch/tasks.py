@@ -1,0 +1,143 @@
+"""Scores of saved models in the tasks of lm-evaluation-harness, under any training mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from mqo.display import Say
+from mqo.errors import CheckpointError
+from mqo.extras import missing
+from mqo.launch.evaluation import EVALUATE, How, Place, each, run
+from mqo.matrix import tables
+from mqo.overlay.tree import Tree
+from mqo.program import Watch
+
+HELD_OUT = "mqo_heldout"  # the one that reads what `evaluation.text` names
+HARNESS = "lm_eval"
+_WIDE = 1e5  # what four decimals are too long for
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of a task, as lm-evaluation-harness has it, of a checkpoint under a mode.
+
+    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None where the harness has
+    none, `shots` where tasks of a group differ. The rest is as in `evaluation.Loss`.
+    """
+
+    checkpoint: str
+    mode: str
+    types: Mapping[str, str]
+    task: str
+    metric: str
+    filter: str
+    value: Any
+    stderr: float | None
+    documents: int
+    shots: int | None
+    version: Any
+    window: int
+    iteration: int | None
+    dtype: str
+    seconds: float
+    modelopt: str | None = None
+
+
+def options(
+    names: str,
+    text: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    tokenizer: Path | None = None,
+    limit: int | None = None,
+    shots: int | None = None,
+) -> list[str]:
+    """Name the tasks, with commas between; `text` is what `evaluation.text` returned.
+
+    Raises:
+        CheckpointError: there is no name, no such folder, or a text that no task reads.
+        SetupError: the package is missing.
+    """
+    if find_spec(HARNESS) is None:
+        raise missing(HARNESS)
+    asked = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
+    if not asked:
+        raise CheckpointError("--tasks names none", expected=f"names such as {HELD_OUT}")
+    if folder and not folder.is_dir():
+        raise CheckpointError(f"There is no folder {folder}", expected="one with YAML of tasks")
+    given = [word for word in ("--tokens", "--data", "--text") if word in text]
+    if given and (given[0] == "--tokens" or HELD_OUT not in asked):
+        raise CheckpointError(
+            f"{given[0]} says nothing to these tasks",
+            expected=f"--limit for less of each; --data or --text beside {HELD_OUT} alone",
+        )
+    words = [word for name in asked for word in ("--task", name)]
+    words += ["--tasks-folder", str(folder.resolve())] if folder else []
+    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    words += ["--limit", str(limit)] if limit else []
+    words += ["--num-fewshot", str(shots)] if shots is not None else []
+    return [*words, *text]
+
+
+def evaluate(
+    tree: Tree,
+    places: Sequence[Place],
+    modes: Sequence[str],
+    words: Sequence[str],
+    report: Say = lambda line: None,
+) -> list[Score]:
+    """The scores of each checkpoint under each mode, in this order.
+
+    `words` are what `options` returned.
+
+    Raises:
+        CheckpointError: a checkpoint or a task that does not do.
+    """
+
+    def measure(place: Place, how: How, watch: Watch) -> list[Score]:
+        before = ["tasks", str(place.folder)]
+        facts = run(tree, place, how, EVALUATE, before, words, watch=watch)
+        rows = facts.pop("scores")
+        return [Score(place.name, how.name, how.types, **row, **facts) for row in rows]
+
+    return [score for scores in each(tree, places, modes, measure, report) for score in scores]
+
+
+def lines(found: Sequence[Score]) -> list[str]:
+    """A table a checkpoint, in which the modes of a metric stand below one another."""
+    text: list[str] = []
+    for name in dict.fromkeys(score.checkpoint for score in found):
+        scores = [score for score in found if score.checkpoint == name]
+        text += [*_table(name, scores), ""]
+    return text[:-1]
+
+
+def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
+    first = scores[0]
+    step = "" if first.iteration is None else f", iteration {first.iteration}"
+    kind = f", {first.modelopt} by ModelOpt" if first.modelopt else ""
+    yield f"{name}{step}{kind}"
+    yield f"windows of {first.window} tokens, {first.dtype}"
+    yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
+    order = {(one.task, one.filter, one.metric): n for n, one in reversed([*enumerate(scores)])}
+    together = sorted(scores, key=lambda one: order[one.task, one.filter, one.metric])
+    for (task, filtered, shots), rows in groupby(together, attrgetter("task", "filter", "shots")):
+        kinds = ["" if filtered == "none" else filtered, f"{shots}-shot" if shots else ""]
+        yield ", ".join(filter(None, [task, *kinds]))
+        for one in rows:
+            mode = tables.mode_label(one.mode, one.dtype)
+            error = "" if one.stderr is None else f"{one.stderr:.4f}"
+            row = f"  {one.metric:<19} {mode:<25} {_shown(one.value):>11} {error:>9} "
+            yield row + f"{one.documents:>7,}"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float | int):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < _WIDE else f"{value:.5g}"
