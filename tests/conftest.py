@@ -1,5 +1,6 @@
-"""What tests of several folders share: the vendored tree, for reading only."""
+"""What tests of several folders share: the vendored tree, for reading only, and a browser."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from . import forking
 from .real_runs import Starter
 
 HERE = Path(__file__).parent
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+WAYS = "`apt-get install chromium-headless-shell`, or `playwright install chromium`"
 
 # A shell's job in the background ignores these, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,3 +72,15 @@ def vendored():
     if tree.manifest() is None:
         pytest.skip("Megatron-LM is not patched: run `mqo apply`")
     return tree
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium without a window."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
+        if not Path(found).exists():
+            pytest.skip(f"there is no Chromium: {WAYS}")
+        with driver.chromium.launch(executable_path=found) as started:
+            yield started

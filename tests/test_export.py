@@ -9,11 +9,11 @@ from mqo.launch.evaluation import AS_TRAINED, Place
 from mqo.launch.export import export
 from mqo.project import Project
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("modelopt")
 pytest.importorskip("transformers")
 from .real_runs import TINY, Starter
 
+pytestmark = pytest.mark.slow
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)

@@ -2,3 +2,8 @@
 
 from .cross_entropy import chunked_cross_entropy
 from .kl import chunked_kl
+
+__all__ = [
+    "chunked_cross_entropy",
+    "chunked_kl",
+]

@@ -29,11 +29,13 @@ _GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
 class PackedTensor:
     """A quantized tensor: the codes of its elements, and its scales.
 
-    codes: uint8, of the tensor with `axis` moved last, [..., ceil(size * bits / 8)]. Codes of 4 and
-        6 bits lie one behind the other along that axis, each from the lowest free bit on; what the
-        last byte has left is 0.
-    scales: see `scales.Stored`: the codes of a block whose scale is NaN are 0.
-    shape, dtype: of the tensor that was packed, and of what `unpack` returns.
+    Attributes:
+        codes: uint8, of the tensor with `axis` moved last, [..., ceil(size * bits / 8)]. Codes of 4
+            and 6 bits lie one behind the other along that axis, each from the lowest free bit on;
+            what the last byte has left is 0.
+        scales: see `scales.Stored`: the codes of a block whose scale is NaN are 0.
+        shape: of the tensor that was packed, and of what `unpack` returns.
+        dtype: of both.
     """
 
     codes: Tensor

@@ -23,18 +23,19 @@ from .formats import (
 class QuantSpec:
     """A format and its choices; docs/formats.md defines what each means.
 
-    quant_type: one of REFERENCE_TYPES.
-    block: elements that share one scale, one of BLOCK_SIZES; the last block may be short. It is a
-        choice for mx formats; the others have one size. None becomes the format's own, and it
-        stays None where the format has no blocks.
-    scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
-    rounding: one of ROUNDINGS; None becomes the format's own.
-    overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768, 'inf'
-        gives ±Inf. Mx elements always saturate.
-    tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
-        amax. The other formats have scales of their own.
-    tile: 'row' for blocks along one axis; 'square' for squares of that side, where the format has
-        them: a matrix has the same ones along both axes.
+    Attributes:
+        quant_type: one of REFERENCE_TYPES.
+        block: elements that share one scale, one of BLOCK_SIZES; the last block may be short. It is
+            a choice for mx formats; the others have one size. None becomes the format's own, and it
+            stays None where the format has no blocks.
+        scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
+        rounding: one of ROUNDINGS; None becomes the format's own.
+        overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768,
+            'inf' gives ±Inf. Mx elements always saturate.
+        tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
+            amax. The other formats have scales of their own.
+        tile: 'row' for blocks along one axis; 'square' for squares of that side, where the format
+            has them: a matrix has the same ones along both axes.
 
     A choice that its format has no use for is checked and then ignored, since one run may
     quantize to several formats. Raises ValueError, naming the valid ones, for an unknown choice.

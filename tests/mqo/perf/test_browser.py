@@ -4,11 +4,9 @@ import pytest
 from mqo.perf.measure import write
 from mqo.perf.sections import sections
 
-from ..report.test_browser import browser  # noqa: F401  (a fixture)
-
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_it_fits_and_takes_the_readers_colors(browser, made, width, scheme):  # noqa: F811
+def test_it_fits_and_takes_the_readers_colors(browser, made, width, scheme):
     asked, measured = made()
     write(asked, measured, sections(measured))
     said, size = [], {"width": width, "height": 900}

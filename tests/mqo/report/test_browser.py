@@ -1,8 +1,5 @@
 """The page in a real browser: it draws, it answers a click, it fits a phone, it turns dark."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 from mqo.report.cli import write
 from mqo.report.collect import collect
@@ -11,21 +8,8 @@ from mqo.report.compare import compare
 from .conftest import make_run
 
 pytest.importorskip("plotly")
-playwright = pytest.importorskip("playwright.sync_api")
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-WAYS = "`apt-get install chromium-headless-shell`, or `playwright install chromium`"
 MODES = ("bf16", "FA_linear_mxfp8", "mxfp4")
 CURVE = "document.querySelector('[data-kind=loss]').data.find(t => t.meta !== 'band')"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        found = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
-        if not Path(found).exists():
-            pytest.skip(f"there is no Chromium: {WAYS}")
-        with driver.chromium.launch(executable_path=found) as started:
-            yield started
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from mqo.errors import SetupError
@@ -111,21 +109,14 @@ def test_kinds_stand_out_from_the_page(column, paper):
         assert (high + 0.05) / (low + 0.05) >= 3
 
 
-def test_the_picture_is_drawn_and_fits_a_phone(tmp_path):
+def test_the_picture_is_drawn_and_fits_a_phone(browser, tmp_path):
     pytest.importorskip("plotly")
-    driver = pytest.importorskip("playwright.sync_api")
-    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-    with driver.sync_playwright() as started:
-        found = next(filter(None, map(shutil.which, names)), started.chromium.executable_path)
-        if not Path(found).exists():
-            pytest.skip("there is no Chromium")
-        (tmp_path / "a page.html").write_text(page(simulation(2)), encoding="utf-8")
-        with started.chromium.launch(executable_path=found) as browser:
-            tab = browser.new_page(viewport={"width": 400, "height": 800})
-            tab.goto((tmp_path / "a page.html").as_uri())
-            tab.wait_for_selector("html[data-ready]", state="attached")
-            assert tab.locator(".plot .fills path").count() == 2 * len(COLORS)
-            assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+    (tmp_path / "a page.html").write_text(page(simulation(2)), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 400, "height": 800})
+    tab.goto((tmp_path / "a page.html").as_uri())
+    tab.wait_for_selector("html[data-ready]", state="attached")
+    assert tab.locator(".plot .fills path").count() == 2 * len(COLORS)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch):

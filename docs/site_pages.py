@@ -1,0 +1,112 @@
+"""Chooses the pages of the site, as a hook of mkdocs: those that mkdocs.yml names, and docs.
+
+Each keeps its path in the repository, so that a link works on a code host and on the site. What
+pages link to comes along.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mqo.cli import app
+from mqo.launch.cli import parser
+from typer.cli import get_docs_for_click
+
+ROOT = Path(__file__).resolve().parents[1]
+TREE = ROOT / "Megatron-LM"
+LINK = re.compile(r"\]\(([^)#\s]+)")
+CODE = re.compile(r"`[^`\n]+`")
+GENERATED = "api/"
+FUNCTION = """\
+    options:
+      heading_level: 2
+      show_root_full_path: false
+      show_root_heading: true
+      show_root_toc_entry: true"""
+COMMANDS = "command_line"  # the page that is not of a module
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put the pages of a folder in its place in the navigation."""
+    for section in config.nav:
+        for title, entries in section.items():
+            if isinstance(entries, list):
+                section[title] = [name for entry in entries for name in _expanded(entry)]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Take the repository's pages for those of docs_dir, and make those of the API."""
+    for file in [file for file in files if file.src_dir == config.docs_dir]:
+        files.remove(file)
+    named = [*_names(config.nav), *config.extra_css]
+    for name in (name for name in named if name.startswith(GENERATED)):
+        files.append(File.generated(config, name, content=_generated(Path(name).stem)))
+    for path in _with_linked([*(ROOT / name for name in named), *ROOT.glob("docs/*.md")]):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Take the escape from pipes in code in tables: code hosts want it, mkdocs would show it."""
+    rows = (
+        CODE.sub(lambda code: code[0].replace(r"\|", "|"), line) if line.startswith("|") else line
+        for line in markdown.split("\n")
+    )
+    return "\n".join(rows)
+
+
+def _expanded(entry: Any) -> list[Any]:
+    if isinstance(entry, str) and entry.endswith("/"):
+        return [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob(f"{entry}*.md"))]
+    return [entry]
+
+
+def _names(nav: Any) -> Iterator[str]:
+    """Yield the paths that a navigation names, at any depth."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from _names(entry)
+
+
+def _with_linked(pages: Iterable[Path]) -> Iterator[Path]:
+    """Yield each page, and each file of the repository that pages link to, once."""
+    known, waiting = set(), list(pages)
+    while waiting:
+        path = waiting.pop()
+        if path in known or not path.is_file() or not path.is_relative_to(ROOT):
+            continue
+        known.add(path)
+        yield path
+        if path.suffix == ".md":
+            links = LINK.findall(path.read_text(encoding="utf-8"))
+            waiting += [(path.parent / link).resolve() for link in links]
+
+
+def _generated(name: str) -> str:
+    """Return the Markdown of a page of the API: all commands, or a module's public names."""
+    return _commands() if name == COMMANDS else _module(name)
+
+
+def _commands() -> str:
+    context = click.Context(typer.main.get_command(app), info_name="mqo")
+    made = get_docs_for_click(obj=context.command, ctx=context, name="mqo")
+    # A list of the commands that the headings name again, its texts cut off.
+    made = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", made)
+    launcher = parser()
+    launcher.prog = "train_config.py"
+    return f"{made}\n## `script/train_config.py`\n\n```text\n{launcher.format_help()}```\n"
+
+
+def _module(name: str) -> str:
+    text = (TREE / name.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
+    # Read without an import, `pack` of pack.py is the module.
+    hidden = re.findall(r"^from \.(\w+) import (?:.*\W)?\1\b", text, re.MULTILINE)
+    pages = [f"::: {name}", *(f"::: {name}.{n}.{n}\n{FUNCTION}" for n in hidden)]
+    return "\n\n".join([f"# {name}", *pages])
