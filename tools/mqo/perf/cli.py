@@ -68,7 +68,7 @@ def perf(
             )
         tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
-        chosen = [*(variants(mode, "", axis or ()) if mode else []), *variants("", recipes)]
+        chosen = variants(mode or "", recipes, axis or ())
         rest = (base, dataset, training_config, gemms, tuple(flags or ()), limits().steps)
         asked = [Asked(model, how, *rest) for how in chosen]  # type: ignore[arg-type]
         failed = measure.run_tests(asked, folder, scaling=not no_scaling)
