@@ -80,19 +80,19 @@ def _series(curve: list) -> Series:
 
 
 def beside_sqnr(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
-    """Draw each arm's mean gap over the mean SQNR of its operands, by name."""
+    """Draw each arm's mean gap over the mean SQNR of its operands; variants have their color."""
     figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     decibels = {
         arm: statistics.fmean(of.values()) for arm, of in losses.sqnr.items() if arm in arms
     }
-    known = sorted((arm for arm in decibels if losses.paired(arm, BASELINE)), key=decibels.get)
-    for place, arm in enumerate(known):
+    for arm in (arm for arm in decibels if losses.paired(arm, BASELINE)):
         x = decibels[arm]
         y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
         axes.plot([x], [y], marker="o", color=look(types(model, arm)).light)
-        axes.annotate(
-            arm, (x, y), xytext=(5, -9 if place % 2 else 4), textcoords="offset points", fontsize=8
-        )
+        if arm in ARMS["arms"][arm].values():  # not a variant of another
+            beside = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(arm, (x, y), fontsize=8, **beside)
+    axes.margins(x=0.1)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("mean SQNR of the operands, dB")
     axes.set_ylabel("final loss, % from the unquantized run")

@@ -3,8 +3,8 @@
     python3 benchmarks/study/recompute.py [MODEL SIZE STEPS ARM]...
 
 For each it prints the mean gap to `none` over the seeds that both have, and its 95 % interval by
-Student's t, whose quantile is found by integrating its density. By default: three arms, the first
-ones of the table that have two seeds or more.
+Student's t, whose quantile is found by integrating its density. By default: the first three arms of
+those with the most seeds.
 """
 
 import csv
@@ -59,7 +59,8 @@ def main() -> None:
             losses.setdefault(key, {})[int(row["seed"])] = float(row["validation"])
     words = sys.argv[1:]
     asked = [tuple(words[i : i + 4]) for i in range(0, len(words), 4)]
-    for key in asked or [key for key in losses if key[3] != "none"][:3]:
+    known = sorted((key for key in losses if key[3] != "none"), key=lambda key: -len(losses[key]))
+    for key in asked or known[:3]:
         none = losses[(*key[:3], "none")]
         gaps = [losses[key][seed] - none[seed] for seed in sorted(losses[key].keys() & none.keys())]
         if len(gaps) > 1:

@@ -2,15 +2,18 @@
 
 import csv
 import json
+import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-STUDY = Path(__file__).parents[2] / "benchmarks" / "study"
+ROOT = Path(__file__).parents[2]
+STUDY = ROOT / "benchmarks" / "study"
 SEEDS = {1: 0.02, 2: 0.05, 3: 0.035}
 
 
@@ -102,3 +105,30 @@ def test_the_committed_rows_are_whole_and_hold_no_cell_twice(study):
         last = [loss for step, loss in curve if step == curve[-1][0]]
         assert statistics.fmean(last) == pytest.approx(float(row["validation"]), abs=1e-5)
         assert row["commit"] and row["date"] and row["upstream"]
+
+
+QUOTED = re.compile(r"([+-]\d\.\d\d)\s\(([+-]?\d\.\d\d)\sto\s([+-]?\d\.\d\d)")
+
+
+def test_what_the_documents_say_is_in_the_table(table):
+    """Each `mean (low to high)` in percent is a gap of the committed runs."""
+    questions = tomllib.loads((STUDY / "arms.toml").read_text())["questions"]
+    known = set()
+    for losses in table.read(STUDY / "runs.csv").values():
+        pairs = [(arm, table.BASELINE) for arm in losses.last if arm != table.BASELINE]
+        pairs += [tuple(pair) for question in questions for pair in question["pairs"]]
+        gaps = [found for pair in pairs if (found := losses.paired(*pair))]
+        for one in table.evidence(gaps):
+            known.add(
+                tuple(100 * value / losses.baseline for value in (one.mean, one.low, one.high))
+            )
+    for document in (STUDY / "README.md", ROOT / "docs/choosing.md"):
+        quoted = [tuple(map(float, said)) for said in QUOTED.findall(document.read_text())]
+        assert len(quoted) > 5
+        for said in quoted:
+            assert any(said == pytest.approx(one, abs=0.0051) for one in known), said
+
+
+def test_the_committed_tables_are_those_of_the_committed_runs(table, capsys):
+    table.main()
+    assert capsys.readouterr().out == (STUDY / "results.md").read_text()
