@@ -107,7 +107,7 @@ def test_the_committed_rows_are_whole_and_hold_no_cell_twice(study):
         assert row["commit"] and row["date"] and row["upstream"]
 
 
-QUOTED = re.compile(r"([+-]\d\.\d\d)\s\(([+-]?\d\.\d\d)\sto\s([+-]?\d\.\d\d)")
+QUOTED = re.compile(r"([+-]?\d\.\d\d)\s\(([+-]?\d\.\d\d)\sto\s([+-]?\d\.\d\d)")
 
 
 def test_what_the_documents_say_is_in_the_table(table):
