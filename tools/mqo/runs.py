@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
+from mqo.run_records import damaged, parsed
 from mqo.torch_free import load
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
@@ -21,8 +22,11 @@ class RunFolder(load("run.files").RunFiles):
 
     def read_config(self) -> dict[str, Any]:
         """Return cell.json, by the parts of mqo.launch.config.RunConfig."""
-        table = json.loads(self.config.read_text(encoding="utf-8"))
-        return table if "experiment" in table else _parts(table)
+        table = parsed(self.config, dict[str, Any])
+        try:
+            return table if "experiment" in table else _parts(table)
+        except (TypeError, AttributeError) as error:
+            raise damaged(self.config, error) from error
 
     def read_metrics(self) -> Mapping[str, Series]:
         """Return {metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
@@ -32,7 +36,7 @@ class RunFolder(load("run.files").RunFiles):
         found: dict[str, Series] = {}
         for row in MetricsTail(self.metrics).rows():
             if "value" in row:  # histograms are no series
-                found.setdefault(row["name"], []).append((row["iteration"], float(row["value"])))
+                found.setdefault(row["name"], []).append((row["iteration"], row["value"]))
         return found
 
     def read_implementation(self) -> Mapping[str, str]:
@@ -42,7 +46,7 @@ class RunFolder(load("run.files").RunFiles):
         """
         if not self.implementation.exists():
             return {}
-        table = json.loads(self.implementation.read_text(encoding="utf-8"))
+        table = parsed(self.implementation, dict[str, list[str]])
         return {kind: ", ".join(names) or "none" for kind, names in table.items()}
 
 
@@ -112,7 +116,10 @@ class MetricsTail:
         self.path, self.read = path, 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the new rows, whole ones alone; none while there is no file."""
+        """Yield the new rows, whole ones alone; none while there is no file.
+
+        A row has `iteration`, `name`, and a `value`, but for histograms; RunError for another.
+        """
         if not self.path.exists() or self.path.stat().st_size <= self.read:
             return
         with self.path.open("rb") as lines:
@@ -121,7 +128,18 @@ class MetricsTail:
                 if not text.endswith(b"\n"):
                     break
                 self.read += len(text)
-                yield json.loads(text)
+                yield self._row(text)
+
+    def _row(self, text: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(text)
+            if "value" in row:
+                row["value"] = float(row["value"])
+            if isinstance(row["iteration"], int) and isinstance(row["name"], str):
+                return row
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise damaged(self.path, error) from error
+        raise damaged(self.path, f"a row is {text[:80]!r}")
 
 
 def latest(runs: Path) -> RunFolder:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from mqo.errors import RunError
+from mqo.launch.config import resolve
 from mqo.report.collect import collect
 from mqo.report.colors import look
 from mqo.report.compare import compare
@@ -11,18 +12,16 @@ from mqo.report.pictures import draw, plot, plot_operands
 from mqo.runs import RunFolder
 
 Axes = pytest.importorskip("matplotlib.axes").Axes
+NAME = "llama32-1b wikipedia bf16"
 
 
 @pytest.fixture
 def run(tmp_path):
     folder = RunFolder(tmp_path / "a run")
     folder.root.mkdir()
-    names = {"model": {"name": "m"}, "dataset": {"name": "d"}, "training": {"name": "smoke"}}
-    asked = {"mode": "bf16", "gemms": "fprop"}
-    config = {"experiment": names | {"dtype": "fp32"}, "quantization": asked}
-    folder.config.write_text(json.dumps(config))
+    resolve("llama32-1b", "wikipedia", "bf16", "smoke").write(folder)
     folder.quant_config.write_text('[asked]\nfprop = "mxfp8"\n')
-    folder.result.write_text(json.dumps({"vocab_size": 4096}))
+    folder.result.write_text(json.dumps({"iterations": 2, "train_loss": 7.9, "vocab_size": 4096}))
     rows = [(1, "lm loss", 8.3), (2, "lm loss", 7.9), (2, "lm loss validation", 7.8)]
     lines = [json.dumps({"iteration": i, "name": n, "value": v}) for i, n, v in rows]
     folder.metrics.write_text("\n".join(lines) + "\n")
@@ -32,7 +31,11 @@ def run(tmp_path):
 def test_the_plot_names_the_run_and_chance(run, tmp_path):
     plot([run], tmp_path / "made" / "loss.svg")
     picture = (tmp_path / "made" / "loss.svg").read_text()
-    for text in ("m d bf16 (unquantized), smoke, fp32", "chance, ln V", "validation loss"):
+    for text in (
+        "llama32-1b wikipedia bf16 (unquantized), smoke, fp32",
+        "chance, ln V",
+        "validation loss",
+    ):
         assert f"<!-- {text}" in picture
 
 
@@ -45,8 +48,8 @@ def test_runs_with_other_options_are_told_apart(run, tmp_path):
     run.config.write_text(json.dumps(config))
     plot([run], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()
-    said = "m d bf16, block 64, fprop mxfp8 until 9, then none, without qk:*, smoke, fp32"
-    assert said in picture
+    said = "block 64, fprop mxfp8 until 9, then none, without qk:*, smoke, fp32"
+    assert f"{NAME}, {said}" in picture
 
 
 def test_a_png_is_a_png(run, tmp_path):
@@ -57,7 +60,7 @@ def test_a_png_is_a_png(run, tmp_path):
 def test_a_student_without_a_loss_on_its_text_is_drawn_by_its_validation(run, tmp_path):
     run.metrics.write_text(run.metrics.read_text().replace('"lm loss"', '"kd loss"'))
     plot([run], tmp_path / "loss.svg")
-    assert "<!-- m d bf16 (unquantized), smoke, fp32" in (tmp_path / "loss.svg").read_text()
+    assert f"<!-- {NAME} (unquantized), smoke, fp32" in (tmp_path / "loss.svg").read_text()
 
 
 def test_a_run_without_a_loss_is_refused(run, tmp_path):

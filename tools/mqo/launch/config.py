@@ -15,6 +15,7 @@ from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
 from mqo.recipes.recipe import Recipe
+from mqo.run_records import damaged
 from mqo.runs import RunFolder
 
 SOURCE = "source"
@@ -115,8 +116,11 @@ class RunConfig(_Part):
 
     @classmethod
     def read(cls, run: RunFolder) -> RunConfig:
-        """Return the configuration of a run; OSError or ValueError where it has none."""
-        return cls.model_validate(run.read_config())
+        """Return the configuration of a run; RunError where it has none."""
+        try:
+            return cls.model_validate(run.read_config())
+        except ValueError as error:
+            raise damaged(run.config, error) from error
 
     def write(self, run: RunFolder) -> None:
         """Write it into a run's folder."""

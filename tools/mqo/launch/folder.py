@@ -19,6 +19,7 @@ from mqo.launch.config import RunConfig
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
 from mqo.project import Project
+from mqo.run_records import damaged
 from mqo.runs import RunFolder
 
 _JOIN = " \\\n  "
@@ -72,6 +73,14 @@ def from_shell(text: str) -> tuple[list[str], dict[str, str]]:
     words = shlex.split(text.replace(_JOIN, " "), comments=True)
     names = list(itertools.takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
     return words[len(names) :], dict(name.split("=", 1) for name in names)
+
+
+def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
+    """Return a run's command and its variables; RunError where its command.sh is damaged."""
+    try:
+        return from_shell(run.command.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(run.command, error) from error
 
 
 def packages() -> dict[str, str]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mqo.display import Say
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
-from mqo.launch.folder import create, from_shell, packages, write_facts
+from mqo.launch.folder import command_of, create, packages, write_facts
 from mqo.launch.inputs import Inputs, values, without
 from mqo.launch.run import train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
+from mqo.run_records import Environment, Result, parsed
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 LISTED = 6
@@ -68,14 +67,14 @@ def rerun(
     config, facts = _read(original)
     _check_inputs(original, config, facts)
     _check_versions(original, facts, allow_versions, report)
-    command, env = from_shell(original.command.read_text(encoding="utf-8"))
+    command, env = command_of(original)
     folder = create(project.runs, f"{config.title}_rerun")
     for name in ("source", "quant_config", "overlay_diff", "coverage", "coverage_table"):
         _copy(getattr(original, name), getattr(folder, name))
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]
     env = {name: _moved(value, was, folder) for name, value in env.items()}
-    command = redirected(moved, folder, Inputs(**facts["inputs"]).iteration)
+    command = redirected(moved, folder, facts.inputs.iteration)
     write_facts(folder, config, command, env)
     result = train(folder, config, command, env, *_known(original), report)
     return compare(original, RunFolder(Path(result.run)))
@@ -125,7 +124,13 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
     return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 
-def _read(run: RunFolder) -> tuple[RunConfig, Mapping[str, Any]]:
+class _Facts(Environment):
+    """What environment.json says; of 0.1 not what the run read."""
+
+    inputs: Inputs | None = None  # type: ignore[assignment]
+
+
+def _read(run: RunFolder) -> tuple[RunConfig, _Facts]:
     """Return configuration and environment of a run that can be replayed; RunError for another."""
     needed = (run.source / PROGRAM, run.command, run.config, run.environment, run.quant_config)
     missing = [str(path.relative_to(run.root)) for path in needed if not path.is_file()]
@@ -144,16 +149,16 @@ def _read(run: RunFolder) -> tuple[RunConfig, Mapping[str, Any]]:
             f"{run.root} is one node's part of a run on {nodes} nodes",
             expected="a run on one node",
         )
-    return config, json.loads(run.environment.read_text(encoding="utf-8"))
+    return config, parsed(run.environment, _Facts)
 
 
-def _check_inputs(run: RunFolder, config: RunConfig, facts: Mapping[str, Any]) -> None:
-    if "inputs" not in facts:
+def _check_inputs(run: RunFolder, config: RunConfig, facts: _Facts) -> None:
+    if facts.inputs is None:
         raise RunError(
             f"{run.environment} does not say what data the run read",
             expected="a run that began after `mqo rerun` came to be",
         )
-    changed = Inputs(**facts["inputs"]).changed()
+    changed = facts.inputs.changed()
     if changed:
         more = f"; and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
         raise RunError(
@@ -165,8 +170,8 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: Mapping[str, Any]) -
         )
 
 
-def _check_versions(run: RunFolder, facts: Mapping[str, Any], allow: bool, report: Say) -> None:
-    was = {"Python": facts["python"], **facts["packages"]}
+def _check_versions(run: RunFolder, facts: _Facts, allow: bool, report: Say) -> None:
+    was = {"Python": facts.python, **facts.packages}
     now = {"Python": sys.version, **packages()}
     names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
     if not names:
@@ -186,10 +191,10 @@ def _check_versions(run: RunFolder, facts: Mapping[str, Any], allow: bool, repor
 def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:
     """What the result of a replay says as the original's did."""
     try:
-        result = json.loads(run.result.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the original did not end well
-        result = {}
-    return RunData(Path(), Path(), result.get("vocab_size")), result.get("types", {})
+        result = parsed(run.result, Result)
+    except RunError:  # the original did not end well
+        return RunData(Path(), Path(), None), {}
+    return RunData(Path(), Path(), result.vocab_size), result.types
 
 
 def _moved(word: str, was: str, folder: RunFolder) -> str:

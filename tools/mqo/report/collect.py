@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import statistics
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from mqo.errors import MqoError, RunError
 from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
-from mqo.launch.folder import from_shell
+from mqo.launch.folder import command_of
 from mqo.launch.inputs import values
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
+from mqo.run_records import Coverage, Device, Environment, QuantToml, Result, Stat, parsed
 from mqo.runs import (
     STEP_TIME,
     TRAIN_LOSS,
@@ -228,8 +228,8 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         config = RunConfig.read(folder)
         if not folder.result.exists():
             return _unfinished(name, folder, config)
-        result = _json(folder.result)
-        if result["train_loss"] is None:
+        result = parsed(folder.result, Result)
+        if result.train_loss is None:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
         metrics = folder.read_metrics()
         if TRAIN_LOSS not in metrics:
@@ -256,14 +256,12 @@ def _run(
     name: str,
     folder: RunFolder,
     config: RunConfig,
-    result: Mapping[str, Any],
+    result: Result,
     metrics: Mapping[str, Series],
 ) -> Run:
-    of, text = config.experiment, folder.command.read_text(encoding="utf-8")
-    command, env = from_shell(text)
-    facts = _json(folder.environment)
-    device = _json(folder.device) if folder.device.exists() else {}
-    peaks = device.get("peak_memory")
+    of, (command, env) = config.experiment, command_of(folder)
+    facts = parsed(folder.environment, Environment)
+    device = parsed(folder.device, Device) if folder.device.exists() else Device()
     changed = changed_quantization(folder, config.quantization)
     return Run(
         folder=folder,
@@ -274,39 +272,35 @@ def _run(
         dtype=of.dtype,
         label=config.mode_label + changed,
         variant=config.quantization.name + changed,
-        types=result["types"],
+        types=result.types,
         setting=_setting(config, command, facts),
         seed=" ".join(values(command, "--seed")) or "default",
-        continued=facts.get("inputs", {}).get("iteration") is not None,
-        steps=result["iterations"],
+        continued=facts.inputs.iteration is not None,
+        steps=result.iterations,
         tokens_per_step=length(of).tokens_per_step,
-        vocabulary=result["vocab_size"],
+        vocabulary=result.vocab_size,
         train=last_of_each_step(metrics[TRAIN_LOSS]),
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
         step_times=tuple(seconds for _, seconds in metrics.get(STEP_TIME, [])),
-        peak_memory=max(peaks) if peaks else None,
+        peak_memory=max(device.peak_memory) if device.peak_memory else None,
         share=_share(folder),
         sites=tuple(_sites(folder, metrics)),
         quantizers={name: rows for name, rows in metrics.items() if name.startswith("quant/")},
         machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
-        command=text,
-        commit=facts["commit"],
+        command=folder.command.read_text(encoding="utf-8"),
+        commit=facts.commit,
         upstream=release_in(folder.source),
-        python=facts["python"].split()[0],
-        packages=facts["packages"],
+        python=facts.python.split()[0],
+        packages=facts.packages,
         changes=tuple(changes(folder)),
     )
 
 
 def _share(folder: RunFolder) -> float | None:
-    """Return the quantized share of the FLOPs; runs of version 0.1 spell its name otherwise."""
-    table = _json(folder.coverage) if folder.coverage.exists() else {}
-    return table.get("quantized_share", table.get("quantised_share"))
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Return the quantized share of the FLOPs."""
+    there = folder.coverage.exists()
+    return parsed(folder.coverage, Coverage).quantized_share if there else None
 
 
 def changed_quantization(run: RunFolder, how: Quantization) -> str:
@@ -318,19 +312,18 @@ def changed_quantization(run: RunFolder, how: Quantization) -> str:
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
     """Yield the quantizers' options but for `own`, the schedules, and the layers left out."""
-    tables = tomllib.loads(run.quant_config.read_text(encoding="utf-8"))
-    for table in ("quantizer", "quantiser", "schedule"):  # the second is version 0.1's name
-        chosen = tables.get(table, {}).items()
-        yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
-    yield from (f"without {glob}" for glob in tables.get("layers", {}).get("exclude", ()))
+    said = parsed(run.quant_config, QuantToml)
+    chosen = [*said.quantizer.items(), *said.schedule.items()]
+    yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
+    yield from (f"without {glob}" for glob in said.layers.exclude)
 
 
-def _setting(config: RunConfig, command: Sequence[str], facts: Mapping[str, Any]) -> dict[str, str]:
+def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
     """What must agree: the flags, the processes, the patches, the content of what is read."""
     flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
     flags.setdefault("--nproc-per-node", "1")  # a run of one process has no torchrun to tell
     kept = {name: value for name, value in flags.items() if name not in _FREE}
-    files = facts.get("inputs", {}).get("files", {})
+    files = facts.inputs.files
     marks = sorted([Path(path).name, sorted(mark.items(), key=str)] for path, mark in files.items())
     said = values(command, "--data-path")
     weights = [word for word in said if not files or _is_number(word)]
@@ -347,13 +340,13 @@ def _is_number(word: str) -> bool:
 
 
 def _machine(
-    config: RunConfig, facts: Mapping[str, Any], env: Mapping[str, str], device: Mapping[str, Any]
+    config: RunConfig, facts: Environment, env: Mapping[str, str], device: Device
 ) -> Machine:
-    name = device.get("device", "cpu")
+    name = device.device
     return Machine(
         kind="cpu" if name == "cpu" else "gpu",
-        device=(facts.get("cpu") or "unnamed CPU") if name == "cpu" else name,
-        cores=facts["cores"],
+        device=(facts.cpu or "unnamed CPU") if name == "cpu" else name,
+        cores=facts.cores,
         processes=config.placement.cluster.processes,
         threads=env.get("OMP_NUM_THREADS", "?"),
     )
@@ -363,12 +356,12 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
     """Yield a record per site and type; a schedule gives a site several."""
     if not folder.quant_stats.exists():
         return
-    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in _json(folder.quant_stats):
-        kinds.setdefault((row["site"], row["quant_type"]), []).append(row)
+    kinds: dict[tuple[str, str], list[Stat]] = {}
+    for row in parsed(folder.quant_stats, list[Stat]):
+        kinds.setdefault((row.site, row.quant_type), []).append(row)
     for (site, quant_type), rows in sorted(kinds.items()):
-        signal, noise = (sum(float(row[name]) for row in rows) for name in ("signal", "noise"))
-        names = {row["layer"] for row in rows}
+        signal, noise = sum(row.signal for row in rows), sum(row.noise for row in rows)
+        names = {row.layer for row in rows}
         under = [
             value
             for name, series in metrics.items()
@@ -379,7 +372,7 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
             site,
             quant_type,
             layers=len(names),
-            calls=sum(row["calls"] for row in rows),
+            calls=sum(row.calls for row in rows),
             sqnr_db=10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
             # Of layers that were left out nothing was measured.
             underflow=statistics.fmean(under) if under and signal > 0 else None,

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mqo.errors import RunError
-from mqo.launch.config import Quantization
+from mqo.launch.config import RunConfig
 from mqo.launch.inputs import values
-from mqo.matrix.tables import NONE, mode_label
+from mqo.matrix.tables import NONE
 from mqo.report.collect import Run, changed_quantization
 from mqo.report.colors import Look, Symbol, look, symbols
 from mqo.report.compare import Group
 from mqo.report.rows import BASELINE, difference
 from mqo.report.series import DIFFERENCES, Band, band
+from mqo.run_records import QuantToml, Result, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
 MOST = 8  # in one picture; more are a tangle
@@ -145,11 +144,11 @@ def _single(run: RunFolder) -> _Single:
     train, valid = (last_of_each_step(metrics.get(name, [])) for name in (TRAIN_LOSS, VALID_LOSS))
     if not train and not valid:
         raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
-    config = run.read_config()
-    asked = tomllib.loads(run.quant_config.read_text(encoding="utf-8")).get("asked", {})
-    flags = list(config["experiment"].get("extra_flags", ()))
+    config = RunConfig.read(run)
+    asked, of = parsed(run.quant_config, QuantToml).asked, config.experiment
+    flags = list(of.extra_flags)
     seed = " ".join(values(flags, SEED))
-    setting = {key: value for key, value in config["experiment"].items() if key != "extra_flags"}
+    setting = of.model_dump(mode="json", exclude={"extra_flags"})
     rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(
         label=_label(run, config),
@@ -162,21 +161,13 @@ def _single(run: RunFolder) -> _Single:
     )
 
 
-def _label(run: RunFolder, config: dict[str, Any]) -> str:
-    try:
-        of, how = config["experiment"], Quantization.model_validate(config["quantization"])
-    except ValueError as error:
-        raise RunError(
-            f"{run.config} does not say how its run quantized: {error}",
-            expected="the configuration as this version of mqo, or an earlier one, writes it",
-        ) from None
-    mode = mode_label(how.name, of["dtype"], scheduled=bool(how.schedule))
-    mode += changed_quantization(run, how)
-    names = (of["model"]["name"], of["dataset"]["name"], mode)
-    return f"{' '.join(names)}, {of['training']['name']}, {of['dtype']}"
+def _label(run: RunFolder, config: RunConfig) -> str:
+    of = config.experiment
+    mode = config.mode_label + changed_quantization(run, config.quantization)
+    return f"{of.model.name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
 
 
 def _vocabulary(run: RunFolder) -> int | None:
     if not run.result.exists():
         return None
-    return json.loads(run.result.read_text(encoding="utf-8"))["vocab_size"]
+    return parsed(run.result, Result).vocab_size

@@ -1,0 +1,111 @@
+"""Run folders of somebody else, or of a broken disk: every command that reads them compares, draws
+or replays them, leaves them out, or ends in one paragraph.
+"""
+
+import json
+import random
+import shutil
+
+import pytest
+from mqo.errors import RunError
+from mqo.launch import rerun
+
+from .report.conftest import make_run
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("plotly")
+VALUES = (
+    *(None, True, -1, 1e308, float("nan"), 2**70, "", "nan", "x" * 50, "\0", "../.."),
+    *([], {}, [[]], {"a": 1}, "<script>alert(1)</script>"),
+)
+PIECES = (b"\xff", b'"', b"{", b"[", b"0", b"-", b"=", b"\n", b"e999", b"null")
+ALLOWED = {0, 1, 2}  # a replay that differs, and a verdict that fails, are 1
+TRIED = "the run would be replayed here"
+
+
+@pytest.fixture
+def sound(tmp_path):
+    """A folder of two runs, the second of which is damaged in tests."""
+    root = tmp_path / "sound"
+    for name, mode in (("one", "bf16"), ("other", "mxfp4")):
+        run = make_run(root / name, mode, steps=20)
+        (run.source / "pretrain_gpt.py").write_text("")
+        facts = json.loads(run.environment.read_text())
+        facts["inputs"]["files"] = {}
+        run.environment.write_text(json.dumps(facts))
+    return root
+
+
+def changed(draw, value):
+    """The JSON value with a part of it, at any depth, replaced or taken away."""
+    if not isinstance(value, dict | list) or not value or draw.random() < 0.2:
+        return draw.choice(VALUES)
+    key = draw.choice(list(value)) if isinstance(value, dict) else draw.randrange(len(value))
+    if draw.random() < 0.2:
+        del value[key]
+    else:
+        value[key] = changed(draw, value[key])
+    return value
+
+
+def damage(draw, path):
+    """Change a file's JSON or bytes, cut it short, or take it away."""
+    content = path.read_bytes()
+    kind = draw.choice(("json", "json", "bytes", "cut", "gone", "folder"))
+    if kind == "json" and path.suffix in (".json", ".jsonl"):
+        lines = content.splitlines() if path.suffix == ".jsonl" else [content]
+        n = draw.randrange(len(lines))
+        lines[n] = json.dumps(changed(draw, json.loads(lines[n]))).encode()
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif kind in ("gone", "folder"):
+        path.unlink()
+        if kind == "folder":
+            path.mkdir()
+    else:
+        n = draw.randrange(len(content) + 1)
+        more = b"" if kind == "cut" else draw.choice(PIECES) + content[n + draw.randrange(9) :]
+        path.write_bytes(content[:n] + more)
+
+
+def try_runs(command_line, sound, place, seeds):
+    """Damage a file of a run for each seed, and let every command read it."""
+    codes = set()
+    for seed in seeds:
+        draw = random.Random(seed)
+        shutil.copytree(sound, place)
+        run = place / "other"
+        damage(draw, draw.choice(sorted(path for path in run.rglob("*") if path.is_file())))
+        for words in (
+            ("report", place, "-o", place / "report"),
+            ("plot", run, "-o", place / "loss.png"),
+            ("plot", run, "--operands", "-o", place / "operands.png"),
+            ("perf", "--compare", place / "one", run),
+            ("rerun", run, "--allow-versions"),
+        ):
+            code, _, err = command_line(*words)
+            assert code in ALLOWED, (seed, words)
+            assert code != 2 or err.startswith("mqo: "), (seed, words, err)
+            codes.add((words[0], code, TRIED in err))
+        shutil.rmtree(place)
+    return codes
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """A replay that ends where its training would begin."""
+
+    def refuse(*rest):
+        raise RunError(TRIED)
+
+    monkeypatch.setattr(rerun, "train", refuse)
+
+
+def test_a_damaged_run_is_no_traceback(command_line, sound, tmp_path, no_training):
+    codes = try_runs(command_line, sound, tmp_path / "runs", range(12))
+    assert {("report", 0, False), ("plot", 0, False), ("plot", 2, False)} <= codes
+
+
+@pytest.mark.heavy
+def test_none_of_many_damaged_runs_is_a_traceback(command_line, sound, tmp_path, no_training):
+    codes = try_runs(command_line, sound, tmp_path / "runs", range(1000))
+    assert ("rerun", 2, True) in codes and ("rerun", 2, False) in codes

@@ -1,0 +1,108 @@
+"""What the files of a run folder hold, checked as they are read: it may be of somebody else."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
+
+from mqo.errors import RunError
+
+T = TypeVar("T")
+SHOWN = 200  # characters of what is wrong
+
+
+class Result(BaseModel):
+    """What result.json says; `mqo.launch.run` writes it."""
+
+    iterations: int
+    train_loss: float | None
+    valid_loss: float | None = None
+    vocab_size: int | None = None
+    seconds: float | None = None
+    types: dict[str, str] = {}
+
+
+class Inputs(BaseModel):
+    """What a run read: marks of files by path, and the iteration that it went on from."""
+
+    files: dict[str, dict[str, Any]] = {}
+    iteration: int | str | None = None
+
+
+class Environment(BaseModel):
+    """What environment.json says of machine, versions and inputs."""
+
+    python: str = Field(min_length=1)
+    cpu: str | None = None
+    cores: int
+    commit: str | None = None
+    packages: dict[str, str]
+    inputs: Inputs = Inputs()
+
+
+class Device(BaseModel):
+    """What device.json says: peak memory in bytes, of each process."""
+
+    device: str = "cpu"
+    peak_memory: list[float] | None = None
+
+
+class Coverage(BaseModel):
+    """What coverage.json says of a step; runs of version 0.1 spell the share's name otherwise."""
+
+    quantized_share: float | None = Field(
+        None, validation_alias=AliasChoices("quantized_share", "quantised_share")
+    )
+    flops: float | None = None
+    micro_batch: int | None = None
+    sequence: int | None = None
+    parameters: int | None = None
+
+
+class Stat(BaseModel):
+    """A row of quant_stats.json: what the quantizer of an operand measured, as energies."""
+
+    site: str
+    layer: str
+    quant_type: str
+    calls: int
+    signal: float
+    noise: float
+
+
+class Layers(BaseModel):
+    """The table of layers that are left out."""
+
+    exclude: list[str] = []
+
+
+class QuantToml(BaseModel):
+    """What quant.toml says of a run's choices; version 0.1 spells the quantizer otherwise."""
+
+    asked: dict[str, str] = {}
+    quantizer: dict[str, Any] = Field({}, validation_alias=AliasChoices("quantizer", "quantiser"))
+    schedule: dict[str, Any] = {}
+    layers: Layers = Layers()
+
+
+def parsed(path: Path, kind: type[T]) -> T:
+    """Return what a JSON or TOML file holds, as `kind`; RunError where it holds something else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        return TypeAdapter(kind).validate_python(table)
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception | str) -> RunError:
+    """Return the error for a file of a run that cannot be what the run wrote."""
+    if isinstance(error, ValidationError):  # what it says itself is a page
+        first = error.errors()[0]
+        error = f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
+    said = " ".join(str(error).split()) or type(error).__name__
+    return RunError(f"{path} cannot be read: {said[:SHOWN]}", expected="what the run wrote")
