@@ -122,7 +122,11 @@ class MetricsTail:
         """
         if not self.path.exists() or self.path.stat().st_size <= self.read:
             return
-        with self.path.open("rb") as lines:
+        try:
+            lines = self.path.open("rb")
+        except OSError as error:
+            raise damaged(self.path, error) from error
+        with lines:
             lines.seek(self.read)
             for text in lines:
                 if not text.endswith(b"\n"):
