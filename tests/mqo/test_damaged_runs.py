@@ -91,13 +91,15 @@ def try_runs(command_line, sound, place, seeds):
 
 
 @pytest.fixture
-def no_training(monkeypatch):
-    """A replay that ends where its training would begin."""
+def no_training(monkeypatch, tmp_path):
+    """A replay that ends where its training would begin, and has its folder in the test's place."""
 
     def refuse(*rest):
         raise RunError(TRIED)
 
+    create = rerun.create
     monkeypatch.setattr(rerun, "train", refuse)
+    monkeypatch.setattr(rerun, "create", lambda runs, title: create(tmp_path / "replays", title))
 
 
 def test_a_damaged_run_is_no_traceback(command_line, sound, tmp_path, no_training):
