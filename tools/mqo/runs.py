@@ -13,6 +13,7 @@ from mqo.torch_free import load
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
+MOST_STEPS = 1 << 53  # what a float counts exactly
 SWEEP = "sweep.json"  # beside the runs of a sweep
 Series = list[tuple[int, float]]
 
@@ -139,7 +140,7 @@ class MetricsTail:
             row = json.loads(text)
             if "value" in row:
                 row["value"] = float(row["value"])
-            if isinstance(row["iteration"], int) and isinstance(row["name"], str):
+            if row["iteration"] in range(MOST_STEPS) and isinstance(row["name"], str):
                 return row
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise damaged(self.path, error) from error
