@@ -117,6 +117,11 @@ def full_disk_of(folder: Path) -> Iterator[None]:
         raise DiskFullError(folder) from error
 
 
+def one_line(error: Exception | str) -> str:
+    """Return what an error says, without line breaks; its type's name where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class TrackerError(MqoError):
     """An experiment tracker that did not take a run; the run itself is as it was."""
 

@@ -1,4 +1,7 @@
-"""What the files of a run folder hold, checked as they are read: it may be of somebody else."""
+"""What the files of a run folder hold, checked as they are read: it may be of somebody else.
+
+Those that mqo writes from a class of its own are read by that class.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
-from mqo.errors import RunError
+from mqo.errors import RunError, one_line
 
 T = TypeVar("T")
 SHOWN = 200  # characters of what is wrong
-
-
-class Result(BaseModel):
-    """What result.json says; `mqo.launch.run` writes it."""
-
-    iterations: int
-    train_loss: float | None
-    valid_loss: float | None = None
-    vocab_size: int | None = None
-    seconds: float | None = None
-    types: dict[str, str] = {}
-
-
-class Inputs(BaseModel):
-    """What a run read: marks of files by path, and the iteration that it went on from."""
-
-    files: dict[str, dict[str, Any]] = {}
-    iteration: int | str | None = None
-
-
-class Environment(BaseModel):
-    """What environment.json says of machine, versions and inputs."""
-
-    python: str = Field(min_length=1)
-    cpu: str | None = None
-    cores: int
-    commit: str | None = None
-    packages: dict[str, str]
-    inputs: Inputs = Inputs()
 
 
 class Device(BaseModel):
@@ -57,10 +31,6 @@ class Coverage(BaseModel):
     quantized_share: float | None = Field(
         None, validation_alias=AliasChoices("quantized_share", "quantised_share")
     )
-    flops: float | None = None
-    micro_batch: int | None = None
-    sequence: int | None = None
-    parameters: int | None = None
 
 
 class Stat(BaseModel):
@@ -104,5 +74,6 @@ def damaged(path: Path, error: Exception | str) -> RunError:
     if isinstance(error, ValidationError):  # what it says itself is a page
         first = error.errors()[0]
         error = f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
-    said = " ".join(str(error).split()) or type(error).__name__
-    return RunError(f"{path} cannot be read: {said[:SHOWN]}", expected="what the run wrote")
+    return RunError(
+        f"{path} cannot be read: {one_line(error)[:SHOWN]}", expected="what the run wrote"
+    )

@@ -147,6 +147,13 @@ class MetricsTail:
         raise damaged(self.path, f"a row is {text[:80]!r}")
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file; at any time it is the old one or the new one, whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
 def latest(runs: Path) -> RunFolder:
     """Return the newest run that recorded metrics; RunError when there is none."""
     for run in map(RunFolder, sorted(runs.glob("*"), reverse=True)):

@@ -1,10 +1,12 @@
 """Pictures of runs and of comparisons."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from mqo.errors import RunError
 from mqo.launch.config import resolve
+from mqo.launch.run import Result
 from mqo.report.collect import collect
 from mqo.report.colors import look
 from mqo.report.compare import compare
@@ -21,7 +23,8 @@ def run(tmp_path):
     folder.root.mkdir()
     resolve("llama32-1b", "wikipedia", "bf16", "smoke").write(folder)
     folder.quant_config.write_text('[asked]\nfprop = "mxfp8"\n')
-    folder.result.write_text(json.dumps({"iterations": 2, "train_loss": 7.9, "vocab_size": 4096}))
+    result = Result(str(folder.root), 2, 7.9, 7.8, 4096, 9.0, {"fprop": "mxfp8"})
+    folder.result.write_text(json.dumps(asdict(result)))
     rows = [(1, "lm loss", 8.3), (2, "lm loss", 7.9), (2, "lm loss validation", 7.8)]
     lines = [json.dumps({"iteration": i, "name": n, "value": v}) for i, n, v in rows]
     folder.metrics.write_text("\n".join(lines) + "\n")

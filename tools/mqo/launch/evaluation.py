@@ -174,7 +174,7 @@ def each(
     measure: Callable[[Place, How, Watch], Measured],
     report: Say,
 ) -> list[Measured]:
-    """What is measured of each checkpoint under each mode, in this order, and shown meanwhile."""
+    """Measure each checkpoint under each mode, in this order, and show how far it is."""
     found = []
     pairs = [(place, mode) for place in places for mode in modes]
     with Display.of(report).live() as display:
@@ -246,7 +246,7 @@ class How:
 
 
 def how_of(tree: Tree, place: Place, mode: str) -> How:
-    """What a mode quantizes of the GEMMs that a forward pass has.
+    """Return what a mode quantizes of the GEMMs that a forward pass has.
 
     Of AS_TRAINED what the checkpoint says, and its run's recipe; nothing quantized where it says
     nothing: then no quantized training wrote it.

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import BaseModel, Field
+
 from mqo.launch.config import RunConfig
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
@@ -23,6 +25,17 @@ from mqo.run_records import damaged
 from mqo.runs import RunFolder
 
 _JOIN = " \\\n  "
+
+
+class Environment(BaseModel):
+    """What environment.json says of machine, versions and inputs; early runs name no inputs."""
+
+    python: str = Field(min_length=1)
+    cpu: str | None = None
+    cores: int
+    commit: str | None = None
+    packages: dict[str, str]
+    inputs: Inputs | None = None
 
 
 def create(runs: Path, title: str) -> RunFolder:

@@ -98,7 +98,7 @@ def _config(run: RunFolder | None) -> RunConfig | None:
         return None
     try:
         return RunConfig.read(run)
-    except (OSError, ValueError, MqoError):
+    except MqoError:
         return None
 
 

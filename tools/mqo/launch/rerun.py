@@ -13,12 +13,12 @@ from mqo.display import Say
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
-from mqo.launch.folder import command_of, create, packages, write_facts
-from mqo.launch.inputs import Inputs, values, without
-from mqo.launch.run import train
+from mqo.launch.folder import Environment, command_of, create, packages, write_facts
+from mqo.launch.inputs import values, without
+from mqo.launch.run import Result, train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
-from mqo.run_records import Environment, Result, parsed
+from mqo.run_records import parsed
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 LISTED = 6
@@ -124,13 +124,7 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
     return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 
-class _Facts(Environment):
-    """What environment.json says; of 0.1 not what the run read."""
-
-    inputs: Inputs | None = None  # type: ignore[assignment]
-
-
-def _read(run: RunFolder) -> tuple[RunConfig, _Facts]:
+def _read(run: RunFolder) -> tuple[RunConfig, Environment]:
     """Return configuration and environment of a run that can be replayed; RunError for another."""
     needed = (run.source / PROGRAM, run.command, run.config, run.environment, run.quant_config)
     missing = [str(path.relative_to(run.root)) for path in needed if not path.is_file()]
@@ -149,10 +143,10 @@ def _read(run: RunFolder) -> tuple[RunConfig, _Facts]:
             f"{run.root} is one node's part of a run on {nodes} nodes",
             expected="a run on one node",
         )
-    return config, parsed(run.environment, _Facts)
+    return config, parsed(run.environment, Environment)
 
 
-def _check_inputs(run: RunFolder, config: RunConfig, facts: _Facts) -> None:
+def _check_inputs(run: RunFolder, config: RunConfig, facts: Environment) -> None:
     if facts.inputs is None:
         raise RunError(
             f"{run.environment} does not say what data the run read",
@@ -170,7 +164,7 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: _Facts) -> None:
         )
 
 
-def _check_versions(run: RunFolder, facts: _Facts, allow: bool, report: Say) -> None:
+def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say) -> None:
     was = {"Python": facts.python, **facts.packages}
     now = {"Python": sys.version, **packages()}
     names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))

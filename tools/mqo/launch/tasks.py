@@ -92,7 +92,7 @@ def evaluate(
     words: Sequence[str],
     report: Say = lambda line: None,
 ) -> list[Score]:
-    """The scores of each checkpoint under each mode, in this order.
+    """Return the scores of each checkpoint under each mode, in this order.
 
     `words` are what `options` returned.
 
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def lines(found: Sequence[Score]) -> list[str]:
-    """A table a checkpoint, in which the modes of a metric stand below one another."""
+    """Return a table a checkpoint, in which the modes of a metric stand below one another."""
     text: list[str] = []
     for name in dict.fromkeys(score.checkpoint for score in found):
         scores = [score for score in found if score.checkpoint == name]

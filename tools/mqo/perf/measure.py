@@ -21,7 +21,7 @@ from mqo.perf.sections import TRACE, Measured, Section, outcomes, sections
 from mqo.perf.train import Asked, Plan, plan, train
 from mqo.project import Project
 from mqo.report.collect import Run
-from mqo.runs import RunFolder
+from mqo.runs import RunFolder, replace_text
 from mqo.terminal import jsonable
 
 
@@ -87,9 +87,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
     }
     text = json.dumps(jsonable(facts), indent=1, allow_nan=False)
     for name, content in (("index.html", page(facts, made, runs)), (RECORD, text + "\n")):
-        partial = measured.place / f".{name}.partial"
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(measured.place / name)
+        replace_text(measured.place / name, content)
 
 
 def lines(made: Sequence[Section]) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +13,12 @@ from mqo.errors import MqoError, RunError
 from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
-from mqo.launch.folder import command_of
+from mqo.launch.folder import Environment, command_of
 from mqo.launch.inputs import values
+from mqo.launch.run import Result
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
-from mqo.run_records import Coverage, Device, Environment, QuantToml, Result, Stat, parsed
+from mqo.run_records import Coverage, Device, QuantToml, Stat, parsed
 from mqo.runs import (
     STEP_TIME,
     TRAIN_LOSS,
@@ -275,7 +276,7 @@ def _run(
         types=result.types,
         setting=_setting(config, command, facts),
         seed=" ".join(values(command, "--seed")) or "default",
-        continued=facts.inputs.iteration is not None,
+        continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
         tokens_per_step=length(of).tokens_per_step,
         vocabulary=result.vocab_size,
@@ -323,8 +324,10 @@ def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> d
     flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
     flags.setdefault("--nproc-per-node", "1")  # a run of one process has no torchrun to tell
     kept = {name: value for name, value in flags.items() if name not in _FREE}
-    files = facts.inputs.files
-    marks = sorted([Path(path).name, sorted(mark.items(), key=str)] for path, mark in files.items())
+    files = facts.inputs.files if facts.inputs else {}
+    marks = sorted(
+        [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
+    )
     said = values(command, "--data-path")
     weights = [word for word in said if not files or _is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from mqo.errors import RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.inputs import values
+from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
 from mqo.report.collect import Run, changed_quantization
 from mqo.report.colors import Look, Symbol, look, symbols
 from mqo.report.compare import Group
 from mqo.report.rows import BASELINE, difference
 from mqo.report.series import DIFFERENCES, Band, band
-from mqo.run_records import QuantToml, Result, parsed
+from mqo.run_records import QuantToml, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
 MOST = 8  # in one picture; more are a tangle

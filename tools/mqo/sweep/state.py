@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
-from mqo.runs import SWEEP, RunFolder
+from mqo.runs import SWEEP, RunFolder, replace_text
 from mqo.sweep.configs import Job
 
 SCHEMA = 1
@@ -111,7 +111,7 @@ class SweepFolder:
         """Whether the entry's run had other settings: earlier versions took digests otherwise."""
         try:
             was = RunConfig.read(self.run_of(entry))
-        except (OSError, ValueError, MqoError):
+        except MqoError:
             return True
         return was.with_layout(()) != job.config.with_layout(())
 
@@ -139,9 +139,7 @@ class SweepFolder:
     def write(self, entries: Mapping[str, Entry]) -> None:
         """Write all entries; at any time the file is the old one or the new one, whole."""
         table = {"schema": SCHEMA, "cells": [asdict(entry) for entry in entries.values()]}
-        partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.file)
+        replace_text(self.file, json.dumps(table, indent=1) + "\n")
 
     def new_run(self, job: Job) -> RunFolder:
         """Make a folder for an attempt, with the configuration in it, for `mqo.sweep.job`."""

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from filelock import FileLock, Timeout
 
 from mqo.errors import TrackerError
-from mqo.runs import RunFolder
+from mqo.runs import RunFolder, replace_text
 from mqo.track.tracker import Sent
 
 
@@ -32,9 +32,7 @@ def read(run: RunFolder) -> dict[str, Sent]:
 def write(run: RunFolder, name: str, sent: Sent) -> None:
     """Note what a tracker has; at any time the file is the old one or the new one, whole."""
     table = {other: asdict(row) for other, row in (read(run) | {name: sent}).items()}
-    partial = run.trackers.with_suffix(".partial")
-    partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    partial.replace(run.trackers)
+    replace_text(run.trackers, json.dumps(table, indent=1) + "\n")
 
 
 @contextmanager

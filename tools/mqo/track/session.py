@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from mqo.errors import FULL, MqoError, RunError, TrackerError, UnknownNameError
+from mqo.errors import FULL, MqoError, RunError, TrackerError, UnknownNameError, one_line
 from mqo.extras import missing
 from mqo.process import temporary_folder
 from mqo.runs import MetricsTail, RunFolder
@@ -84,8 +84,7 @@ def _failures(run: RunFolder, name: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MqoError) or getattr(error, "errno", None) in FULL:
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise TrackerError(f"{name} failed: {said}", help=remedy(run, name)) from error
+        raise TrackerError(f"{name} failed: {one_line(error)}", help=remedy(run, name)) from error
 
 
 def remedy(run: RunFolder, name: str) -> str:
