@@ -140,7 +140,9 @@ class MetricsTail:
             row = json.loads(text)
             if "value" in row:
                 row["value"] = float(row["value"])
-            if row["iteration"] in range(MOST_STEPS) and isinstance(row["name"], str):
+            step, name = row["iteration"], row["name"]
+            # A range is asked for a float number by number, which would not end.
+            if isinstance(step, int) and step in range(MOST_STEPS) and isinstance(name, str):
                 return row
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise damaged(self.path, error) from error
