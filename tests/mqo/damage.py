@@ -25,7 +25,7 @@ def damage(draw, path):
     """Change a file's JSON or bytes, cut it short, or take it away."""
     content = path.read_bytes()
     kind = draw.choice(("json", "json", "bytes", "cut", "gone", "folder"))
-    if kind == "json" and path.suffix in (".json", ".jsonl"):
+    if kind == "json" and path.suffix in (".json", ".jsonl") and content[:1] in (b"{", b"["):
         lines = content.splitlines() if path.suffix == ".jsonl" else [content]
         n = draw.randrange(len(lines))
         lines[n] = json.dumps(changed(draw, json.loads(lines[n]))).encode()

@@ -13,7 +13,6 @@ import pytest
 from mqo.errors import ConvertError, RunError
 from mqo.launch import convert, machine
 from mqo.perf.comparability import RECORD, read
-from mqo.project import Project
 from mqo.sweep import cli as sweeps
 from mqo.sweep import local
 from mqo.track import content, session

@@ -20,7 +20,13 @@ from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
 from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
-from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
+from mqo.launch.hf_config import (
+    config_of,
+    context_of,
+    dtype_of_args,
+    shape_of_args,
+    shape_of_config,
+)
 from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Dtype, Shape
@@ -58,7 +64,7 @@ def hf_to_megatron(
     each stage.
     """
     config = hf_tokenizer.read_json(source / "config.json")
-    shape, sequence = shape_of_config(config), config["max_position_embeddings"]
+    shape, sequence = shape_of_config(config), context_of("config.json", config)
     with staged(target) as stage:
         _run(
             tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
@@ -88,7 +94,7 @@ def megatron_to_hf(
     run, source = run_of(source), checkpoints_of(source)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = describe(tree, source)
-    found, sequence = shape_of_args(args), args["max_position_embeddings"]
+    found, sequence = shape_of_args(args), context_of("the checkpoint", args)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:

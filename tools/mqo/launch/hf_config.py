@@ -86,6 +86,10 @@ _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp
 def shape_of_config(config: Mapping[str, Any]) -> Shape:
     """The shape of a config.json; ConvertError where it is of no architecture known here."""
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConvertError(
+            f"config.json says architectures = {names!r}", expected="a list of names"
+        )
     made = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(names[0] if names else "")
     if made is None:
         raise ConvertError(
@@ -93,6 +97,16 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
             expected=f"{LLAMA} or {DEEPSEEK}",
         )
     return _checked("config.json", made, config)
+
+
+def context_of(where: str, table: Mapping[str, Any]) -> int:
+    """The context in tokens of a config.json, or of a checkpoint's arguments."""
+    found = table.get("max_position_embeddings")
+    if not isinstance(found, int) or found < 1:
+        raise ConvertError(
+            f"{where} says max_position_embeddings = {found!r}", expected="a number of tokens"
+        )
+    return found
 
 
 def shape_of_args(args: Mapping[str, Any]) -> Shape:
@@ -137,6 +151,11 @@ def _checked(
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConvertError(f"{where}: {place} {first['input']!r}", expected=first["msg"]) from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{where} holds a value of another kind: {error}"
+        raise ConvertError(
+            what, expected="numbers and tables as transformers writes them"
+        ) from None
 
 
 def _refuse_others(

@@ -18,7 +18,7 @@ from typing import Any
 from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.flags import DTYPES
-from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args
+from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
 from mqo.launch.inputs import TRACKER
 from mqo.runs import checkpoints_of
 from mqo.terminal import guarded
@@ -34,7 +34,7 @@ def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | 
     checkpoint = find_checkpoint(tree, load, out)
     args = convert.describe(tree, checkpoint)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
-    sequence = args["max_position_embeddings"]
+    sequence = context_of("the checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
     flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]
     config, beside = config_of(shape, dtype, sequence), out / "hf"

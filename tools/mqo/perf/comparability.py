@@ -59,7 +59,7 @@ def read(place: Path) -> Timed:
     if record.is_file():
         try:
             return Timed(**json.loads(record.read_text(encoding="utf-8"))["timed"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise MqoError(
                 f"{record} cannot be read: {error}", expected="what this version's `mqo perf` wrote"
             ) from None

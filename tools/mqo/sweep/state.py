@@ -129,7 +129,7 @@ class SweepFolder:
             return [Entry(**row) for row in table["cells"]]
         except FileNotFoundError:
             return []
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise MqoError(
                 f"{self.file} cannot be read: {error}",
                 expected="what a sweep of this version wrote",

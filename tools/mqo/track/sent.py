@@ -21,7 +21,7 @@ def read(run: RunFolder) -> dict[str, Sent]:
         return {name: Sent(**row) for name, row in table.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TrackerError(
             f"{run.trackers} cannot be read: {error}",
             expected="what `mqo track` wrote",
