@@ -1,11 +1,13 @@
 """Starts Python programs by forking a process that has imported torch, and what goes with it.
 
 A program is started here as subprocess.Popen starts it, and is as in a fresh process, but for the
-six seconds that its imports take. `fork_server.py` says what it does not import.
+six seconds that its imports take. `fork_server.py` says what it does not import. A program that
+imports no torch is started afresh.
 """
 
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +24,9 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"} | {
     f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")
 }
 OPTIONS = ("-I", "-u", "-W", "ignore")
+IMPORTS_TORCH = re.compile(
+    r"^\s*(?:from|import) .*\b(?:torch|megatron|pretrain_gpt)\b", re.MULTILINE
+)
 
 
 fresh = process.spawn
@@ -40,7 +45,12 @@ def popen(command, **options):
         program = words[words.index("--standalone") + 1 :]
         ranks = str(Path(__file__).with_name("fork_ranks.py"))
         return fresh([sys.executable, ranks, server().socket, count, *program], **options)
-    return (forked if words[_program(words)].endswith(".py") else fresh)(words, **options)
+    return (forked if _imports_torch(Path(words[_program(words)])) else fresh)(words, **options)
+
+
+def _imports_torch(program):
+    """Whether a program loads what the server has; others are sooner there without it."""
+    return program.suffix == ".py" and IMPORTS_TORCH.search(program.read_text()) is not None
 
 
 def _program(words):

@@ -43,9 +43,8 @@ def program(tmp_path):
 def both(command, **options):
     """(code, output, error) of the command, fresh and forked."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    for start in (forking.fresh, forking.popen):
+    for start in (forking.fresh, forking.forked):
         with start(command, **pipes, **options) as process:
-            assert isinstance(process, forking.Forked) == (start is forking.popen)
             yield (*process.communicate(), process.returncode)
 
 
@@ -87,7 +86,7 @@ def test_it_ends_as_a_fresh_process_ends(program, text, code):
 
 def test_it_can_be_waited_for_and_ended(program):
     text = "import signal; print('runs', flush=True); signal.pause()"
-    with forking.popen(program(text), stdout=subprocess.PIPE, text=True) as process:
+    with forking.forked(program(text), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "runs\n"
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -137,3 +136,9 @@ def test_ranks_meet_and_end_together(program, broken, code):
         out, _ = process.communicate()
     assert process.returncode == code
     assert out == ("1\n" * 2 if code == 0 else "")
+
+
+@pytest.mark.parametrize(("text", "kind"), [(TELL, forking.Forked), ("", subprocess.Popen)])
+def test_a_program_without_torch_is_started_afresh(program, text, kind):
+    with forking.popen(program(text), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        assert type(one) is kind
