@@ -167,14 +167,18 @@ def test_what_was_said_before_the_run_is_what_ran(start):
     assert "llama32-1b, FA_linear_mxfp8, fprop GEMMs, smoke" in run.coverage_table.read_text()
 
 
-# Of each kind and of each type one, and that without a type.
-SOON = ("bf16", "FA_linear_mxfp8", "linear_hifp8", "FA_mxfp4")
+# One run has both sites; CI has each kind and each type, and the mode without a type.
+SOON, CI = ("FA_linear_mxfp8",), ("bf16", "linear_hifp8", "FA_mxfp4")
+
+
+def _marks(name):
+    return () if name in SOON else pytest.mark.slow if name in CI else pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(mode.name, marks=() if mode.name in SOON else pytest.mark.heavy)
+        pytest.param(mode.name, marks=_marks(mode.name))
         for mode in tables.modes().values()
         if mode.scripts
     ],

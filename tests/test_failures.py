@@ -10,6 +10,7 @@ from .real_runs import TINY
 FAR = ("--lr", "1e18", "--min-lr", "0", "--clip-grad", "0", "--micro-batch-size", "4")
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_where_and_all_ranks_end(start, fresh):
     with pytest.raises(RunError) as error:
         start("FA_linear_mxfp8", flags=(*TINY, *FAR), cluster=Cluster(nproc_per_node=2))

@@ -77,7 +77,10 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    "cell",
+    ["a recipe", *(pytest.param(n, marks=pytest.mark.slow) for n in CELLS if n != "a recipe")],
+)
 def test_a_run_is_that_of_local_layers(train, cell):
     mode, rest = CELLS[cell]
     ours = train(mode, **rest)
@@ -102,6 +105,7 @@ def test_latent_attention_and_experts(train):
     assert losses(ours)[0][-1][1] == pytest.approx(losses(theirs)[0][-1][1], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, tmp_path):
     mode, rest = CELLS["a recipe"]
     whole = train(mode, **rest)
@@ -115,6 +119,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, tmp_pat
 LENIENT = ("--dist-ckpt-strictness", "ignore_all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "flags"), [(None, NEWEST, LENIENT), (NEWEST, None, ())], ids=["to", "from"]
 )

@@ -17,6 +17,7 @@ def assert_run(name, *words):
     assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
+@pytest.mark.slow
 def test_kernels_compiled_ahead():
     assert_run("test_kernels.py")
 

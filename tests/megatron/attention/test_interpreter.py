@@ -16,6 +16,7 @@ CASES = "every_scale", "backward", "blocks", "probabilities", "it_says", "a_nan"
 SOON = " or ".join(f"test_{case}" for case in CASES)
 
 
+@pytest.mark.slow
 def test_the_kernels_in_the_interpreter(monkeypatch):
     assert_interpreted(monkeypatch, FILES, SOON)
 

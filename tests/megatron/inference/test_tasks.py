@@ -210,6 +210,7 @@ def test_shots_and_a_limit_are_as_asked_unless_the_task_has_no_examples(saved, f
     assert {row["documents"] for row in rows} == {2}
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_be_made_is_refused_and_why(folder, tmp_path):
     place = folder("lacking", data=tmp_path / "nowhere.jsonl")
     with pytest.raises(SavedError, match=r"data of the task lacking .*nowhere\.jsonl"):

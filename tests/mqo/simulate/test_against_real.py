@@ -82,7 +82,9 @@ def products(facts):
     return {(w.layer, w.gemm, w.quant_type, w.shape): n for w, n in rows if w.flops}
 
 
-@pytest.mark.parametrize("mode", ["FA_linear_mxfp8", "qk_pv_mxfp8"])
+@pytest.mark.parametrize(
+    "mode", ["FA_linear_mxfp8", pytest.param("qk_pv_mxfp8", marks=pytest.mark.slow)]
+)
 def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode):
     config = tiny("llama32-1b", mode, OVERLAPPED)
     (fake,), (real,) = (simulated(config, 1, [1, 1, 2], real) for real in (False, True))
@@ -94,6 +96,7 @@ def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode
     assert flops(fake) == flops(real) != [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["", "--moe-grouped-gemm"])
 def test_experts_of_one_rank_differ_by_a_scalar(simulated, flag):
     config = tiny("deepseek2_lite", "linear_mxfp8", flag)
@@ -114,6 +117,7 @@ def student(tmp_path):
     return configured
 
 
+@pytest.mark.slow
 def test_a_student_and_its_teacher_have_the_bytes_and_the_products_of_real_tensors(
     simulated, student
 ):

@@ -69,6 +69,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(words, error):
         call(*words)
 
 
+@pytest.mark.slow
 def test_a_teacher_is_a_folder_that_says_what_it_is(vendored, tmp_path):
     with pytest.raises(MqoError, match=r"model_config.yaml") as caught:
         call(*TINY, "--teacher", str(tmp_path), *FEEDS)
