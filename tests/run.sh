@@ -17,5 +17,7 @@ python=$(python3 "$root/tools/bootstrap.py")
 cd "$root"
 # Two processes that share the cores must not spin while they wait for one another.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+# Containers set it; hundreds of processes would each compile the tests and tools anew.
+unset PYTHONDONTWRITEBYTECODE
 # Files side by side, in their order: the real runs, which take longest, are first.
 exec "$python" -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "${arguments[@]}"
