@@ -1,4 +1,4 @@
-"""The two ways to attend without the s x s scores, for a DotProductAttention of upstream's."""
+"""The ways to attend without the s x s scores, for upstream's DotProductAttention."""
 
 from contextlib import nullcontext
 from functools import partial

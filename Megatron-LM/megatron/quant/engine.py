@@ -59,9 +59,9 @@ def fault(version: str | None) -> str | None:
 
 def check_release(version: str) -> None:
     """Raise EngineError for a version that is not known."""
-    if text := fault(version):
+    if why := fault(version):
         raise EngineError(
-            f"{text}. Expected: one of these, or --transformer-impl local, whose layers quantize "
+            f"{why}. Expected: one of these, or --transformer-impl local, whose layers quantize "
             "the same operands to the same bits"
         )
 

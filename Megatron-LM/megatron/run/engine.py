@@ -27,8 +27,8 @@ def faults(args: Namespace) -> tuple[str, ...]:
     None of them matters where no linear layer is to be quantized.
     """
     version = engine.installed()
-    if text := engine.fault(version):
-        return (f"{text}; pass --transformer-impl local",)
+    if why := engine.fault(version):
+        return (f"{why}; pass --transformer-impl local",)
     found = list(_recipe(args))
     if current().save_activations == "packed":
         found.append(
