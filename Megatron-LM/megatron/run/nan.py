@@ -7,7 +7,7 @@ check, which costs nothing.
 
 from collections.abc import Iterable
 
-from megatron.quant import check_finite
+from megatron.quant import LABEL, check_finite
 from torch import Tensor
 from torch.nn import Module
 
@@ -20,12 +20,12 @@ def watch(model: Iterable[Module]) -> None:
     """
     for chunk in model:
         for path, module in chunk.named_modules():
-            name = getattr(module, "mqo_layer", None) or _label(module) or path or "the model"
+            name = getattr(module, LABEL, None) or _label(module) or path or "the model"
             module.register_forward_hook(_look(name))
 
 
 def _label(module: Module) -> str | None:
-    return getattr(getattr(module, "weight", None), "mqo_layer", None)
+    return getattr(getattr(module, "weight", None), LABEL, None)
 
 
 def _look(name: str) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from megatron.quant import LABEL, UNLABELED
 from torch import Tensor
 
 from .memory import tensors
@@ -105,7 +106,7 @@ def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
     """Return `megatron.quant.gemm_operands` as it is, but that operands are tagged."""
 
     def gemm_operands(site: str, quant_type: str, owner: object) -> TaggedOperands:
-        layer = getattr(owner, "mqo_layer", "unlabeled")
+        layer = getattr(owner, LABEL, UNLABELED)
         return TaggedOperands(real(site, quant_type, owner), tags, site, layer)
 
     return gemm_operands
