@@ -21,7 +21,7 @@ def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:
     for name in packages:
         try:
             spec = importlib.util.find_spec(name)
-        except (ModuleNotFoundError, ImportError):
+        except ImportError:
             spec = None
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin is None or not origin.is_relative_to(ROOT):

@@ -72,10 +72,9 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
     every stage gets where its documents end, "cu_seqlens".
     """
     names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
-    args = get_args()
+    args, batch = get_args(), dict.fromkeys(names)
     if not is_first_or_last_pipeline_stage(vp_stage) and not packs(args):
-        return dict.fromkeys(names)
-    batch: Batch = dict.fromkeys(names)
+        return batch
     if mpu.get_tensor_model_parallel_rank() == 0:
         loaded = next(data_iterator)
         batch |= {k: v.to(accelerator_type(), non_blocking=True) for k, v in loaded.items()}
@@ -237,7 +236,7 @@ def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
     ).build()
 
 
-def _reads_data(vp_stage: int | None = None) -> bool:
+def _reads_data(vp_stage: int | None) -> bool:
     first = mpu.get_tensor_model_parallel_rank() == 0
     return first and (is_first_or_last_pipeline_stage(vp_stage) or packs(get_args()))
 

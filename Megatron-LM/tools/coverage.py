@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,18 +80,8 @@ class How:
     plain: tuple[str, ...] = ()
 
 
-# (site, layer, the site's type) -> how that layer is quantized there.
-HowOf = Callable[[str, str, str], How]
-
-
-def as_the_site_says(site: str, layer: str, quant_type: str) -> How:
-    """The site's type, for every layer and operand."""
-    del site, layer
-    return How(quant_type)
-
-
-def as_the_run_says(site: str, layer: str, quant_type: str) -> How:
-    """What the excludes, rules and rows of the run's options make of the site's type."""
+def how_of(site: str, layer: str, quant_type: str) -> How:
+    """Return what the excludes, rules and rows of the run's options make of the site's type."""
     from megatron.quant import SITES, config
 
     kind = config.layer_type(site, layer, quant_type)
@@ -103,7 +93,7 @@ def as_the_run_says(site: str, layer: str, quant_type: str) -> How:
 class Operands:
     """Stands in for a quantizer: hands both operands on as they are, and knows their sizes."""
 
-    def __init__(self, site: str, layer: str, how: "How") -> None:
+    def __init__(self, site: str, layer: str, how: How) -> None:
         self.site, self.layer, self.how = site, layer, how
         self.taken: dict[str, int] = {}
 
@@ -129,9 +119,8 @@ class Operands:
 class Products(TorchDispatchMode):
     """Counts the products that run under it, by layer and GEMM."""
 
-    def __init__(self, how_of: HowOf = as_the_site_says) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.how_of = how_of
         self.found: Counter[Product] = Counter()
         self.flops = 0  # by torch's own formulas, of every operation that it has one for
         self.running: list[str] = []
@@ -144,7 +133,7 @@ class Products(TorchDispatchMode):
         """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
-        self.waiting = Operands(site, layer, self.how_of(site, layer, quant_type))
+        self.waiting = Operands(site, layer, how_of(site, layer, quant_type))
         return self.waiting
 
     @property
@@ -283,7 +272,7 @@ def route_evenly(model: torch.nn.Module) -> None:
 
 def main(target: Path, flags: list[str]) -> None:
     """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
-    products = Products(as_the_run_says)
+    products = Products()
     take_over(products)
     args, model = build([*(word for word in flags if word != GROUPED), *ONE_RANK, *UNFUSED])
     with products, products.following(model):

@@ -98,13 +98,13 @@ def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
     return Path(folder) if folder else None
 
 
-def newest(args: Namespace, load_arg: str = "load") -> Path | None:
+def newest(args: Namespace) -> Path | None:
     """The folder of the iteration that upstream is going to read, as `before_load` has it.
 
     None without a folder to load from; in one without a checkpoint it is not there. A collective.
     """
-    before_load(args, load_arg)
-    folder = load_folder(args, load_arg)
+    before_load(args)
+    folder = load_folder(args)
     return loaded(folder, getattr(args, "ckpt_step", None)) if folder else None
 
 

@@ -73,11 +73,11 @@ class Collectives:
             return
         ranks = torch.distributed.get_process_group_ranks(group)
         nodes = len({rank // self.per_node for rank in ranks})
-        found = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args, group))
+        found = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args))
         self.found[found] += 1
 
 
-def _bytes(name: str, args: tuple, group: ProcessGroup) -> int:
+def _bytes(name: str, args: tuple) -> int:
     """Return the bytes of the whole: for all-gather what is made of all parts."""
     sizes = [
         sum(t.numel() * t.element_size() for t in tensors(arg))

@@ -79,10 +79,8 @@ def hadamard_columns(bits: int, points: int, stream: bool) -> Callable[[int], No
     """
     keep_peak = _keep_peak(bits)
     width, strip = bits // 8, line_elements(bits)
-    together, spare = (
-        _strips_together(points),
-        _strips_together(points) * _strip_bytes(bits, points),
-    )
+    together = _strips_together(points)
+    spare = together * _strip_bytes(bits, points)
     peak_at = spare + points * LINE
     in_place, in_copy = _strips(bits, points, stream), _strips(bits, points, False)
 

@@ -39,7 +39,7 @@ def emit_row(builder, target, source, signs, factor, peak, bits, points) -> None
     for offset in offsets:
         word, flips = (load(builder, _at(builder, a, offset), 32, _COUNT) for a in (source, signs))
         values += _split(word ^ flips, bits)
-    for stride in _powers(1, points):
+    for stride in _powers(points):
         values = _butterflies(values, stride, bits)
     _store(builder, [_at(builder, target, o) for o in offsets], values, factor, peak, bits)
 
@@ -57,7 +57,7 @@ def emit_first_rows(builder, target, source, pitch, signs, bits) -> None:
         rows.append(_split(word ^ flip.like(word), bits))
     for part, column in enumerate(zip(*rows, strict=True)):
         values = list(column)
-        for distance in _powers(1, GROUP):
+        for distance in _powers(GROUP):
             values = _across(values, distance)
         for i, value in enumerate(values):
             value.store(_at(builder, target, (i * 32 // bits + part) * LINE))
@@ -76,7 +76,7 @@ def emit_last_rows(builder, target, source, pitch, factor, peak, bits, points, s
     for part in range(parts):
         places = [(g * GROUP * parts + part) * LINE for g in range(groups)]
         values = [load(builder, _at(builder, source, place), 32, _COUNT) for place in places]
-        for distance in _powers(1, groups):
+        for distance in _powers(groups):
             values = _across(values, distance)
         columns.append(values)
     values = [value for row in zip(*columns, strict=True) for value in row]
@@ -108,9 +108,9 @@ def _across(values: list[Lanes], distance: int) -> list[Lanes]:
     return done
 
 
-def _powers(start: int, end: int) -> list[int]:
-    """Return the powers of two from `start` on, and below `end`."""
-    return [1 << i for i in range(start.bit_length() - 1, end.bit_length() - 1)]
+def _powers(end: int) -> list[int]:
+    """Return the powers of two below `end`, which is one."""
+    return [1 << i for i in range(end.bit_length() - 1)]
 
 
 def _split(word: Lanes, bits: int) -> list[Lanes]:
