@@ -86,13 +86,6 @@ def cases() -> Iterator[Case]:
             yield of_hadamard(points, axis)
 
 
-def default_cases() -> list[Case]:
-    """Return one of each kind of kernel, which the default tests compile."""
-    formats = [of_format(kind, axis) for kind in MAIN for axis in AXES]
-    stochastic = of_format("mxfp8", "rows", rounding="stochastic")
-    return [*formats, stochastic, of_hadamard(16, "columns")]
-
-
 def of_format(kind: str, axis: str, dtype: str = "bf16", **choices: str) -> Case:
     """Return the quantizer of a format; `choices` are fields of its spec."""
     x, spec = _tensor(dtype), QuantSpec(kind, **choices)
@@ -113,12 +106,6 @@ def of_hadamard(points: int, axis: str) -> Case:
 
 def _tensor(dtype: str) -> torch.Tensor:
     return torch.empty(SIZE, SIZE, dtype=DTYPES[dtype], device="meta")
-
-
-def committed() -> dict[tuple[str, str], dict[str, str]]:
-    """Return the table's rows by kernel and architecture."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return {(row["kernel"], row["architecture"]): row for row in csv.DictReader(file)}
 
 
 def share(case: Case, row: dict[str, object], name: str) -> float:
