@@ -210,5 +210,3 @@ SITES = {
 # The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec.
 QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)
 REFERENCE_TYPES = (NONE, *FORMATS)
-# The elements of OCP's formats.
-MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.is_mx}

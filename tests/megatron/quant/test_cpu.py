@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from megatron.quant import (
     BLOCK_SIZES,
     FORMATS,
-    MX_ELEMENTS,
     ROUNDINGS,
     SCALE_RULES,
     QuantSpec,
@@ -29,6 +28,7 @@ from megatron.quant.cpu import compile as compiling
 from megatron.quant.cpu import threads as cpu_threads
 
 from ... import forking
+from .mx import MX_ELEMENTS
 
 TREE = Path(__file__).parents[3] / "Megatron-LM"
 KINDS = tuple(FORMATS)

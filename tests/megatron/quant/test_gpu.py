@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from megatron.quant import (
     BLOCK_SIZES,
     FORMATS,
-    MX_ELEMENTS,
     OVERFLOWS,
     ROUNDINGS,
     SCALE_RULES,
@@ -33,6 +32,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from megatron.quant import gpu  # noqa: E402  it needs triton
 from megatron.quant.gpu import tiles  # noqa: E402
 
+from .mx import MX_ELEMENTS  # noqa: E402
 from .triton_runs import ROOT, ahead, run_in_the_interpreter  # noqa: E402
 
 IN_INTERPRETER = gpu.INTERPRETED

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from megatron.quant import (
     BLOCK_SIZES,
     FORMATS,
-    MX_ELEMENTS,
     ROUNDINGS,
     SCALE_RULES,
     PackedTensor,
@@ -24,6 +23,8 @@ from megatron.quant.formats import TILES
 from megatron.quant.scales import Stored
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .mx import MX_ELEMENTS
 
 KINDS = tuple(FORMATS)
 MX_KINDS = tuple(MX_ELEMENTS)

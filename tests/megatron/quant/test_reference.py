@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron.quant import BLOCK_SIZES, FORMATS, MX_ELEMENTS, SCALE_RULES, QuantSpec
+from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
 from megatron.quant.reference import qdq
+
+from .mx import MX_ELEMENTS
 
 QUANTIZED_TYPES = tuple(FORMATS)
 # Their scales are powers of two, or they have none.

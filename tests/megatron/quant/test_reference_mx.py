@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from megatron.quant import MX_ELEMENTS, ROUNDINGS, SCALE_RULES, QuantSpec, stochastic
+from megatron.quant import ROUNDINGS, SCALE_RULES, QuantSpec, stochastic
 from megatron.quant.reference import qdq
+
+from .mx import MX_ELEMENTS
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "mx_vectors.npz")
 RULES = {
