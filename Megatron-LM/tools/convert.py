@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[0] = str(ROOT)
 from megatron.inference.errors import SavedError, leave  # noqa: E402
-from megatron.inference.stored import Stored, stored  # noqa: E402
+from megatron.inference.hf_folder import StoredTensor, stored_tensors  # noqa: E402
 
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
@@ -64,7 +64,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
-    found = stored(source)
+    found = stored_tensors(source)
     stage("building the model", 1)
     args, model = build([*flags, *dtype_flags(found), "--save", str(target)])
     from megatron.training.checkpointing import save_checkpoint
@@ -161,7 +161,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return unwrap_model(model)
 
 
-def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
+def dtype_flags(found: Mapping[str, StoredTensor]) -> list[str]:
     """The flag of the tensors' common dtype; of several, that of fp32, which is none."""
     dtypes = {tensor.dtype for tensor in found.values()}
     if other := dtypes - DTYPE_FLAGS.keys():
@@ -173,7 +173,9 @@ def dtype_flags(found: Mapping[str, Stored]) -> list[str]:
     return DTYPE_FLAGS[dtypes.pop()] if len(dtypes) == 1 else []
 
 
-def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[str, Stored]:
+def without_copies(
+    found: Mapping[str, StoredTensor], model: torch.nn.Module
+) -> dict[str, StoredTensor]:
     """Skip a tied head that some files hold, where it equals the embedding to the bit."""
     rest = dict(found)
     if model.share_embeddings_and_output_weights and set(TIED) <= found.keys():
@@ -183,7 +185,7 @@ def without_copies(found: Mapping[str, Stored], model: torch.nn.Module) -> dict[
     return rest
 
 
-def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stored]) -> None:
+def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, StoredTensor]) -> None:
     """SavedError unless the files' shapes are those of the model's tensors, name by name."""
     wrong = [
         f"{name} {list(found[name].shape)} for {list(tensor.shape)}"
@@ -211,13 +213,13 @@ def enter_tree() -> None:
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     """Upstream's arguments, and the model they describe, with random weights."""
-    from megatron.inference import alone
+    from megatron.inference import one_process
     from megatron.training import arguments
 
     sys.argv[1:] = [*flags, *ALONE]
     args = arguments.parse_args()
     arguments.validate_args(args)
-    return args, alone.build(args)
+    return args, one_process.build(args)
 
 
 COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {

@@ -20,9 +20,9 @@ from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
-from .alone import build
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError, leave
+from .one_process import build
 
 Row = TypeVar("Row")
 ITERATION = "iter_"

@@ -4,6 +4,7 @@ from . import config
 from .backend import fake_quantize
 from .codes import code_values
 from .config import QuantConfig
+from .cut_blocks import cut_blocks
 from .excludes import unmatched
 from .finite import FiniteError, check_finite
 from .formats import (
@@ -45,7 +46,6 @@ from .packed_activations import saved_operands
 from .parts import OperandParts
 from .progress import set_step
 from .record import RECORDER, QuantRecord, Recorder, merge
-from .shards import cut_blocks
 from .source import site_types
 from .spec import Hadamard, OperandSpec, QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps

@@ -8,7 +8,7 @@ from .divergence import DivergenceError, check_finite_loss, end_if_diverged
 from .files import run_folder
 from .guard import GuardError, after_step, before_model, before_step
 from .implementation import ImplementationError, check_available
-from .labels import label_timers
+from .profiler_ranges import label_timers
 from .record import recorded
 from .resumed_types import note_checkpoint
 from .unpickle import protect

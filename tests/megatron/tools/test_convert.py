@@ -64,10 +64,10 @@ def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):
         ({"a": half.half()}, ["--fp16"]),
     ):
         write(tmp_path, **tensors)
-        assert program.dtype_flags(program.stored(tmp_path)) == flags
+        assert program.dtype_flags(program.stored_tensors(tmp_path)) == flags
     write(tmp_path, a=one.to(torch.float8_e4m3fn))
     with pytest.raises(program.SavedError, match="type F8_E4M3"):
-        program.dtype_flags(program.stored(tmp_path))
+        program.dtype_flags(program.stored_tensors(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):
 )
 def test_another_set_of_tensors_is_refused(program, names, message):
     expected = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    found = {name: program.Stored(Path("f"), (2,), "F32") for name in names}
+    found = {name: program.StoredTensor(Path("f"), (2,), "F32") for name in names}
     with pytest.raises(program.SavedError, match=message) as caught:
         program.check_tensors(expected, found)
     assert caught.value.facts["expected"].startswith("the 2 tensors")
@@ -88,10 +88,10 @@ def test_another_set_of_tensors_is_refused(program, names, message):
 
 def test_another_shape_is_refused_and_the_same_is_not(program):
     expected = {"a": torch.zeros(2, 3)}
-    program.check_tensors(expected, {"a": program.Stored(Path("f"), (2, 3), "F32")})
+    program.check_tensors(expected, {"a": program.StoredTensor(Path("f"), (2, 3), "F32")})
     # As many elements: a copy would have gone through.
     with pytest.raises(program.SavedError, match=r"another shape: a \[3, 2\] for \[2, 3\]"):
-        program.check_tensors(expected, {"a": program.Stored(Path("f"), (3, 2), "F32")})
+        program.check_tensors(expected, {"a": program.StoredTensor(Path("f"), (3, 2), "F32")})
 
 
 def test_a_tied_head_in_the_file_must_be_the_embedding(program, tmp_path):
@@ -99,9 +99,9 @@ def test_a_tied_head_in_the_file_must_be_the_embedding(program, tmp_path):
     model.share_embeddings_and_output_weights = True
     head, embedding = program.TIED
     write(tmp_path, **{head: torch.ones(3), embedding: torch.ones(3)})
-    assert set(program.without_copies(program.stored(tmp_path), model)) == {embedding}
+    assert set(program.without_copies(program.stored_tensors(tmp_path), model)) == {embedding}
     write(tmp_path, **{head: torch.zeros(3), embedding: torch.ones(3)})
-    assert set(program.without_copies(program.stored(tmp_path), model)) == {head, embedding}
+    assert set(program.without_copies(program.stored_tensors(tmp_path), model)) == {head, embedding}
 
 
 # -- real conversions ------------------------------------------------------------------------------

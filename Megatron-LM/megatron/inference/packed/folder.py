@@ -19,12 +19,12 @@ from torch import Tensor
 
 from ..errors import PtqError
 from ..export import write_json
-from ..stored import INDEX, Stored, stored
+from ..hf_folder import INDEX, StoredTensor, stored_tensors
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 
 _WHOLE = 4  # elements that fill bytes, in formats of 4 and 6 bits, too
-Weights = Mapping[str, Stored]
+Weights = Mapping[str, StoredTensor]
 Found = Iterable[Projection]
 
 
@@ -100,7 +100,7 @@ def write(
         SavedError: a file is missing, or cannot be read.
     """
     facts = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    weights = stored(source)
+    weights = stored_tensors(source)
     found = projections({name: one.shape for name, one in weights.items()}).values()
     if config is not None:
         specs = as_trained(found, config, facts)

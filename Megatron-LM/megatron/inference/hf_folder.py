@@ -14,7 +14,7 @@ BUFFERS = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file; `dtype` is the format's name for it."""
 
     path: Path
@@ -29,7 +29,7 @@ class Stored:
             return file.get_tensor(name)
 
 
-def stored(folder: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a folder, by name, from its one file or those of its index.
 
     Raises:
@@ -41,13 +41,13 @@ def stored(folder: Path) -> dict[str, Stored]:
     names = {ONE_FILE}
     if index.exists():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for path in sorted(folder / name for name in names):
         try:
             with safe_open(path, "pt") as file:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 for name, part in parts.items():
-                    tensors[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
+                    tensors[name] = StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
         except (OSError, SafetensorError) as error:
             raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}

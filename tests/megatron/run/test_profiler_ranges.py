@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 import torch
 from megatron.quant import gemm_operands
-from megatron.run.labels import LABELED, label, label_timers
+from megatron.run.profiler_ranges import LABELED, label, label_timers
 from torch.profiler import ProfilerActivity, profile
 
 
