@@ -15,7 +15,7 @@ import torch
 from megatron.quant import OperandParts, config
 from megatron.quant.formats import NONE
 from megatron.quant.gpu import INTERPRETED
-from megatron.quant.gpu.arithmetic import OF_THE_TENSOR, steps_of
+from megatron.quant.gpu.steps import OF_THE_TENSOR, steps_of
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

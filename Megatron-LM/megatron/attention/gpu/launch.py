@@ -10,7 +10,7 @@ import triton
 from megatron.quant import OperandParts
 from megatron.quant.formats import NONE
 from megatron.quant.gpu import INTERPRETED
-from megatron.quant.gpu.arithmetic import OF_THE_TENSOR, Steps, steps_of
+from megatron.quant.gpu.steps import OF_THE_TENSOR, Steps, steps_of
 from megatron.quant.stochastic import signed
 from torch import Tensor
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..spec import QuantSpec
 from ..stochastic import signed
-from .arithmetic import GOLDEN, OF_THE_TENSOR, draw_from, loaded, quantized, steps_of, stored
+from .arithmetic import GOLDEN, draw_from, loaded, quantized, stored
+from .steps import OF_THE_TENSOR, steps_of
 from .tiles import Strides, dealt, in_order, of_row, offset, places, plan_tiles
 
 
