@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from megatron.attention.paths import chunked_context, fused_context
 from megatron.quant import gemm_operands
+from peak_memory import raised_bytes
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -117,16 +117,7 @@ def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> flo
     """By how many MiB one pass raises what this process holds, at its peak."""
     step(attend, operands(shape, dtype, 64))  # loads what is loaded once
     tensors = operands(shape, dtype, length)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = highest_kilobytes()
-    step(attend, tensors)
-    return (highest_kilobytes() - before) / 1024
-
-
-def highest_kilobytes() -> int:
-    """The most that this process has held."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return raised_bytes(lambda: step(attend, tensors)) / 2**20
 
 
 def milliseconds(attend: Callable, tensors: list[Tensor]) -> float:

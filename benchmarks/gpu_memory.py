@@ -10,29 +10,23 @@ allowance for what no simulation sees. Without a GPU the measured figure is the 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
 
-from mqo.launch.config import RunConfig, resolve
+from mqo.launch.config import RunConfig
 from mqo.launch.machine import detect
-from mqo.launch.run import run
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
-from mqo.recipes.recipe import read
-from mqo.runs import RunFolder
 from mqo.simulate import jobs
 from mqo.simulate.result import needed
+from step import Variant, configured, peak_of, trained
 
 PROJECT = Project.here()
 STEPS = 4
-# {a variant: (mode, recipe)}
 VARIANTS = {
-    "bf16": ("bf16", ""),
-    "FA_linear_mxfp8": ("FA_linear_mxfp8", ""),
-    "qk_pv_mxfp8": ("qk_pv_mxfp8", ""),
-    "recipe nvfp4": ("bf16", "nvfp4"),
+    "bf16": Variant("bf16"),
+    "FA_linear_mxfp8": Variant("FA_linear_mxfp8"),
+    "qk_pv_mxfp8": Variant("qk_pv_mxfp8"),
+    "recipe nvfp4": Variant("bf16", recipe="nvfp4"),
 }
 
 
@@ -42,36 +36,14 @@ def main() -> None:
     for name, size in (("hidden", 2048), ("layers", 4), ("sequence", 8192)):
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.set_defaults(dtype="bf16")
     given = parser.parse_args()
     print("| variant | measured, MiB | simulated | measured of simulated |\n|---|---|---|---|")
     for name in given.only:
-        config = configured(name, given)
-        found, expected = measured(config), simulated(config)
+        config = configured(VARIANTS[name], given, batch=2, steps=STEPS)
+        found, expected = peak_of(trained(config)), simulated(config)
         sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (found, expected))
         print(f"| {name} | {sizes} | {found / expected:.3f} |", flush=True)
-
-
-def configured(name: str, given: argparse.Namespace) -> RunConfig:
-    """Return a variant's run, with one sequence a step."""
-    mode, recipe = VARIANTS[name]
-    sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
-    sizes |= {"num-layers": given.layers, "seq-length": given.sequence}
-    sizes |= {"max-position-embeddings": given.sequence, "micro-batch-size": 1}
-    sizes |= {"global-batch-size": 2, "train-samples": 2 * STEPS, "eval-iters": 0}
-    flags = tuple(word for flag, size in sizes.items() for word in (f"--{flag}", str(size)))
-    return resolve(
-        *("llama32-1b", "wikipedia", mode, "tiny"),
-        dtype="bf16",
-        recipe=read(recipe) if recipe else None,
-        extra_flags=flags,
-    )
-
-
-def measured(config: RunConfig) -> int:
-    """Return the peak of a training, in runs/."""
-    done = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
-    device = json.loads(RunFolder(Path(done.run)).device.read_text(encoding="utf-8"))
-    return max(device["peak_memory"])
 
 
 def simulated(config: RunConfig) -> int:

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy
 from megatron.losses import chunked_cross_entropy, chunked_kl
+from peak_memory import raised_bytes
 from torch import Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -83,16 +83,7 @@ def peak(loss: Callable, dtype: torch.dtype, arguments: argparse.Namespace) -> f
     seconds(loss, operands(dtype, small))  # loads what is loaded once
     tensors = operands(dtype, arguments)
     given = 1 if loss in (upstreams, chunked) else 2
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = highest_bytes()
-    seconds(loss, tensors)
-    return given + (highest_bytes() - before) / tensors[0].nbytes
-
-
-def highest_bytes() -> int:
-    """Return the most that this process has held."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return given + raised_bytes(lambda: seconds(loss, tensors)) / tensors[0].nbytes
 
 
 def seconds(loss: Callable, tensors: list[Tensor]) -> float:

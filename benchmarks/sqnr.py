@@ -22,12 +22,11 @@ from torch.distributions import Laplace, Normal, StudentT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
+from gemm_data import EVERY, FACTOR, WHICH
 from megatron.quant import FORMATS, QuantSpec, fake_quantize
 
 SHAPE = (1024, 4096)
 SEED = 1234
-# The channel of each 64 that is an outlier, and how many times larger it is.
-EVERY, WHICH, FACTOR = 64, 17, 50.0
 
 
 def main() -> None:

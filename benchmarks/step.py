@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.launch.config import resolve
+from mqo.launch.config import RunConfig, resolve
 from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
 from mqo.perf.ratio import median_step, noisy
@@ -94,14 +94,20 @@ class Measured:
 
 def measured(name: str, given: argparse.Namespace) -> Measured:
     """Measure a short training, in runs/."""
-    variant, heads = VARIANTS[name], given.hidden // HEAD
+    folder = trained(configured(VARIANTS[name], given, batch=1, steps=STEPS))
+    return Measured(median_step(dict(folder.read_metrics()[STEP_TIME])), peak_of(folder))
+
+
+def configured(variant: Variant, given: argparse.Namespace, *, batch: int, steps: int) -> RunConfig:
+    """Return a short training, in micro-batches of one sequence."""
+    heads = given.hidden // HEAD
     sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
     sizes |= {"num-attention-heads": heads, "num-query-groups": max(1, heads // 4)}
     sizes |= {"num-layers": given.layers, "seq-length": given.sequence}
     sizes |= {"max-position-embeddings": given.sequence, "micro-batch-size": 1}
-    sizes |= {"global-batch-size": 1, "train-samples": STEPS, "eval-iters": 0}
+    sizes |= {"global-batch-size": batch, "train-samples": batch * steps, "eval-iters": 0}
     flags = [word for flag, size in sizes.items() for word in (f"--{flag}", str(size))]
-    config = resolve(
+    return resolve(
         *("llama32-1b", "wikipedia", variant.mode, "tiny"),
         dtype=given.dtype,
         gemms=variant.gemms,
@@ -109,10 +115,17 @@ def measured(name: str, given: argparse.Namespace) -> Measured:
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )
+
+
+def trained(config: RunConfig) -> RunFolder:
+    """Train in runs/, and return the run's folder."""
     done = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
-    folder = RunFolder(Path(done.run))
-    (peak,) = json.loads(folder.device.read_text(encoding="utf-8"))["peak_memory"]
-    return Measured(median_step(dict(folder.read_metrics()[STEP_TIME])), peak)
+    return RunFolder(Path(done.run))
+
+
+def peak_of(folder: RunFolder) -> int:
+    """Return the most bytes that a process of the run held."""
+    return max(json.loads(folder.device.read_text(encoding="utf-8"))["peak_memory"])
 
 
 if __name__ == "__main__":
