@@ -1,9 +1,9 @@
 """How well an operand was quantized: sums that add up over calls and ranks, and what they say."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from .tensor_amax import largest
 
 # One bin for each exponent of a scale, the last one for NaN.
 BINS = SCALE_EXPONENT_NAN - SCALE_EXPONENT_MIN + 1
+
+T = TypeVar("T", bound=Any)  # with a `key`
 
 
 class Sums(NamedTuple):
@@ -149,11 +151,15 @@ def decibels(signal: float, noise: float) -> float | None:
 
 def merge_measurements(ranks: Iterable[Iterable[Measurement]]) -> list[Measurement]:
     """Put those of several ranks together: one for each key, sorted; amax the largest, sums add."""
-    merged: dict[tuple[str, str, str, str], Measurement] = {}
+    return merged(ranks, _add)
+
+
+def merged(ranks: Iterable[Iterable[T]], add: Callable[[T, T], T]) -> list[T]:
+    """Put what several ranks have together: one for each `key`, sorted by it."""
+    found: dict[tuple[str, str, str, str], T] = {}
     for one in (one for rank in ranks for one in rank):
-        other = merged.get(one.key)
-        merged[one.key] = one if other is None else _add(other, one)
-    return [merged[key] for key in sorted(merged)]
+        found[one.key] = add(found[one.key], one) if one.key in found else one
+    return [found[key] for key in sorted(found)]
 
 
 def _add(one: Measurement, two: Measurement) -> Measurement:

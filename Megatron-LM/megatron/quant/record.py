@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .config import current
 from .formats import SITES
-from .measure import Measurement, Sums, decibels, measure
+from .measure import Measurement, Sums, decibels, measure, merged
 from .spec import QuantSpec
 
 # Stands where a quant type would, in the records of a layer that the run leaves unquantized.
@@ -199,11 +199,7 @@ def merge(rank_entries: Iterable[Iterable[QuantRecord]]) -> list[QuantRecord]:
 
     Energies add, so the SQNR is that of all ranks' data together, not a mean of decibels.
     """
-    merged: dict[Key, QuantRecord] = {}
-    for record in (record for entries in rank_entries for record in entries):
-        other = merged.get(record.key)
-        merged[record.key] = record if other is None else _add(other, record)
-    return [merged[key] for key in sorted(merged)]
+    return merged(rank_entries, _add)
 
 
 def _add(one: QuantRecord, two: QuantRecord) -> QuantRecord:
