@@ -55,7 +55,7 @@ def model_config(args: Namespace) -> GPTModelConfig:
 
 
 def with_widened_shapes(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """The pipeline's schedule, which makes room for both models' hidden states on their way."""
+    """Return the schedule with room for both models' hidden states between stages."""
 
     def run(*, model: list[torch.nn.Module], **rest: Any) -> Any:
         (student,) = unwrap_model(model)

@@ -44,7 +44,7 @@ def check_patched() -> None:
 
 
 def disable_gc(module: str) -> None:
-    """Where `module` is the program, which enables it later.
+    """Disable the garbage collector if `module` is the program, which enables it later.
 
     Imports make a million objects, and no garbage to look for.
     """

@@ -65,7 +65,7 @@ Batch = dict[str, Tensor]
 
 
 def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
-    """This rank's part of the next micro-batch: [micro-batch, sequence], on its device.
+    """Return this rank's part of the next micro-batch: [micro-batch, sequence], on its device.
 
     Tensor-parallel rank 0 reads and broadcasts; stages between the first and the last get nothing.
     With --dataloader-inter-document-masking all sequences are one, [1, micro-batch * sequence], and
@@ -106,7 +106,7 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
 
 
 def packs(args: Namespace) -> bool:
-    """Whether documents of a sequence do not see one another, by where they end."""
+    """Return whether documents of a sequence do not see one another, by where they end."""
     return getattr(args, "dataloader_inter_document_masking", False)
 
 
@@ -131,7 +131,7 @@ def check_documents(args: Namespace) -> None:
 
 
 def packed_params(batch: Batch) -> PackedSeqParams | None:
-    """What the model is told of the documents of a batch; None where it is not packed."""
+    """Return what the model is told of the documents of a batch; None where it is not packed."""
     if batch.get("cu_seqlens") is None:
         return None
     ends, longest = batch["cu_seqlens"].squeeze(0), int(batch["max_seqlen"].max())
@@ -148,7 +148,7 @@ def packed_params(batch: Batch) -> PackedSeqParams | None:
 
 
 def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Masked sum of the token losses, the number of tokens, and both for the report.
+    """Return the masked sum of the token losses, the number of tokens, and both for the report.
 
     `output_tensor`: [micro-batch, sequence], the cross entropy of each token in nats. Upstream's
     schedule divides by the tokens, and its report averages over the data-parallel ranks.
@@ -187,7 +187,7 @@ def check_loss(loss: Tensor) -> None:
 def forward_step(
     data_iterator: Iterator[Batch] | None, model: torch.nn.Module
 ) -> tuple[Tensor, partial]:
-    """One micro-batch through the model; the schedule calls the returned loss function."""
+    """Run a micro-batch through the model; the schedule calls the returned loss function."""
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     batch = get_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
@@ -204,7 +204,7 @@ def forward_step(
 
 
 def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
-    """Train, validation and test datasets with `samples` sequences each."""
+    """Build the train, validation and test datasets with `samples` sequences each."""
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
     packed = {"inter_document_masking": True} if packs(args) else {}
@@ -242,7 +242,7 @@ def _reads_data(vp_stage: int | None) -> bool:
 
 
 def model_config() -> GPTModelConfig:
-    """The model that the arguments describe, its layers named for the quantizers once built."""
+    """Return the model of the arguments, its layers named for the quantizers once built."""
     args = get_args()
     config = gpt_config_from_args(args)
     if args.transformer_impl == ENGINE and args.spec is None and current().quantizes(ATTENTION):
@@ -278,7 +278,7 @@ def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def restored_config(args: Namespace) -> GPTModelConfig:
-    """As `model_config`; a model that was quantized after its training keeps its quantizers."""
+    """Return `model_config`'s, of a model that keeps its quantizers if it was quantized before."""
     config = model_config()
     config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
     return config

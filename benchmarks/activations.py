@@ -64,7 +64,7 @@ def use(options: str) -> None:
 
 
 def saved_bytes(model: Any) -> int:
-    """Bytes that the graph of one loss holds, parameters apart."""
+    """Count the bytes that the graph of one loss holds, parameters apart."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     held: dict[int, int] = {}
 
@@ -81,7 +81,7 @@ def saved_bytes(model: Any) -> int:
 
 
 def linear_input_bytes(model: Any) -> int:
-    """Bytes of the inputs of all linear layers, each counted once."""
+    """Count the bytes of the inputs of all linear layers, each once."""
     inputs: dict[int, int] = {}
 
     def note(module: Any, given: tuple[torch.Tensor, ...]) -> None:

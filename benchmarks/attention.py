@@ -105,7 +105,7 @@ def times(
 def measured(
     path: str, shape: str, dtype: str, length: int, arguments: argparse.Namespace
 ) -> float:
-    """The peak of one case in MiB, from a process of its own."""
+    """Return the peak of one case in MiB, from a process of its own."""
     command = [sys.executable, __file__, "--threads", str(arguments.threads)]
     command += ["--quant-type", arguments.quant_type]
     command += ["--memory", path, shape, dtype, str(length)]
@@ -114,26 +114,26 @@ def measured(
 
 
 def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> float:
-    """By how many MiB one pass raises what this process holds, at its peak."""
+    """Return by how many MiB one pass raises the peak of this process."""
     step(attend, operands(shape, dtype, 64))  # loads what is loaded once
     tensors = operands(shape, dtype, length)
     return raised_bytes(lambda: step(attend, tensors)) / 2**20
 
 
 def milliseconds(attend: Callable, tensors: list[Tensor]) -> float:
-    """One forward and backward pass."""
+    """Time one forward and backward pass."""
     start = time.perf_counter()
     step(attend, tensors)
     return 1000 * (time.perf_counter() - start)
 
 
 def step(attend: Callable, tensors: list[Tensor]) -> None:
-    """Forward and backward, the gradients dropped."""
+    """Run forward and backward; the gradients are dropped."""
     torch.autograd.grad(attend(*tensors).sum(), tensors)
 
 
 def operands(shape: Shape, dtype: torch.dtype, length: int) -> list[Tensor]:
-    """Query, key and value [s, 1, heads, width], with gradients."""
+    """Draw query, key and value [s, 1, heads, width], with gradients."""
     generator = torch.Generator().manual_seed(0)
     sizes = ((shape.heads, shape.width), (shape.groups, shape.width))
     sizes += ((shape.groups, shape.value_width),)

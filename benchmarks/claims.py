@@ -41,13 +41,13 @@ def main() -> None:
 
 
 def results(folder: Path) -> dict[str, dict[str, str]]:
-    """{mode: row} of the model in a report."""
+    """Read {mode: row} of the model in a report."""
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         return {row["mode"]: row for row in csv.DictReader(file) if row["model"] == MODEL}
 
 
 def percent(text: str, digits: int = 0) -> str:
-    """A share as percents with its sign; nothing for bf16 itself."""
+    """Return a share as percents with its sign; a dash for bf16 itself."""
     return f"{float(text):+.{digits}%}" if text else "-"
 
 

@@ -85,7 +85,7 @@ def measure(folder: Path, megabytes: int) -> None:
 
 
 def show(costs: dict[str, Cost], tokens: float) -> None:
-    """The table; ratios are to its first row."""
+    """Print the table; ratios are to its first row."""
     first = next(iter(costs.values()))
     print(f"{tokens / 1e6:.2f} M tokens, the same bytes each way\n")
     print("| way | wall, s | M tokens/s | ratio | CPU, s | M tokens/CPU s | ratio |")
@@ -98,7 +98,7 @@ def show(costs: dict[str, Cost], tokens: float) -> None:
 
 
 def found() -> str | None:
-    """The allocator that `mqo data prepare` preloads by itself on this machine."""
+    """Return the allocator that `mqo data prepare` preloads by itself on this machine."""
     script = "import os\nfrom mqo.data import allocator\nallocator.preload()"
     script += "\nprint(os.environ.get('LD_PRELOAD', ''))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -106,7 +106,7 @@ def found() -> str | None:
 
 
 def timed(command: list[object], glibc: bool) -> Cost:
-    """What one command costs, those of its processes that it waits for included."""
+    """Return what a command costs, with those of its processes that it waits for."""
     # One that is named, even as nothing, stays.
     environment = os.environ | ({"LD_PRELOAD": ""} if glibc else {})
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -118,12 +118,12 @@ def timed(command: list[object], glibc: bool) -> Cost:
 
 
 def best(costs: list[Cost]) -> Cost:
-    """The least of each time."""
+    """Return the least of each time."""
     return Cost(min(cost.wall for cost in costs), min(cost.cpu for cost in costs))
 
 
 def make_corpus(path: Path, megabytes: int) -> None:
-    """Writes the same lines each time."""
+    """Write the same lines each time."""
     source = (Project.here().data / "wikipedia" / "text.jsonl").read_text(encoding="utf-8")
     articles = [json.loads(line)["text"].split("\n\n") for line in source.splitlines()]
     draw, size = random.Random(1), 0
@@ -136,7 +136,7 @@ def make_corpus(path: Path, megabytes: int) -> None:
 
 
 def fetch_vocabulary(folder: Path) -> None:
-    """GPT-2's vocabulary as transformers saves it."""
+    """Write GPT-2's vocabulary as transformers saves it."""
     from transformers import GPT2TokenizerFast
 
     folder.mkdir()
@@ -152,7 +152,7 @@ def fetch_vocabulary(folder: Path) -> None:
 
 
 def stand_in(text: Path, folder: Path, prefix: Path) -> None:
-    """One document at a time through a pool, as upstream's tool."""
+    """Send one document at a time through a pool, as upstream's tool."""
     sys.path.insert(0, str(Project.here().tree))
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
@@ -182,7 +182,7 @@ def load(args: argparse.Namespace) -> None:
 
 
 def encode(line: str) -> list[int]:
-    """The ids of a line's document."""
+    """Return the ids of a line's document."""
     return [*tokenizer.tokenize(json.loads(line)["text"]), tokenizer.eod]
 
 

@@ -58,7 +58,7 @@ def row(given: argparse.Namespace, mode: str, teacher: Path | None, extra: list[
 def train(
     given: argparse.Namespace, mode: str, teacher: Path | None, extra: list[str]
 ) -> RunFolder:
-    """One run."""
+    """Train one run."""
     config = given.distillation_config if teacher else None
     config = resolve(
         "llama32-1b",
@@ -74,7 +74,7 @@ def train(
 
 
 def step_times(run: RunFolder) -> list[float]:
-    """Seconds of each step but the first."""
+    """Return seconds of each step but the first."""
     return [seconds for _, seconds in run.read_metrics()[STEP_TIME][1:]]
 
 

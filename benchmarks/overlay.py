@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def timed(step: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
+    """Return the seconds that one call takes."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start

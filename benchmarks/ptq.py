@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def subject_of(given: argparse.Namespace, folder: Path) -> Subject:
-    """What the command line says of the model."""
+    """Return what the command line says of the model."""
     run = RunFolder(given.model)
     if run.config.is_file():
         data = run.read_config()["experiment"]["dataset"]["name"]
@@ -83,7 +83,7 @@ def subject_of(given: argparse.Namespace, folder: Path) -> Subject:
 
 
 def plain(subject: Subject, folder: Path) -> Path:
-    """The model's checkpoints as they are; of a run its weights are exported, too."""
+    """Return the model's checkpoints as they are; of a run the weights are exported, too."""
     if (subject.model / "config.json").is_file():
         convert.hf_to_megatron(PROJECT.tree, subject.model, folder / "none")
         return folder / "none"
@@ -108,13 +108,13 @@ def quantize(subject: Subject, kind: str, folder: Path, samples: int, length: in
 
 
 def loss(checkpoint: Path, text: list[str]) -> float:
-    """In nats per token, in the types that the checkpoint itself has."""
+    """Return the loss in nats per token, in the types that the checkpoint itself has."""
     (found,) = evaluate(Tree(PROJECT.tree), [Place.of(checkpoint)], ["bf16"], text)
     return found.loss
 
 
 def megabytes(*folders: Path) -> float | None:
-    """Of the first folder's safetensors that has some."""
+    """Return the size of the safetensors of the first folder that has some."""
     sizes = [sum(file.stat().st_size for file in f.glob("*.safetensors")) for f in folders]
     return next((size / 1e6 for size in sizes if size), None)
 

@@ -81,7 +81,7 @@ def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
 
 
 def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
-    """The ways to quantize to a format: a name, and the spec and axis."""
+    """Yield the ways to quantize to a format: a name, and the spec and axis."""
     spec, drawn = QuantSpec(kind), QuantSpec(kind, rounding="stochastic")
     yield "rows" if spec.block else "elements", (spec, -1)
     if spec.block:
@@ -159,7 +159,7 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Job:
 
 @contextmanager
 def weights_cached() -> Iterator[None]:
-    """Within, this process has the options of a run with `--cache-weights`."""
+    """Give this process the options of a run with `--cache-weights`."""
     with tempfile.TemporaryDirectory() as folder:
         options = Path(folder) / "quant.toml"
         options.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
@@ -196,7 +196,7 @@ def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:
 
 
 def timed(job: Job) -> float:
-    """Seconds that one call takes."""
+    """Return the seconds that one call takes."""
     start = time.perf_counter()
     job()
     return time.perf_counter() - start

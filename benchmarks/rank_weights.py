@@ -43,7 +43,7 @@ def take_over() -> None:
 
 
 def row(world: int, rank: int, flags: list[str]) -> dict[str, float]:
-    """The facts of one rank of a job."""
+    """Return the facts of one rank of a job."""
     from megatron.training import theoretical_memory_usage as upstream
     from megatron.training.vocab_utils import calculate_padded_vocab_size
 
@@ -67,7 +67,7 @@ def row(world: int, rank: int, flags: list[str]) -> dict[str, float]:
 
 
 def read_arguments(world: int, rank: int, flags: list[str]) -> Any:
-    """Upstream's arguments, checked by it for that many processes."""
+    """Return upstream's arguments, checked by it for that many processes."""
     from megatron.training import arguments, global_vars
 
     os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank)}

@@ -67,7 +67,7 @@ class Long:
     samples: list[Sample] = field(default_factory=list)
 
     def train(self, kills: list[Kill]) -> None:
-        """To its end, through all kills."""
+        """Train to its end, through all kills."""
         for kill in [*kills, None]:
             self._start(kill)
 
@@ -93,7 +93,7 @@ class Long:
             sys.exit(f"{run.root} ended by itself with {process.returncode}: see {self.folder}")
 
     def _folder_of(self, process: subprocess.Popen) -> RunFolder:
-        """Of what was just started: the folder whose run has our checkpoints, and is new."""
+        """Return the folder of what was just started: a new one, whose run has our checkpoints."""
         while process.poll() is None:
             for config in sorted(PROJECT.runs.glob("*/cell.json")):
                 run = RunFolder(config.parent)
@@ -124,7 +124,7 @@ class Long:
 
 
 def workers(process: subprocess.Popen) -> Iterator[psutil.Process]:
-    """The training processes below a launcher, without torchrun."""
+    """Yield the training processes below a launcher, without torchrun."""
     with suppress(psutil.NoSuchProcess):
         for below in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -134,7 +134,7 @@ def workers(process: subprocess.Popen) -> Iterator[psutil.Process]:
 
 
 def kill_all(process: subprocess.Popen) -> None:
-    """SIGKILL for the launcher, torchrun and the training, at once."""
+    """Kill the launcher, torchrun and the training at once, by SIGKILL."""
     below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for worker in below:
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def command(long: Long) -> list[str]:
-    """What trains, and goes on from its checkpoints."""
+    """Return the command that trains, and goes on from its checkpoints."""
     words = [sys.executable, "script/train_config.py", "--model", "llama32-1b"]
     words += ["--dataset", "wikipedia", "--quantization", long.mode]
     words += ["--training-config", "smoke", "--keep-last", "3", str(long.checkpoints)]
@@ -175,14 +175,14 @@ def command(long: Long) -> list[str]:
 
 
 def plan(steps: int, kills: int) -> list[Kill]:
-    """Kills spread over the run by chance, the same each time."""
+    """Spread kills over the run by chance, the same each time."""
     spread = random.Random(0)
     part = (steps - 2 * SAVE_EVERY) // kills
     return [Kill(n * part + spread.randrange(1, part), n % 2 == 1) for n in range(kills)]
 
 
 def write(path: Path, samples: list[Sample]) -> None:
-    """A row a sample."""
+    """Write a row a sample."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["run", "step", "resident", "descriptors"])
@@ -190,7 +190,7 @@ def write(path: Path, samples: list[Sample]) -> None:
 
 
 def differences(whole: Long, killed: Long, steps: int) -> list[str]:
-    """Print what was compared; what is wrong."""
+    """Print what was compared; return what is wrong."""
     wrong, seen = [], []
     expected = losses(whole.runs[0])
     for run in killed.runs:
@@ -205,7 +205,7 @@ def differences(whole: Long, killed: Long, steps: int) -> list[str]:
 
 
 def losses(run: RunFolder) -> dict[tuple[str, int], list[float]]:
-    """{(metric, step): values}; the last step is validated twice, on other samples."""
+    """Return {(metric, step): values}; the last step is validated twice, on other samples."""
     found: dict[tuple[str, int], list[float]] = {}
     metrics = run.read_metrics()
     for name in (TRAIN_LOSS, VALID_LOSS):

@@ -56,7 +56,7 @@ def tensors() -> dict[str, tuple[str, Tensor, slice | Tensor]]:
 
 
 def specs() -> Iterator[tuple[str, QuantSpec]]:
-    """Every format, with its square tiles and with hifp8's tensor scale."""
+    """Yield every format, with its square tiles and with hifp8's tensor scale."""
     for kind, row in FORMATS.items():
         spec = QuantSpec(kind)
         yield f"`{kind}`", spec

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def seconds(place: Path) -> dict[str, float]:
-    """When each mark was printed, from the start."""
+    """Return when each mark was printed, from the start."""
     started, found = time.monotonic(), {}
     environment = os.environ | {"PYTHONPATH": str(place / "tools")}
     with subprocess.Popen(
@@ -56,7 +56,7 @@ def seconds(place: Path) -> dict[str, float]:
 
 
 def version(place: Path) -> str:
-    """The commit."""
+    """Return the commit."""
     words = ["git", "-C", str(place), "log", "-1", "--format=%h"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 

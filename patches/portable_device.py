@@ -50,7 +50,7 @@ class _Rule(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _to_device(self, node: ast.Call) -> None:
-        """`x.cuda(rest)` -> `x.to(accelerator_type(), rest)`; a device that is given is kept."""
+        """Turn `x.cuda(rest)` into `x.to(accelerator_type(), rest)`; a given device is kept."""
         line, end = node.func.end_lineno, node.func.end_col_offset
         self.found.append(Splice(line, end - len("cuda"), line, end, b"to"))
         if not node.args and all(keyword.arg != "device" for keyword in node.keywords):
@@ -76,7 +76,7 @@ class _Rule(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """As one piece of text: before Python 3.12 nodes inside f-strings have no true position."""
+        """Take it as text: before Python 3.12 nodes inside f-strings have no true position."""
         text = self.source.segment(node).decode()
         for matches, pattern, name in IN_F_STRINGS:
             count = sum(matches(inner) for inner in ast.walk(node))
@@ -100,7 +100,7 @@ class _Rule(ast.NodeVisitor):
 
 
 def splices(source: Source) -> Iterator[Splice]:
-    """All changes of one file, the import of the facade's names included."""
+    """Yield all changes of one file, the import of the facade's names included."""
     rule = _Rule(source)
     rule.visit(source.tree)
     if rule.needed:
@@ -110,7 +110,7 @@ def splices(source: Source) -> Iterator[Splice]:
 
 
 def leftovers(source: Source) -> Iterable[Place]:
-    """Every form above, looked for in the result, imports apart."""
+    """Yield every form above that the result still has, imports apart."""
     for node in source.walk():
         if is_torch_cuda(node):
             yield Place(node.lineno, "torch.cuda")
@@ -125,7 +125,7 @@ def leftovers(source: Source) -> Iterable[Place]:
 
 
 def is_torch_cuda(node: ast.AST) -> bool:
-    """The expression `torch.cuda`."""
+    """Match the expression `torch.cuda`."""
     match node:
         case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
             return True
@@ -133,18 +133,18 @@ def is_torch_cuda(node: ast.AST) -> bool:
 
 
 def is_cuda_text(node: ast.AST) -> bool:
-    """The literal "cuda"; with an index ("cuda:0") it is an address, which no facade can mean."""
+    """Match the literal "cuda"; with an index ("cuda:0") it is an address, and no facade's."""
     return isinstance(node, ast.Constant) and node.value == "cuda"
 
 
 def compared(node: ast.Compare) -> Iterator[ast.expr]:
-    """What a comparison compares, the elements of lists, tuples and sets included."""
+    """Yield what a comparison compares, the elements of lists, tuples and sets included."""
     for part in [node.left, *node.comparators]:
         yield from [part, *getattr(part, "elts", [])]
 
 
 def is_type_name(node: ast.AST) -> bool:
-    """A literal such as "torch.cuda.FloatTensor"."""
+    """Match a literal such as "torch.cuda.FloatTensor"."""
     value = getattr(node, "value", None)
     return (
         isinstance(node, ast.Constant)
@@ -154,7 +154,7 @@ def is_type_name(node: ast.AST) -> bool:
 
 
 def is_cuda_device(node: ast.AST) -> bool:
-    """`torch.device("cuda")`, `torch.device(f"cuda:{i}")`, `torch.device("cuda", i)`."""
+    """Match `torch.device("cuda")`, `torch.device(f"cuda:{i}")`, `torch.device("cuda", i)`."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="torch"), attr="device"), args=[first, *_]
@@ -168,7 +168,7 @@ def is_cuda_device(node: ast.AST) -> bool:
 
 
 def is_to_cuda(node: ast.Call) -> bool:
-    """`x.cuda(...)` on anything but a module called torch."""
+    """Match `x.cuda(...)` on anything but a module called torch."""
     match node.func:
         case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
             return False
@@ -178,7 +178,7 @@ def is_to_cuda(node: ast.Call) -> bool:
 
 
 def is_cuda_argument(node: ast.Call) -> bool:
-    """`x.to("cuda")` and `torch.autocast("cuda", ...)`."""
+    """Match `x.to("cuda")` and `torch.autocast("cuda", ...)`."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     return name in {"to", "autocast"} and bool(node.args) and is_cuda_text(node.args[0])
 

@@ -30,7 +30,7 @@ def splices(source: Source) -> Iterable[Splice]:
 
 
 def leftovers(source: Source) -> Iterable[Place]:
-    """Typing names that 3.11 lacks, and imports of triton outside `try`."""
+    """Yield typing names that 3.11 lacks, and imports of triton outside `try`."""
     for node in source.walk():
         if isinstance(node, ast.ImportFrom) and node.module == "typing":
             for alias in node.names:
@@ -42,7 +42,7 @@ def leftovers(source: Source) -> Iterable[Place]:
 
 
 def _imported(node: ast.stmt) -> list[str]:
-    """The modules that a statement imports from outside its own package."""
+    """Return the modules that a statement imports from outside its own package."""
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -52,7 +52,7 @@ def _imported(node: ast.stmt) -> list[str]:
 
 
 def _from_device(alias: ast.alias) -> str:
-    """`import triton.language as tl` -> `from megatron.device import triton_language as tl`."""
+    """Turn `import triton.language as tl` into one of `triton_language` from megatron.device."""
     if alias.name not in FROM_DEVICE:
         return ast.unparse(ast.Import([alias]))
     if alias.asname:

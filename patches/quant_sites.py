@@ -29,7 +29,7 @@ def gemm(
     before: Anchor | None = None,
     then: str = "",
 ) -> tuple[Edit, Edit]:
-    """A literal before the GEMM and the wrapping of its two operands.
+    """Put a literal before the GEMM and wrap its two operands.
 
     `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
     stands in the block that encloses them all, or further up, before the statement of `before`.

@@ -37,15 +37,15 @@ class _Inert:
         return None
 
     def query(self) -> bool:
-        """Whether the work is done: it always is."""
+        """Return whether the work is done: it always is."""
         return True
 
     def elapsed_time(self, end: object) -> float:
-        """Milliseconds between two events: none are measured."""
+        """Return the milliseconds between two events: none are measured."""
         return 0.0
 
     def record_event(self, event: object = None) -> object:
-        """An event on this stream."""
+        """Return an event on this stream."""
         return event or Event()
 
 
@@ -98,19 +98,19 @@ class CpuFacade:
         return getattr(torch.cuda, name)
 
     def current_stream(self, device: object = None) -> Stream:
-        """The one queue there is."""
+        """Return the one queue there is."""
         return Stream(device)
 
     default_stream = current_stream
 
     def synchronize(self, device: object = None) -> None:
-        """Nothing to wait for."""
+        """Wait for nothing."""
 
     set_device = set_stream = empty_cache = init = synchronize
     reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = synchronize
 
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
-        """A device of no CUDA architecture, with the machine's memory in bytes."""
+        """Return a device of no CUDA architecture, with the machine's memory in bytes."""
         return SimpleNamespace(
             name=self.get_device_name(device),
             major=0,
@@ -120,13 +120,13 @@ class CpuFacade:
         )
 
     def memory_allocated(self, device: object = None) -> int:
-        """Resident memory of this process, in bytes."""
+        """Return the resident memory of this process, in bytes."""
         return psutil.Process().memory_info().rss
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
     def memory_stats(self, device: object = None) -> dict[str, int]:
-        """The keys that upstream's trainer reports: resident bytes, and no allocation counts."""
+        """Return what upstream's trainer reports: resident bytes, and no allocation counts."""
         rss = self.memory_allocated(device)
         keys = ("reserved_bytes.all.", "allocated_bytes.all.")
         sizes = {key + when: rss for key in keys for when in ("current", "peak")}
@@ -146,22 +146,22 @@ if not HAS_CUDA:
 
 
 def accelerator_type() -> str:
-    """The device type to put tensors on: "cuda" or "cpu"."""
+    """Return the device type to put tensors on: "cuda" or "cpu"."""
     return "cuda" if HAS_CUDA else "cpu"
 
 
 def accelerator_device(*address: object) -> torch.device:
-    """`torch.device(*address)` for an address on CUDA; without CUDA the CPU, whatever the index."""
+    """Return `torch.device(*address)` on CUDA; without CUDA the CPU, whatever the index."""
     return torch.device(*address) if HAS_CUDA else torch.device("cpu")
 
 
 def accelerator_tensor_type(name: str) -> str:
-    """What `Tensor.type()` says here for `name`, e.g. "torch.cuda.FloatTensor"."""
+    """Return what `Tensor.type()` says here for `name`, e.g. "torch.cuda.FloatTensor"."""
     return name if HAS_CUDA else name.replace("torch.cuda.", "torch.")
 
 
 def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
-    """`torch.distributed.all_gather`; gloo's wants parts of one size, here they may differ."""
+    """Call `torch.distributed.all_gather`; gloo wants equal parts, here they may differ."""
     if HAS_CUDA:
         distributed.all_gather(parts, own, group=group)
         return
@@ -171,7 +171,7 @@ def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
 
 
 def reduce_scatter(own: Tensor, parts: list[Tensor], group: ProcessGroup) -> None:
-    """`torch.distributed.reduce_scatter`; gloo's wants parts of one size, here they may differ."""
+    """Call `torch.distributed.reduce_scatter`; gloo wants equal parts, here they may differ."""
     if HAS_CUDA:
         distributed.reduce_scatter(own, parts, group=group)
         return
@@ -200,7 +200,7 @@ class _AbsentTriton:
 
 
 def __getattr__(name: str) -> Any:
-    """`triton` and `triton_language`, imported only when a file asks for them."""
+    """Import `triton` and `triton_language` only when a file asks for them."""
     if name not in ("triton", "triton_language"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -131,7 +131,7 @@ def stage(name: str, number: int) -> None:
 def load(
     flags: list[str], built: Callable[[], None] = lambda: None
 ) -> tuple[Namespace, torch.nn.Module]:
-    """The model that `flags` describe, with the weights of the checkpoint that they name.
+    """Build the model of `flags`, and load the weights of the checkpoint that they name.
 
     `built` is called when the model is there and the weights are not.
     """
@@ -146,7 +146,7 @@ def load(
 
 
 def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """The model's weights with the names and layouts of the architecture that `folder` names."""
+    """Return the weights with the names and layouts of the architecture that `folder` names."""
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
     exporter = GPTModelExporter(model, str(folder), dtype=next(model.parameters()).dtype)
@@ -155,14 +155,14 @@ def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The GPT inside."""
+    """Return the GPT inside."""
     from megatron.core.utils import unwrap_model
 
     return unwrap_model(model)
 
 
 def dtype_flags(found: Mapping[str, StoredTensor]) -> list[str]:
-    """The flag of the tensors' common dtype; of several, that of fp32, which is none."""
+    """Return the flag of the tensors' common dtype; of several, that of fp32, which is none."""
     dtypes = {tensor.dtype for tensor in found.values()}
     if other := dtypes - DTYPE_FLAGS.keys():
         raise SavedError(
@@ -186,7 +186,7 @@ def without_copies(
 
 
 def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, StoredTensor]) -> None:
-    """SavedError unless the files' shapes are those of the model's tensors, name by name."""
+    """Raise SavedError unless the files have the shapes of the model's tensors, name by name."""
     wrong = [
         f"{name} {list(found[name].shape)} for {list(tensor.shape)}"
         for name, tensor in expected.items()
@@ -212,7 +212,7 @@ def enter_tree() -> None:
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
-    """Upstream's arguments, and the model they describe, with random weights."""
+    """Build the model of the flags, with random weights; return upstream's arguments, too."""
     from megatron.inference import one_process
     from megatron.training import arguments
 

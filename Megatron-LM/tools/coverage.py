@@ -98,12 +98,12 @@ class Operands:
         self.taken: dict[str, int] = {}
 
     def lhs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The left operand, unchanged."""
+        """Return the left operand, unchanged."""
         self.taken["lhs"] = tensor.numel()
         return tensor
 
     def rhs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The right operand, unchanged."""
+        """Return the right operand, unchanged."""
         self.taken["rhs"] = tensor.numel()
         return tensor
 
@@ -111,7 +111,7 @@ class Operands:
         """Keep what upstream saved."""
 
     def fit(self, product: Product) -> bool:
-        """Whether the product has the sizes of these two operands."""
+        """Return whether the product has the sizes of these two operands."""
         lhs, rhs = product.m * product.k, product.k * product.n
         return self.taken == {"lhs": product.batch * lhs, "rhs": product.batch * rhs}
 
@@ -130,7 +130,7 @@ class Products(TorchDispatchMode):
         self.nodes: dict[int, tuple[str, str]] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
-        """What the patched source gets in the place of `megatron.quant.gemm_operands`."""
+        """Stand in for `megatron.quant.gemm_operands` in the patched source."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
         self.waiting = Operands(site, layer, how_of(site, layer, quant_type))
@@ -142,7 +142,7 @@ class Products(TorchDispatchMode):
         return self.running[-1] if self.running else "outside of all modules"
 
     def refuse_waiting(self) -> None:
-        """CoverageError when a site took operands, and no product of them followed."""
+        """Raise CoverageError when a site took operands, and no product of them followed."""
         if self.waiting:
             site, layer = self.waiting.site, self.waiting.layer
             raise CoverageError(f"no product followed when {site} of {layer} took its operands")
@@ -180,7 +180,7 @@ class Products(TorchDispatchMode):
         self.found[product] += 1
 
     def _differentiated(self, operation: str) -> tuple[str, str]:
-        """The layer and GEMM of a product that autograd runs."""
+        """Return the layer and GEMM of a product that autograd runs."""
         node = torch._C._current_autograd_node()._sequence_nr()
         layer, gemm = self.nodes.get(node, ("unknown", operation))
         return layer, gemm + BACKWARD
@@ -229,36 +229,36 @@ class EvenDispatcher:
     def dispatch_preprocess(
         self, hidden: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [sequence, batch, width] as rows, and the probabilities [tokens, experts]."""
+        """Return [sequence, batch, width] as rows, and the probabilities [tokens, experts]."""
         del routing_map  # the content that there is none of
         self.shape = hidden.shape
         return hidden.reshape(-1, self.shape[-1]), probs
 
     def token_dispatch(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Nothing."""
+        """Return what came in: on one rank nothing is sent."""
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Rows [tokens * topk, width], how many are whose, and the rows' probabilities."""
+        """Return rows [tokens * topk, width], how many are whose, and the rows' probabilities."""
         rows = len(hidden) * self.topk
         counts = [rows // self.experts + (i < rows % self.experts) for i in range(self.experts)]
         chosen = probs[:, : self.topk].reshape(-1)
         return hidden.repeat(self.topk, 1), torch.tensor(counts, device="cpu"), chosen
 
     def get_expert_zero_copy_buffers(self) -> tuple[None, None]:
-        """None: the experts make their own."""
+        """Return None: the experts make their own."""
         return None, None
 
     def combine_preprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The sum over each token's experts."""
+        """Return the sum over each token's experts."""
         return hidden.reshape(self.topk, -1, hidden.shape[-1]).sum(0)
 
     def token_combine(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Nothing."""
+        """Return what came in: on one rank nothing is sent."""
         return hidden
 
     def combine_postprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The rows in the shape that came in."""
+        """Return the rows in the shape that came in."""
         return hidden.view(self.shape)
 
 
@@ -289,7 +289,7 @@ def main(target: Path, flags: list[str]) -> None:
 
 
 def rows(products: Products) -> list[dict[str, Any]]:
-    """A row a product; CoverageError unless they make the FLOPs that torch's formulas count."""
+    """Return a row a product; CoverageError unless their FLOPs are those that torch counts."""
     products.refuse_waiting()
     made = [asdict(p) | {"calls": n, "flops": p.flops * n} for p, n in products.found.items()]
     total = sum(row["flops"] for row in made)
@@ -315,7 +315,7 @@ def take_over(products: Products) -> None:
 
 
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
-    """Upstream's arguments, and the model they describe: on meta, its layers labeled."""
+    """Build the model of the flags on meta, its layers labeled; return the arguments, too."""
     from megatron.core import mpu, tensor_parallel
     from megatron.training import arguments, global_vars
     from pretrain_gpt import bare_model
@@ -338,13 +338,13 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
 
 
 def step(args: Any, model: torch.nn.Module) -> None:
-    """One micro-batch, forward and backward."""
+    """Run one micro-batch, forward and backward."""
     tokens = torch.empty(args.micro_batch_size, args.seq_length, dtype=torch.long, device="meta")
     model(tokens, tokens, None, labels=tokens).sum().backward()
 
 
 def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
-    """Modules that hold a 2-D weight and multiply nothing by it: embeddings look rows up."""
+    """Return modules that multiply nothing by their 2-D weight: embeddings look rows up."""
     weights = ((name, getattr(module, "weight", None)) for name, module in named_modules(model))
     return [n for n, w in weights if w is not None and w.dim() == 2 and n not in multiplied]
 

@@ -37,7 +37,7 @@ class Part:
     size: int = 0
 
     def predicted(self, limit: int | None) -> int:
-        """How many tokens have one before them to be predicted from, at most `limit`."""
+        """Return how many tokens have one before them to be predicted from, at most `limit`."""
         return min(self.size - 1, limit or self.size)
 
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments before `--`."""
+    """Return the parser of the arguments before `--`."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("checkpoint", type=Path)
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Where the newest iteration lies, and {site: quant type} of the step before it.
+    """Say where the newest iteration lies, and {site: quant type} of the step before it.
 
     `rows` says whether a recipe had rows for operands or layers, which its run's options hold.
     """
@@ -86,7 +86,7 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """The mean loss in nats per token, and over what it was taken."""
+    """Measure the mean loss in nats per token, and say over what it was taken."""
     from megatron.inference import load_model
     from megatron.run.progress import advance
 
@@ -113,7 +113,7 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """What a model scores in the tasks, which are made before its weights are read."""
+    """Score a model in the tasks, which are made before its weights are read."""
     from megatron.inference import load_model
     from megatron.inference.tasks import registry
     from megatron.inference.tasks.model import SavedModel
@@ -142,7 +142,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
-    """What was measured: the weights, their dtype, and how much of a text they see."""
+    """Describe what was measured: the weights, their dtype, and how much of a text they see."""
     from megatron.inference.load_model import iteration
     from megatron.run.modelopt import QUANTIZED_AS
 
@@ -155,7 +155,7 @@ def described(args: Namespace, folder: Path) -> dict[str, Any]:
 
 
 def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str]:
-    """The documents of what is to be read as text, as many as are asked for at most.
+    """Yield the documents of what is to be read as text, as many as are asked for at most.
 
     Raises:
         SavedError: there is none, or it holds ids that the model has not.
@@ -170,7 +170,7 @@ def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str
 
 
 def parts(args: Namespace, given: Namespace) -> list[Part]:
-    """What is to be read: the text that was given, else the validation split of the training's.
+    """Return what is to be read: the given text, else the validation split of the training's.
 
     Raises:
         SavedError: there is no such file, no validation split, or no fitting tokenizer.
@@ -192,7 +192,7 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
 
 
 def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
-    """The prefixes that the training validated on, and the share of each one's documents.
+    """Return the prefixes that the training validated on, and the share of each one's documents.
 
     Raises:
         SavedError: it had none.
@@ -218,7 +218,7 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
 
 
 def part_of(prefix: str, share: tuple[float, float], name: str) -> Part:
-    """That share of the documents of an index, in their order; bounds as upstream rounds them.
+    """Return a share of an index's documents, in order; bounds are as upstream rounds them.
 
     Raises:
         SavedError: there is no such index.
@@ -244,7 +244,7 @@ def measured(
     limit: int | None,
     told: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[float, int]:
-    """The sum of the token losses of a text in nats, and how many tokens were predicted.
+    """Return the sum of a text's token losses in nats, and how many tokens were predicted.
 
     `told` gets that number after each batch.
 
@@ -273,7 +273,7 @@ def measured(
 
 
 def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
-    """The token ids of a text, one document behind the other, so that `limit` can be predicted."""
+    """Yield a text's token ids, document by document, so that `limit` can be predicted."""
     from megatron.inference.load_model import check_vocabulary
 
     left = None if limit is None else limit + 1
@@ -288,7 +288,7 @@ def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
 
 
 def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Stretches of `size` + 1 tokens, the last one maybe shorter.
+    """Yield stretches of `size` + 1 tokens, the last one maybe shorter.
 
     Each begins with the last token of the one before: every token is predicted once, but for the
     first of all.
@@ -301,7 +301,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """The loss of each token but the first of a row, in nats, float32: [rows, length - 1]."""
+    """Return the loss of each token but a row's first, in nats, float32: [rows, length - 1]."""
     import torch
     from megatron.device import accelerator_type
 

@@ -43,7 +43,7 @@ def main(coverage: Path, target: Path) -> None:
 
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A product a site: of those that are quantized, where any is, the one of most FLOPs."""
+    """Return a product a site: that of most FLOPs, of those that are quantized if any is."""
     from megatron.quant import SITES
 
     found: dict[str, Mapping[str, Any]] = {}
@@ -53,7 +53,7 @@ def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
-    """The row of a site: the sizes that were multiplied, and both errors."""
+    """Measure a site's row: the sizes that were multiplied, and both errors."""
     from megatron.device import accelerator_type
     from megatron.quant import gemm_operands
 
@@ -75,7 +75,7 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
 
 
 def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Both operands, float32, in the layout that the patched source hands to the site."""
+    """Draw both operands, float32, in the layout that the patched source hands to the site."""
     b, m, n, k = (sizes[name] for name in ("batch", "m", "n", "k"))
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -96,7 +96,7 @@ def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tu
 
 
 def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """The site's product, by the operation that the patched source runs."""
+    """Compute the site's product, by the operation that the patched source runs."""
     match site:
         case "fprop":
             return torch.matmul(lhs, rhs.t())
@@ -110,7 +110,7 @@ def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def error(got: Tensor, exact: Tensor) -> dict[str, float]:
-    """ULP of got's dtype, at the exact value's magnitude; Frobenius; SQNR in dB, inf if exact."""
+    """Return ULP of got's dtype at the exact magnitude; Frobenius; SQNR in dB, inf if exact."""
     distance = (got.double() - exact).abs()
     ulps = distance / spacing(exact, got.dtype)
     relative = (distance.norm() / exact.norm()).item()
@@ -124,7 +124,7 @@ def error(got: Tensor, exact: Tensor) -> dict[str, float]:
 
 
 def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance of neighboring values of `dtype` at each of `exact`, float64."""
+    """Return the distance of neighboring values of `dtype` at each of `exact`, float64."""
     facts = torch.finfo(dtype)
     _, exponent = torch.frexp(exact)  # |exact| = mantissa * 2^exponent, mantissa in [0.5, 1)
     power = torch.ldexp(torch.full_like(exact, 0.5), exponent)

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments before `--`."""
+    """Return the parser of the arguments before `--`."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("checkpoint", type=Path)
     made.add_argument("facts", type=Path)
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """The prompts, one after the other, and what follows each."""
+    """Generate what follows each prompt, one after the other."""
     from megatron.inference import load_model
     from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
 
@@ -74,7 +74,7 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def check_length(args: Namespace, prompt: str, ids: list[int], tokens: int) -> None:
-    """SavedError where a prompt is nothing, or has no room for what shall follow it."""
+    """Raise SavedError where a prompt is nothing, or has no room for what shall follow it."""
     from megatron.inference.load_model import SavedError
 
     if not ids:

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments; without --tensor a file's only tensor is measured, and none of several."""
+    """Return the parser; without --tensor a file's only tensor is measured, none of several."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("file", type=Path)
     made.add_argument("target", type=Path)
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
-    """The rows of one tensor; a dtype that is not quantized gives none."""
+    """Measure the rows of one tensor; a dtype that is not quantized gives none."""
     from megatron.quant.backend import DTYPES
 
     axis = axis_of(name) if axis is None else axis
@@ -61,7 +61,7 @@ def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
 
 
 def axis_of(name: str) -> int:
-    """The contraction axis of an operand that a run dumped as site/layer/operand; else the last."""
+    """Return the contraction axis of an operand dumped as site/layer/operand; else the last."""
     from megatron.quant import SITES
 
     parts = name.split("/")
@@ -71,7 +71,7 @@ def axis_of(name: str) -> int:
 
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
-    """A row for every format and every choice that it has, each with its own rounding."""
+    """Yield a row for every format and every choice that it has, each with its own rounding."""
     from megatron.quant import Measurement, fake_quantize, measure
 
     for spec in specs():

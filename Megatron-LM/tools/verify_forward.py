@@ -38,7 +38,7 @@ def main(target: Path) -> None:
 
 
 def run() -> dict[str, Any]:
-    """The summed loss in nats, every gradient as a hash, and what the quantizers recorded.
+    """Return the summed loss in nats, a hash of all gradients, and the quantizers' records.
 
     `fused_loss` is the same loss by fused attention, None where the types keep it from running.
     """
@@ -74,7 +74,7 @@ def run() -> dict[str, Any]:
 
 
 def check_origin() -> None:
-    """Everything named megatron must come from this tree, not from a package installed beside."""
+    """Check that all that is named megatron comes from this tree, not from a package beside."""
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         if name.split(".")[0] == "megatron" and origin is not None:
@@ -82,7 +82,7 @@ def check_origin() -> None:
 
 
 def start() -> None:
-    """One process as its own group, with seeds."""
+    """Start one process as its own group, with seeds."""
     import torch
     from megatron.core import parallel_state, tensor_parallel
 
@@ -94,7 +94,7 @@ def start() -> None:
 
 
 def local_spec() -> tuple[str, Callable[..., Any]]:
-    """The norm's name, and the function that makes the local spec of a layer with it."""
+    """Return the norm's name, and the function that makes the local spec of a layer with it."""
     from megatron.core.models.gpt import gpt_layer_specs
 
     make_spec = gpt_layer_specs.get_gpt_layer_local_spec
@@ -109,7 +109,7 @@ def local_spec() -> tuple[str, Callable[..., Any]]:
 
 
 def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
-    """The model in float32, its layers labeled."""
+    """Build the model in float32, its layers labeled."""
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.quant import label_layers
 
@@ -128,14 +128,14 @@ def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
 
 
 def llama_configuration(normalization: str) -> Any:
-    """A Llama in miniature: grouped queries."""
+    """Return a Llama in miniature: grouped queries."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(num_query_groups=GROUPS, **common(normalization))
 
 
 def latent_configuration(normalization: str) -> Any:
-    """Multi-latent attention with heads of 16 + 8 for keys, and of 16 for values."""
+    """Return multi-latent attention with heads of 16 + 8 for keys, and of 16 for values."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
     # What not every release has: 0.10 makes all positions up to the last one; from 0.19 on the
@@ -154,7 +154,7 @@ def latent_configuration(normalization: str) -> Any:
 
 
 def common(normalization: str) -> dict[str, Any]:
-    """SwiGLU, no biases, nothing fused, no dropout."""
+    """Return what both share: SwiGLU, no biases, nothing fused, no dropout."""
     import torch
 
     return {
@@ -179,7 +179,7 @@ def common(normalization: str) -> dict[str, Any]:
 
 
 def mean_loss(model: Any) -> Any:
-    """The mean cross entropy on fixed random tokens."""
+    """Compute the mean cross entropy on fixed random tokens."""
     import torch
 
     generator = torch.Generator().manual_seed(2)
@@ -192,7 +192,7 @@ def mean_loss(model: Any) -> Any:
 
 
 def fused_loss(*models: Any) -> float | None:
-    """The summed loss when fused attention is demanded, None where it refuses."""
+    """Compute the summed loss when fused attention is demanded, None where it refuses."""
     import torch
     from megatron.attention import FusedAttentionError
 
@@ -207,7 +207,7 @@ def fused_loss(*models: Any) -> float | None:
 
 
 def linear_layers() -> set[str]:
-    """The labels that fprop, dgrad and wgrad must be recorded under, from the models' shapes."""
+    """Return the labels, from the models' shapes, that the linear sites must be recorded under."""
     mlp = ("mlp.linear_fc1", "mlp.linear_fc2")
     llama = (*mlp, *(f"self_attention.linear_{name}" for name in ("qkv", "proj")))
     names = ("q_proj", "kv_down_proj", "kv_up_proj", "proj")
@@ -218,7 +218,7 @@ def linear_layers() -> set[str]:
 
 
 def attention_layers() -> set[str]:
-    """The labels that qk and pv must be recorded under."""
+    """Return the labels that qk and pv must be recorded under."""
     names = [f"decoder.layers.{i}.self_attention.core_attention" for i in range(LAYERS)]
     return {*names, *(f"{LATENT}.{name}" for name in names)}
 

@@ -43,13 +43,13 @@ def main() -> None:
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
-    """Of a table of the report."""
+    """Yield the rows of a table of the report."""
     with path.open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 
 def modes(losses: Losses, model: str, shares: Mapping[tuple[str, str], dict]) -> Iterator[str]:
-    """A row a variant, in the order of what is quantized."""
+    """Yield a row a variant, in the order of what is quantized."""
     yield "| mode | FLOPs quantized | seeds | validation loss | less bf16's | relative |"
     yield "|---|---|---|---|---|---|"
     for (of, variant), row in shares.items():
@@ -65,7 +65,7 @@ def modes(losses: Losses, model: str, shares: Mapping[tuple[str, str], dict]) ->
 
 
 def changes(losses: Losses) -> Iterator[str]:
-    """A row a change that was measured."""
+    """Yield a row a change that was measured."""
     yield "| what is changed | seeds | change of the loss |"
     yield "|---|---|---|"
     for name, (before, after) in CHANGES.items():
@@ -74,13 +74,13 @@ def changes(losses: Losses) -> Iterator[str]:
 
 
 def differences(losses: Losses, before: str, after: str) -> list[float]:
-    """Of the seeds that both have."""
+    """Return the differences of the seeds that both have."""
     first, second = losses.get(before, {}), losses.get(after, {})
     return [second[seed] - first[seed] for seed in first if seed in second]
 
 
 def spread(values: Iterable[float]) -> str:
-    """Mean, and deviation of more than one."""
+    """Return the mean, and the deviation of more than one, as text."""
     given = list(values)
     more = f" ± {statistics.stdev(given):.4f}" if len(given) > 1 else ""
     return f"{statistics.fmean(given):+.4f}{more}"

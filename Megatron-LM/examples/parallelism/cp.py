@@ -23,7 +23,7 @@ VOCABULARY, SEQUENCE, BATCH = 128, 64, 2
 
 
 def gpt(ranks: int) -> GPTModel:
-    """A GPT of one layer, with grouped queries: 4 heads share 2 of keys and values."""
+    """Return a GPT of one layer, with grouped queries: 4 heads share 2 of keys and values."""
     config = world.config(
         num_query_groups=2,
         normalization="RMSNorm",
@@ -38,7 +38,7 @@ def gpt(ranks: int) -> GPTModel:
 
 
 def text() -> dict[str, Tensor]:
-    """The whole batch, each tensor [batch, sequence]: tokens, the next tokens, positions."""
+    """Return the whole batch, each tensor [batch, sequence]: tokens, the next tokens, positions."""
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
     positions = torch.arange(SEQUENCE).expand(BATCH, -1)
@@ -47,7 +47,7 @@ def text() -> dict[str, Tensor]:
 
 
 def loss_on(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The mean loss of these tokens in nats.
+    """Return the mean loss of these tokens in nats.
 
     No mask: causal attention makes its own, under CP one of a rank's two chunks.
     """
@@ -55,7 +55,7 @@ def loss_on(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """The weights, and the loss and the gradients of the whole sequences."""
+    """Return the weights, and the loss and the gradients of the whole sequences."""
     model = gpt(ranks=1)
     loss = loss_on(model, text())
     loss.backward()
@@ -64,13 +64,13 @@ def one_process() -> tuple[world.Tensors, ...]:
 
 
 def spans(positions: list[int]) -> str:
-    """Positions in two runs, told as 0-15, 48-63."""
+    """Return positions in two runs as text: 0-15, 48-63."""
     half = len(positions) // 2
     return ", ".join(f"{run[0]}-{run[-1]}" for run in (positions[:half], positions[half:]))
 
 
 def demo() -> None:
-    """The same step on parts of the sequences."""
+    """Run the same step on parts of the sequences."""
     whole, expected_loss, expected = world.alone(one_process)
     with world.groups(context_parallel_size=torch.distributed.get_world_size()):
         group = parallel_state.get_context_parallel_group()

@@ -32,17 +32,17 @@ class Mlp(MegatronModule):
         self.to(accelerator_type())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, hidden] from [batch, hidden]."""
+        """Return [batch, hidden] from [batch, hidden]."""
         return self.layers(x)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """The whole batch of a step: inputs and targets [BATCH, HIDDEN]."""
+    """Return the whole batch of a step: inputs and targets [BATCH, HIDDEN]."""
     return world.random(BATCH, HIDDEN, seed=step), world.random(BATCH, HIDDEN, seed=100 + step)
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """Weights before, losses and gradient norms of the steps, weights after: plain torch."""
+    """Return weights before, losses and gradient norms of the steps, weights after: plain torch."""
     model = Mlp()
     start, curve = world.weights_of(model), {}
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -60,7 +60,7 @@ def one_process() -> tuple[world.Tensors, ...]:
 def train_step(
     model: DistributedDataParallel, optimizer: MegatronOptimizer, step: int, wire: world.Wire
 ) -> world.Tensors:
-    """One step on this rank's part of the batch; the mean loss and the norm over all ranks."""
+    """Train one step on this rank's part of the batch; return the mean loss and the norm."""
     group = parallel_state.get_data_parallel_group()
     x, y = (tensor.chunk(group.size())[group.rank()] for tensor in batch(step))
     model.zero_grad_buffer()
@@ -78,7 +78,7 @@ def train_step(
 
 
 def held(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> list[str]:
-    """What of it is whole, and what is this rank's part."""
+    """Say what of it is whole, and what is this rank's part."""
     (buffer,) = model.buffers
     group = parallel_state.get_data_parallel_group()
     share = BATCH // group.size()
@@ -95,7 +95,7 @@ def held(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> list[s
 
 
 def demo() -> None:
-    """The same steps on parts of each batch."""
+    """Run the same steps on parts of each batch."""
     start, expected_curve, expected = world.alone(one_process)
     with world.groups():  # ranks that no other kind of parallelism takes are data-parallel
         model = Mlp()

@@ -19,7 +19,7 @@ EXPERT_RANKS, RATE = 2, 0.1
 
 
 def buffers(model: DistributedDataParallel) -> list[str]:
-    """DDP's flat buffers of gradients: experts have one of their own, with a group of its own."""
+    """Describe DDP's flat buffers of gradients: experts have their own, with a group of its own."""
     kinds = {"experts": model.expert_parallel_buffers, "rest": model.buffers}
     return [
         f"{kind:8} {buffer.grad_data.numel():>7,} gradients, added over "
@@ -30,7 +30,7 @@ def buffers(model: DistributedDataParallel) -> list[str]:
 
 
 def copies_differ(model: torch.nn.Module) -> float:
-    """The largest difference between this rank's experts and their first copy: 0 is bit-equal."""
+    """Return the largest difference of this rank's experts to their first copy: 0 is bit-equal."""
     group = parallel_state.get_expert_data_parallel_group()
     first = distributed.get_process_group_ranks(group)[0]
 
@@ -43,7 +43,7 @@ def copies_differ(model: torch.nn.Module) -> float:
 
 
 def demo() -> None:
-    """One process's step, with two copies of each expert."""
+    """Run one process's step, with two copies of each expert."""
     whole, expected_loss, expected = world.alone(one_process)
     stepped = {name: weight - RATE * expected[name] for name, weight in whole.items()}
     with world.groups(expert_model_parallel_size=EXPERT_RANKS):

@@ -16,7 +16,7 @@ from moe_model import EXPERTS, SEQUENCES, MoeModel, of_this_rank, one_process, s
 
 
 def demo() -> None:
-    """One process's step, with each expert on one rank."""
+    """Run one process's step, with each expert on one rank."""
     whole, expected_loss, expected = world.alone(one_process)
     ranks = torch.distributed.get_world_size()
     with world.groups(expert_model_parallel_size=ranks):

@@ -57,21 +57,21 @@ class MoeModel(MegatronModule):
         self.routed = chosen.sum(0).tolist()
 
     def forward(self, text: Tensor) -> Tensor:
-        """The mean loss in nats of text [sequence + 1, sequences]."""
+        """Return the mean loss in nats of text [sequence + 1, sequences]."""
         x = self.embedding(text[:-1])
         mixed, _ = self.mixture(self.norm(x))
         return cross_entropy(self.head(x + mixed).flatten(0, 1), text[1:].flatten())
 
 
 def sequences() -> Tensor:
-    """The whole batch [sequence + 1, sequences]."""
+    """Return the whole batch [sequence + 1, sequences]."""
     generator = torch.Generator().manual_seed(2)
     text = torch.randint(VOCABULARY, (SEQUENCE + 1, SEQUENCES), generator=generator)
     return text.to(accelerator_type())
 
 
 def whole_name(name: str) -> str:
-    """A weight's name in the whole model, where an expert's number is that of all experts."""
+    """Return a weight's name in the whole model, where experts are numbered over all ranks."""
     ranks = parallel_state.get_expert_model_parallel_world_size()
     first = parallel_state.get_expert_model_parallel_rank() * EXPERTS // ranks
 
@@ -82,12 +82,12 @@ def whole_name(name: str) -> str:
 
 
 def of_this_rank(model: torch.nn.Module, whole: world.Tensors) -> world.Tensors:
-    """What of the whole model's tensors belongs to the rank's model, under the rank's names."""
+    """Return what of the whole model's tensors the rank's model has, under the rank's names."""
     return {name: whole[whole_name(name)] for name, _ in model.named_parameters()}
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """The weights of all experts, and loss and gradients of all sequences."""
+    """Return the weights of all experts, and loss and gradients of all sequences."""
     model = MoeModel()
     loss = model(sequences())
     loss.backward()

@@ -41,11 +41,11 @@ class Stage(MegatronModule):
         self.to(accelerator_type())
 
     def set_input_tensor(self, received: list[Tensor | None]) -> None:
-        """The schedule hands over here what it got from the stage before: None to the first."""
+        """Take what the schedule got from the stage before: None on the first."""
         (self.received,) = received
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, batch, hidden]; only the first stage takes x, the others what they received."""
+        """Return [tokens, batch, hidden]; the first stage takes x, others what they received."""
         x = x if self.received is None else self.received
         for layer in self.layers.values():
             x = x + torch.tanh(layer(x))
@@ -53,13 +53,13 @@ class Stage(MegatronModule):
 
 
 def batches() -> Iterator[Batch]:
-    """The micro-batches of a step: number, input and target [tokens, batch, hidden]."""
+    """Yield the micro-batches of a step: number, input and target [tokens, batch, hidden]."""
     for i in range(MICRO_BATCHES):
         yield i, *(world.random(TOKENS, BATCH, HIDDEN, seed=s + i) for s in (10, 20))
 
 
 def forward(order: list[str], data: Iterator[Batch], stage: Stage) -> tuple:
-    """What the schedule calls for each micro-batch: the output, and how it becomes a loss.
+    """Return a micro-batch's output, and how it becomes a loss, to the schedule.
 
     The schedule uses the second on the last stage only. `order` notes when each part runs.
     """
@@ -76,7 +76,7 @@ def forward(order: list[str], data: Iterator[Batch], stage: Stage) -> tuple:
 
 
 def step(stage: Stage, order: list[str]) -> tuple[world.Tensors, world.Tensors]:
-    """The losses of all micro-batches, known to the last stage, and the stage's mean gradients."""
+    """Return the losses of all micro-batches, on the last stage, and the stage's mean gradients."""
     losses = get_forward_backward_func()(
         forward_step_func=partial(forward, order),
         data_iterator=batches(),
@@ -90,19 +90,19 @@ def step(stage: Stage, order: list[str]) -> tuple[world.Tensors, world.Tensors]:
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """One stage of all layers, and the same call: the schedule is then a plain loop."""
+    """Make the same call on one stage of all layers: the schedule is then a plain loop."""
     whole = Stage()
     return world.weights_of(whole), *step(whole, [])
 
 
 def in_flight(order: list[str]) -> int:
-    """The most micro-batches that are forward and not yet backward: whose activations are held."""
+    """Return the most micro-batches whose activations are held: forward, and not yet backward."""
     ahead = [sum(1 if part[0] == "F" else -1 for part in order[: i + 1]) for i in range(len(order))]
     return max(ahead)
 
 
 def demo() -> None:
-    """The same step on stages."""
+    """Run the same step on stages."""
     whole, expected_losses, expected = world.alone(one_process)
     with world.groups(pipeline_model_parallel_size=torch.distributed.get_world_size()):
         stage, order = Stage(), []

@@ -31,14 +31,14 @@ class Mlp(torch.nn.Module):
         self.to(accelerator_type())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] from [tokens, hidden]; Megatron's layers return a bias, too."""
+        """Return [tokens, hidden] from [tokens, hidden]; Megatron's layers return a bias, too."""
         part, _ = self.up(x)
         y, _ = self.down(gelu(part))
         return y
 
 
 def step(model: Mlp, wire: world.Wire) -> tuple[world.Tensors, world.Tensors]:
-    """The loss, and every gradient, that of the input as well."""
+    """Return the loss, and every gradient, that of the input as well."""
     x = world.random(TOKENS, 1, HIDDEN, seed=2).requires_grad_()
     wire.phase = "forward"
     loss = mse_loss(model(x), world.random(TOKENS, 1, HIDDEN, seed=3))
@@ -49,7 +49,7 @@ def step(model: Mlp, wire: world.Wire) -> tuple[world.Tensors, world.Tensors]:
 
 
 def cut(name: str, whole: Tensor) -> Tensor:
-    """This rank's part of a weight or of its gradient.
+    """Return this rank's part of a weight or of its gradient.
 
     torch keeps weights as [out, in]: a column of A is a row of `up.weight`.
     """
@@ -61,7 +61,7 @@ def cut(name: str, whole: Tensor) -> Tensor:
 
 
 def held(model: Mlp, whole: world.Tensors) -> list[str]:
-    """This rank's channels, and each part's shape."""
+    """Say which channels this rank has, and each part's shape."""
     share = FFN // parallel_state.get_tensor_model_parallel_world_size()
     first = parallel_state.get_tensor_model_parallel_rank() * share
     return [f"channels {first}-{first + share - 1} of {FFN}"] + [
@@ -71,13 +71,13 @@ def held(model: Mlp, whole: world.Tensors) -> list[str]:
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """The weights that the parts are cut from, and what a step with them gives."""
+    """Return the weights that the parts are cut from, and what a step with them gives."""
     model = Mlp()
     return world.weights_of(model), *step(model, world.Wire())
 
 
 def demo() -> None:
-    """The same step on parts."""
+    """Run the same step on parts."""
     whole, expected_loss, expected = world.alone(one_process)
     with world.groups(tensor_model_parallel_size=torch.distributed.get_world_size()):
         model = Mlp()

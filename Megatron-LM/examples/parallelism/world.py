@@ -82,7 +82,7 @@ def run(demo: Callable[[], None], processes: int) -> None:
 
 
 def _process(rank: int, demo: Callable[[], None], processes: int, meeting: str) -> None:
-    """One of the processes."""
+    """Run one of the processes."""
     torch.set_num_threads(1)
     if HAS_CUDA:
         accelerator.set_device(int(os.environ.get("LOCAL_RANK", rank)))
@@ -96,7 +96,7 @@ def _process(rank: int, demo: Callable[[], None], processes: int, meeting: str) 
 
 @contextmanager
 def groups(**sizes: int) -> Iterator[None]:
-    """Megatron's process groups: `tensor_model_parallel_size=2`, and what else it takes."""
+    """Make Megatron's process groups: `tensor_model_parallel_size=2`, and what else it takes."""
     parallel_state.initialize_model_parallel(**sizes)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     try:
@@ -106,7 +106,7 @@ def groups(**sizes: int) -> Iterator[None]:
 
 
 def alone(reference: Callable[[], Made]) -> Made:
-    """What `reference` makes in one process: each rank runs all of it, and nothing is sent."""
+    """Return what `reference` makes alone: each rank runs all of it, and nothing is sent."""
     with groups(), Wire() as wire:
         torch.manual_seed(1)
         made = reference()
@@ -115,7 +115,7 @@ def alone(reference: Callable[[], Made]) -> Made:
 
 
 def config(**more: Any) -> TransformerConfig:
-    """Small, fp32, no dropout, nothing fused: what every demo's layers are built from."""
+    """Return what every demo's layers are built from: small, fp32, no dropout, nothing fused."""
     chosen: dict[str, Any] = {
         "num_layers": 1,
         "hidden_size": 64,
@@ -133,7 +133,7 @@ def config(**more: Any) -> TransformerConfig:
 
 
 def random(*shape: int, seed: int) -> Tensor:
-    """The same random numbers on every rank, on the rank's device."""
+    """Return the same random numbers on every rank, on the rank's device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(accelerator_type())
 
@@ -173,7 +173,7 @@ class Wire(TorchDispatchMode):
         self.sent[self.phase, f"{name:14} {where:17} {size:>7,} bytes"] += 1
 
     def lines(self) -> list[str]:
-        """A line for each kind of message, in the order of their first."""
+        """Return a line for each kind of message, in the order of their first."""
         width = max((len(phase) for phase, _ in self.sent), default=0)
         return [f"{phase:{width}}  {n} x {what}".strip() for (phase, what), n in self.sent.items()]
 
@@ -195,7 +195,7 @@ def say(title: str, lines: list[str]) -> None:
 
 
 def gathered(own: Made) -> list[Made]:
-    """Every rank's object, in rank order."""
+    """Return every rank's object, in rank order."""
     every: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(every, own)
     return every
@@ -208,12 +208,12 @@ def load(model: torch.nn.Module, weights: Tensors) -> None:
 
 
 def weights_of(model: torch.nn.Module) -> Tensors:
-    """A copy of every weight."""
+    """Return a copy of every weight."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
 def deviation(ours: Tensors, theirs: Tensors) -> float:
-    """The largest, over the tensors, of max |ours - theirs| / max |theirs|."""
+    """Return the largest, over the tensors, of max |ours - theirs| / max |theirs|."""
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
     return max(
         ((ours[name] - right).abs().max() / right.abs().max()).item()

@@ -125,7 +125,7 @@ def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
 
 
 def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """Why no fused kernel of torch can run `layer` on these tensors, "" if one can.
+    """Say why no fused kernel of torch can run `layer` on these tensors, "" if one can.
 
     Arguments as `without_scores`.
     """
@@ -149,7 +149,7 @@ def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | N
 def obstacle_to_our_kernel(
     layer: Any, query: Tensor, key: Tensor, mask: Tensor | None, starts: tuple[int, ...]
 ) -> str:
-    """Why no kernel quantizes the probabilities of `layer`, "" if one can.
+    """Say why no kernel quantizes the probabilities of `layer`, "" if one can.
 
     What it says of dtypes, head dims and formats, it says when it has the quantized operands.
     """
@@ -173,7 +173,7 @@ def obstacle_to_our_kernel(
 def obstacle_to_chunks(
     layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
-    """Why `layer` cannot run in chunks, "" if it can.
+    """Say why `layer` cannot run in chunks, "" if it can.
 
     `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
     """
@@ -203,7 +203,7 @@ def _name(layer: Any) -> str:
 
 
 def _unusual(layer: Any) -> str:
-    """What no path without the scores has, "" if there is nothing."""
+    """Say what of `layer` no path without the scores has, "" if there is nothing."""
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":
         return f"its mask type is {mask_type}, not causal"
@@ -215,7 +215,7 @@ def _unusual(layer: Any) -> str:
 
 
 def _rounding(layer: Any, quant_type: str) -> QuantSpec:
-    """How the probabilities of `layer` are quantized now, whose source says `quant_type`."""
+    """Return how the probabilities of `layer` are quantized now, whose source says `quant_type`."""
     if is_exempt(layer):
         return QuantSpec(NONE)
     name = getattr(layer, LABEL, UNLABELED)

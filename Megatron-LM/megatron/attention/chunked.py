@@ -41,7 +41,7 @@ def chunked_attention(
     visible: Visible,
     probs: OperandParts,
 ) -> Tensor:
-    """Attention of grouped queries in Megatron's layout, differentiable once.
+    """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
     Args:
         query: [sq, b, np, hn], as its GEMM shall see it.

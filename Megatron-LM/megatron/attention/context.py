@@ -13,7 +13,7 @@ Part = tuple[int, int]
 
 
 def gather_context(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """The whole sequence [s, ...], in its own order, from every rank's [s / ranks, ...].
+    """Gather the whole sequence [s, ...], in its own order, from every rank's [s / ranks, ...].
 
     A collective, in backward, too, where a rank gets the sum of all ranks' gradients of its part.
     """
@@ -21,25 +21,25 @@ def gather_context(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def in_order(parts: Tensor, ranks: int) -> Tensor:
-    """[s, ...] by position, from the ranks' parts one behind the other."""
+    """Return [s, ...] by position, from the ranks' parts one behind the other."""
     pairs = parts.unflatten(0, (ranks, 2, -1))
     return torch.cat([pairs[:, 0], pairs[:, 1].flip(0)]).flatten(0, 1)
 
 
 def by_rank(sequence: Tensor, ranks: int) -> Tensor:
-    """The inverse of `in_order`."""
+    """Undo `in_order`."""
     chunks = sequence.unflatten(0, (2 * ranks, -1))
     return torch.stack([chunks[:ranks], chunks[ranks:].flip(0)], dim=1).flatten(0, 2)
 
 
 def chunk_starts(queries: int, part: Part) -> tuple[int, int]:
-    """The positions where a rank's two chunks, `queries` positions in all, begin."""
+    """Return the positions where a rank's two chunks, `queries` positions in all, begin."""
     rank, ranks = part
     return rank * queries // 2, (2 * ranks - 1 - rank) * queries // 2
 
 
 def chunk_mask(queries: int, part: Part, device: torch.device) -> Tensor:
-    """The causal mask [1, 1, queries, queries * ranks] of a rank, True where a key is hidden."""
+    """Return a rank's causal mask [1, 1, queries, queries * ranks], True where a key is hidden."""
     within = torch.arange(queries // 2, device=device)
     positions = torch.cat([start + within for start in chunk_starts(queries, part)])
     keys = torch.arange(queries * part[1], device=device)

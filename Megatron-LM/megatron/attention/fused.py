@@ -13,7 +13,7 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of grouped queries in Megatron's layout, differentiable.
+    """Compute attention of grouped queries in Megatron's layout, differentiable.
 
     Args:
         query: [sq, b, np, hn].
@@ -53,7 +53,7 @@ def fused_attention(
 
 
 def _last_rows(query: Tensor, key: Tensor) -> Tensor:
-    """The causal bias of the last queries; CUDA's kernels need no tensor for it, the CPU's do."""
+    """Return the causal bias of the last queries: on CUDA without a tensor, which the CPU needs."""
     sizes = query.size(0), key.size(0)
     if query.device.type == "cuda":
         # Here, for it imports torch's compiler.
@@ -65,7 +65,7 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _takes_groups(heads: list[Tensor], dropout: float, causal: bool) -> bool:
-    """CUDA's kernel for fp32 does not; its flash kernels and the CPU's do."""
+    """Return whether a kernel takes grouped queries: CUDA's for fp32 alone does not."""
     if heads[0].device.type != "cuda":
         return True
     return can_use_flash_attention(SDPAParams(*heads, None, dropout, causal, True))

@@ -30,7 +30,7 @@ def fused_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """The context [sq, b, np * hv] of `layer`, packed [t, np * hv]: fused, with its dropout.
+    """Return the context [sq, b, np * hv] of `layer`, packed [t, np * hv]: fused, with dropout.
 
     Args:
         layer: the DotProductAttention.
@@ -70,7 +70,7 @@ def chunked_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """As `fused_context`, with quantized probabilities; `mask` is one that is not causal, or None.
+    """Return what `fused_context` does, of quantized probabilities and a `mask` that is not causal.
 
     No random number is drawn: what drops out has no chunks.
     """
@@ -91,7 +91,7 @@ def kernel_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """As `chunked_context` of a plain causal layer, by our kernel; chunks run what is measured.
+    """Return what `chunked_context` does, of a plain causal layer: in one kernel if not measured.
 
     Raises:
         FusedAttentionError: the kernel does not take these operands.
@@ -129,12 +129,12 @@ def _quantized(
 
 
 def part_of(layer: Any) -> Part:
-    """Which of how many parts of the sequence the layer's queries are."""
+    """Return which of how many parts of the sequence the layer's queries are."""
     return getattr(layer, "mqo_part", (0, 1))
 
 
 def dropout_of(layer: Any) -> float:
-    """The share that the layer drops out now: none in evaluation."""
+    """Return the share that the layer drops out now: none in evaluation."""
     return layer.attention_dropout.p if layer.attention_dropout.training else 0.0
 
 

@@ -29,14 +29,14 @@ WEIGHTS_ALONE |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": T
 
 
 def checkpoint_folder(load_dir: str | Path) -> Path | None:
-    """The folder of the newest checkpoint in `load_dir`, or of NeMo's; None without."""
+    """Return the folder of the newest checkpoint in `load_dir`, or of NeMo's; None without."""
     folder = Path(load_dir)
     found = loaded(folder) if (folder / TRACKER).is_file() else folder / NEMO_WEIGHTS
     return found if found.is_dir() else None
 
 
 def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
-    """ModelOpt's state beside the newest checkpoint's shards; {} where there is none."""
+    """Read ModelOpt's state beside the newest checkpoint's shards; {} where there is none."""
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / modelopt.STATE).is_dir():
         return {}
@@ -44,7 +44,7 @@ def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:
-    """The arguments that the newest checkpoint was trained with; {} where it holds none."""
+    """Read the arguments that the newest checkpoint was trained with; {} where it holds none."""
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / "metadata.json").is_file():
         return {}
@@ -59,7 +59,7 @@ def _common_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
-    """`teacher` with the weights of its newest checkpoint, whatever that was split into.
+    """Load the weights of its newest checkpoint into `teacher`, whatever that was split into.
 
     `args` are upstream's global ones; they name the folder, and are as before afterwards.
     """
@@ -99,7 +99,7 @@ def _own_name(name: str) -> str:
 
 @contextmanager
 def _as_for_finetuning(args: Namespace) -> Iterator[None]:
-    """Weights alone, and from where they are asked for: not of a run that is to be gone on with."""
+    """Have weights alone loaded, from where they are asked for, and not a run that is resumed."""
     before = dict(vars(args))
     vars(args).update(WEIGHTS_ALONE, ckpt_step=None)
     try:

@@ -49,7 +49,7 @@ def advice(name: str) -> str:
 
 
 def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
-    """PtqError where the format `name` of such a model is not exported to `target`.
+    """Raise PtqError where the format `name` of such a model is not exported to `target`.
 
     `target` is "hf", "tensorrt_llm", or DEQUANTIZED. `latent` says whether its attention is
     multi-latent, `decoder` what the user takes it for.
@@ -100,7 +100,7 @@ def export_dequantized(model: nn.Module, folder: Path) -> None:
 
 
 def _tensors(exporter: Any) -> dict[str, Tensor]:
-    """Copies: some share memory, which safetensors does not allow."""
+    """Return copies: some share memory, which safetensors does not allow."""
     layers = exporter.layer_state_dicts.values()
     return {name: part.clone() for layer in layers for name, part in layer.items()}
 
@@ -201,14 +201,14 @@ def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
 
 
 def _shaped(scale: Tensor, rows: int, block: int) -> Tensor:
-    """A weight's scale: [rows, blocks] where it has blocks, else [rows], or of no dimension."""
+    """Return a weight's scale: [rows, blocks] if it has blocks, else [rows], or of no dimension."""
     if block:
         return scale.reshape(rows, -1)
     return scale.reshape(rows) if scale.numel() == rows > 1 else scale.reshape(())
 
 
 def qkv_rows(config: Any, rows: int) -> dict[str, Tensor]:
-    """Which of the fused projection's rows are those of q, k and v, in the heads' order.
+    """Return which of the fused projection's rows are those of q, k and v, in the heads' order.
 
     Each group of heads has its queries, its key and its value one after another.
     """
@@ -260,7 +260,7 @@ def export_tensorrt_llm(
 
 
 def _mend_config(folder: Path, rope: Mapping[str, Any] | None) -> None:
-    """ModelOpt names the rotary scaling without its numbers, and takes all INT4 for AWQ's."""
+    """Add the rotary scaling's numbers, which ModelOpt lacks; it takes all INT4 for AWQ's."""
     from safetensors import safe_open
 
     path = folder / "config.json"

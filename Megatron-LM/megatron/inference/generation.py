@@ -40,7 +40,7 @@ class Cached:
         self.context = StaticInferenceContext(max_batch_size=1, max_sequence_length=longest)
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """The logits [vocabulary] behind the last of these further tokens, float32."""
+        """Return the logits [vocabulary] behind the last of these further tokens, float32."""
         context = self.context
         logits = run(self.model, self.args, ids, context.sequence_len_offset, context)
         context.sequence_len_offset += len(ids)
@@ -62,7 +62,7 @@ class Recomputed:
 
 
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
-    """The logits [vocabulary] behind the last of `ids`, the first of which is at place `start`."""
+    """Return the logits [vocabulary] behind the last of `ids`, whose first is at place `start`."""
     from megatron.device import accelerator_type
 
     tokens = torch.tensor([ids], device=accelerator_type())
@@ -80,7 +80,7 @@ def generate_tokens(
     choice: Choice,
     draw: torch.Generator,
 ) -> Iterator[int]:
-    """Up to `count` tokens behind `ids` and before `end`, each as soon as it is known.
+    """Yield up to `count` tokens behind `ids` and before `end`, each as soon as it is known.
 
     `vocabulary` are the tokens that there are: the model may have rows of padding.
     """
@@ -93,7 +93,7 @@ def generate_tokens(
 
 
 def pick(logits: Tensor, choice: Choice, draw: torch.Generator) -> int:
-    """A token by its logits [vocabulary]; of several that are as likely the first, if greedy."""
+    """Draw a token by its logits [vocabulary]; if greedy, take the first of the likeliest."""
     if choice.temperature == 0:
         return int(logits.argmax())
     values, tokens = (logits / choice.temperature).sort(descending=True, stable=True)

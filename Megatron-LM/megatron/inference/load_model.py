@@ -60,7 +60,7 @@ def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> No
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The folder of one iteration that `path` means: itself, or the newest in it.
+    """Find the folder of one iteration that `path` means: itself, or the newest in it.
 
     Raises:
         SavedError: there is none; its files are not as they were written.
@@ -81,7 +81,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def read_args(folder: Path) -> Namespace:
-    """The arguments that an iteration's folder was written with.
+    """Read the arguments that an iteration's folder was written with.
 
     Raises:
         SavedError: it has none, or cannot be read.
@@ -100,7 +100,7 @@ def read_args(folder: Path) -> Namespace:
 
 
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
-    """{site: type} of the step before a folder was written; {} where it does not say."""
+    """Return {site: type} of the step before a folder was written; {} where it does not say."""
     step = max(0, (iteration(folder) or 0) - 1)
     types = getattr(saved, resumed_types.TYPES, {})
     return {
@@ -109,13 +109,13 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
 
 
 def iteration(folder: Path) -> int | None:
-    """The iteration that a folder is called after; None of another name, "release" say."""
+    """Return the iteration that a folder is called after; None of another name, "release" say."""
     number = folder.name.removeprefix(ITERATION)
     return int(number) if number.isdecimal() else None
 
 
 def arguments_here(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
-    """The saved arguments, on this machine; those that its release lacked, as parsed.
+    """Return the saved arguments, on this machine; those that its release lacked, as parsed.
 
     Raises:
         CheckpointError: they name a module of somebody else's, which would be imported.
@@ -132,7 +132,7 @@ def arguments_here(folder: Path, saved: Namespace, platform: list[str]) -> Names
 
 
 def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace, nn.Module]:
-    """The model in an iteration's folder, and upstream's arguments for one process here.
+    """Load the model in an iteration's folder, and upstream's arguments for one process here.
 
     `saved` are those of the checkpoint, `platform` the flags that say what the machine has.
     ModelOpt's state is restored where the checkpoint has one: its quantizers are part of the model.
@@ -178,7 +178,7 @@ def batches(
 
 
 def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
-    """The tokenizer of the training, or the one `given`, as upstream builds it.
+    """Build the tokenizer of the training, or the one `given`, as upstream does.
 
     Raises:
         SavedError: there is none, or it has tokens that the model does not know.
@@ -200,7 +200,7 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
 
 
 def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
-    """SavedError where `what` holds the token id `largest` and the model has no row for it."""
+    """Raise SavedError if `what` holds the token id `largest` and the model has no row for it."""
     rows = args.padded_vocab_size or args.vocab_size  # the first is that of a training alone
     if largest >= rows:
         raise SavedError(

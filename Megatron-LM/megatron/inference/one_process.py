@@ -11,7 +11,7 @@ from torch import nn
 
 
 def build(args: Namespace) -> nn.Module:
-    """The model that upstream's arguments describe, which become the global ones; not wrapped.
+    """Build the model of upstream's arguments, which become the global ones; it is not wrapped.
 
     Its weights are random. It has what ModelOpt made of the checkpoint that `args` name.
     """

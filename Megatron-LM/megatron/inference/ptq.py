@@ -65,7 +65,7 @@ REFUSED = {
 
 
 def format_of(name: str) -> Format:
-    """The format called `name`.
+    """Return the format called `name`.
 
     Raises:
         PtqError: there is none, or it does not run here; the text says why.
@@ -85,7 +85,7 @@ def format_of(name: str) -> Format:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """The texts of a file: the `text` of each JSON line (.jsonl), else what blank lines part.
+    """Yield the texts of a file: `text` of each JSON line (.jsonl), else what blank lines part.
 
     Raises:
         PtqError: it cannot be read, or a line is not of that form.
@@ -116,7 +116,7 @@ def _text_of(line: str, where: str) -> str:
 def calibration_samples(
     texts: Iterable[str], encode: Encode, *, samples: int, length: int, vocabulary: int
 ) -> Tensor:
-    """Token ids [samples, length], cut one after another from the texts' tokens, joined.
+    """Cut token ids [samples, length] one after another from the texts' tokens, joined.
 
     No sample has padding, which would count for the amax.
 
@@ -147,7 +147,7 @@ def calibration_samples(
 
 
 def check_not_quantized(folder: str | Path) -> None:
-    """PtqError where the newest checkpoint in `folder` has ModelOpt's quantizers already."""
+    """Raise PtqError where the newest checkpoint in `folder` has ModelOpt's quantizers already."""
     modes = [mode for mode, _ in load_modelopt_state(folder).get("modelopt_state_dict", [])]
     if QUANTIZE_MODE in modes:
         raise PtqError(
@@ -156,7 +156,7 @@ def check_not_quantized(folder: str | Path) -> None:
 
 
 def check_source(core: Path) -> None:
-    """PtqError where the sites in the source below `core` quantize, too."""
+    """Raise PtqError where the sites in the source below `core` quantize, too."""
     for name in SITE_FILES:
         types = {s: t for s, t in site_types(str(core / name)).items() if t != "none"}
         if types:
@@ -168,7 +168,7 @@ def check_source(core: Path) -> None:
 
 
 def check_shapes(model: nn.Module, name: str) -> None:
-    """PtqError where the widths of a layer are not cut into the blocks of the format `name`."""
+    """Raise PtqError if the widths of a layer are not cut into the blocks of the format `name`."""
     kind = format_of(name)
     wrong = [
         f"{layer} {list(module.weight.shape)}"
@@ -245,7 +245,7 @@ def _lacks_range(quantizer: Any) -> bool:
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """[batch, length, vocabulary] for tokens [batch, length]."""
+    """Return [batch, length, vocabulary] for tokens [batch, length]."""
     positions = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
     with torch.no_grad():
         return model(tokens, positions, None)

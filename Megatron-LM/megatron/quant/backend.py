@@ -151,7 +151,7 @@ spec_of = functools.cache(QuantSpec)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether the operator has to be called; eager calls skip it, which takes some microseconds."""
+    """Return whether the operator has to be called, which takes some microseconds."""
     traced = torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
     return traced or is_in_torch_dispatch_mode()
 

@@ -44,7 +44,7 @@ class QuantConfig(Options):
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
     def quantizes(self, kind: str) -> bool:
-        """Whether a site of this kind of layers is asked to run as a type, at any step."""
+        """Return whether a site of this kind of layers is asked to run as a type, at any step."""
         sites = (site.name for site in SITES.values() if site.layer == kind)
         return any(phase.quant_type != NONE for site in sites for phase in self.phases(site))
 
@@ -173,7 +173,7 @@ def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
 
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
-    """Whether this process leaves `layer` unquantized at `site`; raises what `current` raises."""
+    """Return whether this process leaves `layer` unquantized at `site`; raises as `current`."""
     # Any type but 'none' does: what the site's is, does not matter here.
     return layer_type(site, layer, "mixed") == NONE
 

@@ -38,12 +38,12 @@ def check(patterns: object) -> None:
 
 
 def is_for(pattern: str, site: GemmSite) -> bool:
-    """Whether `pattern` is for a site, whatever its layers are."""
+    """Return whether `pattern` is for a site, whatever its layers are."""
     return split(pattern)[0] in (None, site.name, site.layer)
 
 
 def matches(pattern: str, site: str, layer: str) -> bool:
-    """Whether `pattern` names `layer` at `site`."""
+    """Return whether `pattern` names `layer` at `site`."""
     return is_for(pattern, SITES[site]) and fnmatchcase(layer, split(pattern)[1])
 
 

@@ -15,7 +15,7 @@ TypeOf = Callable[[str, str, str, str], str]
 
 
 def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str:
-    """The format of an operand where no recipe says otherwise."""
+    """Return the format of an operand where no recipe says otherwise."""
     del site, layer
     return member(quant_type, operand)
 

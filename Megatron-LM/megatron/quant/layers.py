@@ -70,7 +70,7 @@ def exempt(model: Module) -> Module:
 
 
 def is_exempt(owner: object) -> bool:
-    """Whether `exempt` was told of this weight or module, or of what it is part of."""
+    """Return whether `exempt` was told of this weight or module, or of what it is part of."""
     return getattr(owner, EXEMPT, False)
 
 
@@ -129,19 +129,19 @@ def _kind(claim: _Claim) -> str:
 
 
 def _own_modules(model: Module) -> Iterator[tuple[str, Module]]:
-    """The named modules that are not exempt."""
+    """Yield the named modules that are not exempt."""
     for path, module in model.named_modules():
         if not is_exempt(module):
             yield path, module
 
 
 def _is_a(module: Module, *names: str) -> bool:
-    """Whether a class that `module` is of is called one of `names`."""
+    """Return whether a class that `module` is of is called one of `names`."""
     return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
 def _has_attention_sites(module: Module) -> bool:
-    """Whether it is upstream's own attention; Transformer Engine has one of the same name."""
+    """Return whether it is upstream's attention; Transformer Engine has one of the same name."""
     return any(
         cls.__name__ == "DotProductAttention" and cls.__module__.partition(".")[0] != engine.NAME
         for cls in type(module).__mro__

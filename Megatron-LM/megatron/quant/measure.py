@@ -139,7 +139,7 @@ class Measurement:
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """10 log10(signal / noise) in dB: inf without noise, None without a signal to measure."""
+    """Return 10 log10(signal / noise), dB: inf without noise, None without a signal to measure."""
     if math.isnan(signal) or math.isnan(noise):
         return math.nan
     if signal == 0:

@@ -62,7 +62,7 @@ def now() -> int:
 
 
 def _process() -> tuple[int, int]:
-    """Which process this is, of how many: what counts where nobody named the replica."""
+    """Return which process this is, of how many: what counts where nobody named the replica."""
     if not torch.distributed.is_initialized():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -93,7 +93,7 @@ class QuantizedOperands(GemmOperands):
         return OperandParts(place, spec, shape, self._seed(operand, spec), needed)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """With `save_activations = "packed"`, save the activation as codes; else change nothing.
+        """Save the activation as codes with `save_activations = "packed"`; else change nothing.
 
         `activation` is this rank's: under sequence parallelism not the left operand, `gathered`,
         but a part of it.

@@ -128,7 +128,7 @@ def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: Quan
 
 
 def _recoverable(decode: Tensor, inexact: bool) -> bool:
-    """Whether a value times its scale, in float32, tells the value: no product is too near an end.
+    """Return whether a float32 product with its scale tells a value: none is too near an end.
 
     Products with a power of two, and HiFloat4's, are exact down to the smallest ones.
     """

@@ -34,7 +34,7 @@ def qdq(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> Tensor:
-    """What `backend.fake_quantize` returns, which checks the arguments; supports them all."""
+    """Return what `backend.fake_quantize` does, which checks the arguments; it takes them all."""
     encoded = encode(x, spec, axis, seed, amax)
     result = torch.empty_like(x) if out is None else out
     decoded = decode(encoded)

@@ -12,5 +12,5 @@ def memory_order(x: Tensor) -> list[int]:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether `x` fills its piece of memory, without gaps or anything twice."""
+    """Return whether `x` fills its piece of memory, without gaps or anything twice."""
     return x.permute(memory_order(x)).is_contiguous()

@@ -34,7 +34,7 @@ def shards_of(module: torch.nn.Module) -> Shards | None:
 
 
 def is_shard(operand: str, shards: Shards | None) -> bool:
-    """Whether this rank holds but a shard of `operand`."""
+    """Return whether this rank holds but a shard of `operand`."""
     return shards is not None and operand in shards.operands
 
 

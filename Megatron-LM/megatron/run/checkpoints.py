@@ -68,7 +68,7 @@ def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> Non
 
 
 def to_verify(args: Namespace, checkpoint: str) -> bool:
-    """Whether a checkpoint that is being read is to be held against its hashes.
+    """Return whether a checkpoint that is being read is to be held against its hashes.
 
     With --verify-integrity, where it has any, as not all from elsewhere have: `before_load` takes
     none of the run's own ones without. What --ckpt-step names is loaded whatever they say.
@@ -90,7 +90,7 @@ def to_verify(args: Namespace, checkpoint: str) -> bool:
 
 
 def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
-    """Where upstream looks for a checkpoint: where none is yet, in that of a pre-trained model."""
+    """Return where upstream looks for a checkpoint: if none is there, in a pre-trained model's."""
     folder = getattr(args, load_arg, None)
     pretrained = getattr(args, "pretrained_checkpoint", None)
     if pretrained and not (folder and (Path(folder) / TRACKER).is_file()):
@@ -99,7 +99,7 @@ def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
 
 
 def newest(args: Namespace) -> Path | None:
-    """The folder of the iteration that upstream is going to read, as `before_load` has it.
+    """Return the folder of the iteration that upstream is going to read, as `before_load` has it.
 
     None without a folder to load from; in one without a checkpoint it is not there. A collective.
     """
@@ -109,13 +109,13 @@ def newest(args: Namespace) -> Path | None:
 
 
 def loaded(folder: Path, step: int | None = None) -> Path:
-    """The folder of the iteration `step`, or of what the tracker names."""
+    """Return the folder of the iteration `step`, or of what the tracker names."""
     iteration = _tracked(folder) if step is None else step
     return folder / "release" if iteration is None else _path(folder, iteration)
 
 
 def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
-    """What `choose` returns, where there is a choice; its metadata is looked at."""
+    """Return what `choose` returns, where there is a choice; its metadata is looked at."""
     found, chosen = None, getattr(args, "ckpt_step", None)
     folder = Path(getattr(args, load_arg, None) or load_folder(args, load_arg))
     if chosen is None and not _has_tracker(folder):
@@ -131,7 +131,7 @@ def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
 
 
 def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
-    """The newest whole checkpoint of a folder without a tracker, and why; None if it holds none.
+    """Return the newest whole checkpoint of a folder without a tracker, and why; None without.
 
     What a kill left of a first save is none. The tracker is written in the run's own folder, and
     where upstream would take a pre-trained model in its place.
@@ -164,7 +164,7 @@ def _verifies(args: Namespace) -> bool:
 
 
 def _is_own(args: Namespace, folder: Path) -> bool:
-    """Whether the run saves to the folder, too."""
+    """Return whether the run saves to the folder, too."""
     save = getattr(args, "save", None)
     return bool(save) and Path(save).resolve() == folder.resolve()
 
@@ -182,7 +182,7 @@ def before_save(args: Namespace, iteration: int) -> None:
 
 
 def keep_last(count: int) -> None:
-    """Once what was saved last is complete: remove all but the `count` newest; 0 keeps all."""
+    """Remove all but the `count` newest once the last save is complete; 0 keeps all."""
     global _saved, _begun
     if _saved is not None and _has_tracker(_saved):
         (_saved / FIRST_SAVE).unlink(missing_ok=True)
@@ -306,7 +306,7 @@ def _has_tracker(folder: Path) -> bool:
 
 
 def _tracked(folder: Path) -> int | None:
-    """The iteration that the tracker names: -1 if it is unreadable, None without one.
+    """Return the iteration that the tracker names: -1 if it is unreadable, None without one.
 
     A released model, of no iteration, counts as None: it is not what a run writes.
     """
@@ -334,7 +334,7 @@ def _name_newest(folder: Path, iteration: int) -> None:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Whether an iteration's folder holds what a save writes last, unlike one that was killed.
+    """Return whether an iteration's folder holds what a save writes last; a killed one does not.
 
     That is the hashes, or metadata where no first save is under way: it comes before the hashes,
     which take long. In the format of one file a rank, nothing tells.

@@ -100,7 +100,7 @@ def _says_full(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and those that torch collected of all ranks."""
+    """Yield the error, what it was raised from, and those that torch collected of all ranks."""
     left, seen = [error], set()
     while left:
         one = left.pop()
@@ -113,7 +113,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lacks_room(begun: Path | None) -> bool:
-    """Whether a save is under way, and the disk has less than it still needs."""
+    """Return whether a save is under way, and the disk has less than it still needs."""
     if begun is None:
         return False
     written = sum(file.stat().st_size for file in begun.rglob("*") if file.is_file())
@@ -141,7 +141,7 @@ def _bytes_a_weight(parameter: Parameter, args: Namespace) -> int:
 
 
 def _copies(parameter: Parameter, args: Namespace) -> int:
-    """How many ranks hold the same part of a weight; upstream marks parts, and experts."""
+    """Return how many ranks hold the same part of a weight; upstream marks parts, and experts."""
     world, stages = _size(args, "world_size"), _size(args, "pipeline_model_parallel_size")
     if not getattr(parameter, "allreduce", True):  # an expert's
         parts = _size(args, "expert_model_parallel_size")

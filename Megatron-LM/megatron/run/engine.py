@@ -62,7 +62,7 @@ def _recipe(args: Namespace) -> list[str]:
 
 
 def _older(args: Namespace, version: str | None) -> list[str]:
-    """Faults of releases whose GEMM is the quantizer's alone."""
+    """Return the faults of releases whose GEMM is the quantizer's alone."""
     needs = f"Transformer Engine {version} multiplies by the quantizer's own GEMM"
     grouped = getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False)
     found = []

@@ -109,20 +109,20 @@ def after_step(iteration: int) -> None:
 
 
 def asked_now() -> dict[str, str]:
-    """The type that each site is asked to run as at this step."""
+    """Return the type that each site is asked to run as at this step."""
     return {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
 
 
 def since(
     calls: Mapping[Key, int], records: Iterable[quant.QuantRecord]
 ) -> list[quant.QuantRecord]:
-    """The records of what was called more often than `calls` says, with these further calls."""
+    """Return the records of what was called more often than `calls` says, with the calls since."""
     more = ((record, record.calls - calls.get(record.key, 0)) for record in records)
     return [replace(record, calls=n) for record, n in more if n]
 
 
 def inspect(layers: list[quant.Layer], setup: quant.Setup) -> None:
-    """GuardError naming all that would keep a GEMM from being quantized, or excluded, as asked.
+    """Raise GuardError for all that would keep a GEMM from being quantized, or excluded, as asked.
 
     A collective: `layers` are this rank's.
     """
@@ -135,7 +135,7 @@ def inspect(layers: list[quant.Layer], setup: quant.Setup) -> None:
 
 
 def check_alone(others: list[str]) -> None:
-    """GuardError where ModelOpt quantizes layers, `others` of this rank's, beside the source.
+    """Raise GuardError where ModelOpt quantizes layers, this rank's `others`, beside the source.
 
     A collective.
     """
@@ -151,7 +151,7 @@ def check_alone(others: list[str]) -> None:
 
 
 def check_cuts(found: list[quant.FoundLayer], args: Namespace) -> None:
-    """GuardError naming every block of this layout that is cut in two; a collective."""
+    """Raise GuardError for every block of this layout that is cut in two; a collective."""
     blocks, squares = current().blocks(), current().squares()
     here = quant.cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
@@ -167,13 +167,13 @@ def contradictions(options: quant.QuantConfig) -> list[str]:
 
 
 def ever_asked(options: quant.QuantConfig) -> dict[str, str]:
-    """The first type that each site is asked to run as, if it is at any time."""
+    """Return the first type that each site is asked to run as, if it is at any time."""
     types = {site: [phase.quant_type for phase in options.phases(site)] for site in quant.SITES}
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
 
 def check_all(records: list[quant.QuantRecord]) -> None:
-    """GuardError naming every site that in all of a run did not run as asked, or to no effect.
+    """Raise GuardError for every site that in all of a run did not run as asked, or to no effect.
 
     `records` are of all ranks. A site with a schedule was checked when each of its types began.
     """
@@ -191,7 +191,7 @@ def check_layers(
     records: list[quant.QuantRecord],
     when: str,
 ) -> None:
-    """GuardError naming every layer that ran beside its quantizer; a collective.
+    """Raise GuardError for every layer that ran beside its quantizer; a collective.
 
     `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
     said.
@@ -204,7 +204,7 @@ def check_layers(
 
 
 def gather() -> list[quant.QuantRecord]:
-    """The records of all ranks together; a collective."""
+    """Gather the records of all ranks; a collective."""
     return quant.merge(all_ranks(quant.RECORDER.entries()))
 
 

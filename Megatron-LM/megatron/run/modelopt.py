@@ -25,7 +25,7 @@ _QUANTIZER = "modelopt.torch.quantization"
 
 
 def restore(chunks: list[Module], args: Namespace) -> list[Module]:
-    """This rank's `chunks` with what ModelOpt made of the model that `args` have upstream load.
+    """Give this rank's `chunks` what ModelOpt made of the model that `args` have upstream load.
 
     To be called before the chunks are wrapped and the weights are loaded: it brings the modules
     that they are loaded into. As they are, where the checkpoint has nothing of it. A collective.
@@ -90,7 +90,7 @@ def _keep_name(args: Namespace, checkpoint: Path) -> None:
 
 
 def quantized_layers(chunks: Iterable[Module]) -> list[str]:
-    """The paths of the modules in which a quantizer of ModelOpt's is switched on."""
+    """Return the paths of the modules in which a quantizer of ModelOpt's is switched on."""
     return sorted(
         {
             re.sub(r"^(module\.)+", "", path.rpartition(".")[0])

@@ -63,7 +63,7 @@ def _write(writer: Any, metrics: Path, iteration: int, of: Measurement) -> None:
 
 
 def _add_histogram(writer: Any, name: str, counts: dict[int, int], iteration: int) -> None:
-    """A bar of width 1 around each exponent, from the lowest to the highest."""
+    """Add a bar of width 1 around each exponent, from the lowest to the highest."""
     exponents = range(min(counts), max(counts) + 1)
     writer.add_histogram_raw(
         name,

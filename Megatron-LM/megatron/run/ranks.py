@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """This process's rank among all."""
+    """Return this process's rank among all."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def all_ranks(here: T) -> list[T]:
-    """What every rank has, by rank; a collective. It must be picklable."""
+    """Gather what every rank has, by rank; a collective. It must be picklable."""
     if not torch.distributed.is_initialized():
         return [here]
     ranks = [here] * torch.distributed.get_world_size()
@@ -23,7 +23,7 @@ def all_ranks(here: T) -> list[T]:
 
 
 def data_rank() -> tuple[int, int]:
-    """Which data-parallel rank this process is, of how many; ranks of a context count as such."""
+    """Return this process's data-parallel rank, of how many; a context's ranks count as such."""
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():

@@ -69,7 +69,7 @@ def recorded(writer: Any) -> Iterator[None]:
 
 
 def peak_memory() -> int:
-    """The most memory that this process held, in bytes: on its GPU, else resident on the CPU."""
+    """Return the most memory that this process held, in bytes: on its GPU, else resident."""
     if HAS_CUDA:
         return accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
@@ -85,7 +85,7 @@ def _leave(path: Path, error: BaseException) -> None:
 
 
 def write_stats(path: Path, records: list[QuantRecord]) -> None:
-    """Per site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
+    """Write, by site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
     rows = [asdict(record) | {"sqnr_db": record.sqnr_db} for record in records]
     path.write_text(json.dumps(jsonable(rows), indent=1, allow_nan=False), encoding="utf-8")
 

@@ -50,7 +50,7 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 
 
 def _rows(options: QuantConfig) -> dict[str, str]:
-    """What differs of operands and layers, as text."""
+    """Return what differs of operands and layers, as text."""
     operands = {
         name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
         for name, row in options.operands.items()
@@ -60,7 +60,7 @@ def _rows(options: QuantConfig) -> dict[str, str]:
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:
-    """A site's types in the form of a schedule, with steps."""
+    """Return a site's types in the form of a schedule, with steps."""
     *first, last = options.phases(site)
     parts = [f"{phase.quant_type} until {phase.ends(total)}" for phase in first]
     return ", then ".join([", ".join(parts), last.quant_type] if parts else [last.quant_type])

@@ -12,7 +12,7 @@ from . import engine
 
 
 def read_setup(args: Namespace) -> Setup:
-    """The facts that upstream's arguments hold; a release that lacks one has its default."""
+    """Read the facts of upstream's arguments; a release that lacks one has its default."""
     shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
     grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
     implementation = getattr(args, "transformer_impl", None) or "local"
@@ -28,14 +28,14 @@ def read_setup(args: Namespace) -> Setup:
 
 
 def _captures(args: Namespace) -> bool:
-    """Whether CUDA graphs are asked for; older releases have a switch for each kind."""
+    """Return whether CUDA graphs are asked for; older releases have a switch for each kind."""
     switches = ("enable_cuda_graph", "external_cuda_graph")
     asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
     return asked or any(getattr(args, name, False) for name in switches)
 
 
 def _groups_with_sites(implementation: str) -> bool:
-    """Whether grouped experts have sites: the patched source's do, and those of the engine ask."""
+    """Return whether grouped experts have sites: the patched source's do, and the engine's ask."""
     if implementation == ENGINE:
         return True
     try:
@@ -46,7 +46,7 @@ def _groups_with_sites(implementation: str) -> bool:
 
 
 def read_chunk_tokens(args: Namespace) -> int:
-    """Tokens of a micro-batch in one of a context-parallel rank's two chunks; 0 without chunks."""
+    """Return a micro-batch's tokens in one of a rank's two context chunks; 0 without chunks."""
     ranks = getattr(args, "context_parallel_size", None) or 1
     return args.seq_length // (2 * ranks) * args.micro_batch_size if ranks > 1 else 0
 

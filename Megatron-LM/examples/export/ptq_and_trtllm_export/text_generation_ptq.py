@@ -59,7 +59,7 @@ class Source:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     place: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
@@ -86,7 +86,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A number above 0, for argparse."""
+    """Return a number above 0, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -94,7 +94,7 @@ def positive(text: str) -> int:
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """PtqError where the command asks for nothing, for what is there, or does not go together."""
+    """Raise PtqError where a command asks for nothing, for what is there, or contradicts itself."""
     if (args.export_format != "none") != (args.export_dir is not None):
         raise PtqError(
             f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
@@ -138,7 +138,7 @@ def describe(args: argparse.Namespace, scratch: Path) -> Source:
 
 
 def format_of(source: Source) -> str:
-    """The format that a checkpoint has; PtqError where this program did not quantize it."""
+    """Return a checkpoint's format; PtqError where this program did not quantize it."""
     from megatron.run.modelopt import QUANTIZED_AS
 
     name = source.arguments.get(QUANTIZED_AS)
@@ -151,7 +151,7 @@ def format_of(source: Source) -> str:
 
 
 def find_texts(args: argparse.Namespace) -> Path:
-    """The calibration texts."""
+    """Return the calibration texts."""
     if args.calib_dataset in SAMPLES:
         return TREE.parent / "data" / args.calib_dataset / "text.jsonl"
     return Path(args.calib_dataset)
@@ -169,7 +169,7 @@ def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> No
 
 
 def calibration(args: argparse.Namespace, source: Source, tokenizer: Any) -> Any:
-    """Batches of token ids."""
+    """Return batches of token ids."""
     from megatron.inference import ptq
 
     samples = ptq.calibration_samples(

@@ -29,7 +29,7 @@ _WIDEST = 256
 def kernel_attention(
     query: Tensor, key: Tensor, value: Tensor, *, scores: Scores, probs: OperandParts
 ) -> Tensor:
-    """Causal attention of grouped queries in Megatron's layout, differentiable once.
+    """Compute causal attention of grouped queries in Megatron's layout, differentiable once.
 
     Scores, probabilities and their gradients are rounded where `chunked_attention` rounds them.
 

@@ -53,7 +53,7 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
         self.parts: dict[str, Tensor] = {}
 
     def forward(self, loss_dict: dict[str, Tensor]) -> Tensor:
-        """The total, a scalar.
+        """Return the total, a scalar.
 
         Args:
             loss_dict: scalars: `student_loss`, one whose name has "Logits" in it, and any others;
@@ -83,7 +83,7 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
 
 
 def _scaled_to(goal: Tensor, loss: Tensor) -> Tensor:
-    """`loss` with the value of `goal`, and its own gradient in proportion."""
+    """Return `loss` with the value of `goal`, and its own gradient in proportion."""
     factor = goal.detach() / loss.detach()
     # Without a look at the values, for which a GPU would have to be waited.
     usable = torch.isfinite(factor) & (factor > 0)
@@ -104,12 +104,12 @@ class _PairLoss(_Loss):
         self._projection = projection or nn.Identity()
 
     def forward(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """[b, s] in fp32 from the outputs of student and teacher, [s, b, width]."""
+        """Return [b, s] in fp32 from the outputs of student and teacher, [s, b, width]."""
         student, teacher = _output(predictions), _output(targets).detach()
         return self.per_token(student, teacher).transpose(0, 1).contiguous()
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[s, b] in fp32."""
+        """Return [s, b] in fp32."""
         raise NotImplementedError
 
 
@@ -133,7 +133,7 @@ class LogitsKLLoss(_PairLoss):
         self._parallel = model_config.tensor_model_parallel_size > 1
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[s, b] from [s, b, v / ranks]."""
+        """Return [s, b] from [s, b, v / ranks]."""
         group = parallel_state.get_tensor_model_parallel_group() if self._parallel else None
         return chunked_kl(student, teacher, self._temperature, group, self._overwrite)
 
@@ -150,7 +150,7 @@ class _HiddenLoss(_PairLoss):
         return gather_from_sequence_parallel_region(loss, tensor_parallel_output_grad=False)
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[s, b] from [s, b, h]."""
+        """Return [s, b] from [s, b, h]."""
         raise NotImplementedError
 
 
@@ -158,7 +158,7 @@ class HiddenStateCosineLoss(_HiddenLoss):
     """1 - cos(student, teacher)."""
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[s, b] from [s, b, h], in 0 ... 2."""
+        """Return [s, b] from [s, b, h], in 0 ... 2."""
         return 1 - cosine_similarity(student, teacher, dim=-1)
 
 
@@ -166,7 +166,7 @@ class HiddenStateMSELoss(_HiddenLoss):
     """The mean over the width of (student - teacher)²."""
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[s, b] from [s, b, h]."""
+        """Return [s, b] from [s, b, h]."""
         return (student - teacher).square().mean(-1)
 
 
@@ -186,7 +186,7 @@ class Projection(nn.Linear):
 
 
 def _output(of_layer: Tensor | tuple) -> Tensor:
-    """What a layer gave, without the bias that some of Megatron's give beside it."""
+    """Return what a layer gave, without the bias that some of Megatron's give beside it."""
     return of_layer[0] if isinstance(of_layer, tuple) else of_layer
 
 
@@ -216,7 +216,7 @@ class Settings(BaseModel):
 def load_distillation_config(
     path: str | None, student_cfg: TransformerConfig, teacher_cfg: TransformerConfig
 ) -> dict[str, Any]:
-    """The settings of the YAML file at `path`, with defaults; None for the defaults alone.
+    """Read the settings of the YAML file at `path`, with defaults; None for the defaults alone.
 
     logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
     or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
@@ -290,7 +290,7 @@ def _criterion(
 
 
 def _in_last_stage(name: str, config: TransformerConfig) -> str:
-    """The name that a layer of the whole model has in the last stage, where losses are taken."""
+    """Return a layer's name in the last stage, where losses are taken."""
     stages = config.pipeline_model_parallel_size
     index = _LAYER_INDEX.search(name)
     if stages == 1 or index is None:
@@ -309,7 +309,7 @@ def _in_last_stage(name: str, config: TransformerConfig) -> str:
 def check_layers(
     student: nn.Module, teacher: nn.Module, criterion: Mapping[tuple[str, str], _Loss]
 ) -> None:
-    """DistillationError naming a compared layer that its model does not have, and near names."""
+    """Raise DistillationError for a compared layer that its model lacks, with near names."""
     for pair in criterion:
         for whose, model, name in zip(
             ("student", "teacher"), (student, teacher), pair, strict=True
@@ -365,13 +365,13 @@ def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]
 
 
 def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The student's, with the learned projections."""
+    """Return the student's, with the learned projections."""
     with self.hide_teacher_model():
         return type(self).sharded_state_dict(self, *args, **kwargs)
 
 
 def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """The student's output; between pipeline stages [s, b, h + the teacher's h]."""
+    """Return the student's output; between pipeline stages [s, b, h + the teacher's h]."""
     split = self.config.pipeline_model_parallel_size > 1
     theirs = None
     if self.training or split:
@@ -394,13 +394,13 @@ def set_input_tensor(self: Any, input_tensor: Tensor | list[Tensor | None]) -> N
 
 
 def _no_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """Zeros [b, s], where nobody asks for the loss itself."""
+    """Return zeros [b, s], where nobody asks for the loss itself."""
     del self
     return torch.zeros_like(labels, dtype=logits.dtype)
 
 
 def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """[b, s] in nats; zeros in training."""
+    """Return [b, s] in nats; zeros in training."""
     if self.training:
         return _no_lm_loss(self, labels, logits)
     return type(self).compute_language_model_loss(self, labels, logits)

@@ -13,7 +13,7 @@ LM_LOSS, KD_LOSS = "lm loss", "kd loss"
 def loss_func(
     loss_mask: Tensor, model: GPTModel, output_tensor: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss to be trained on, and all losses for the report.
+    """Return the loss to be trained on, and all losses for the report.
 
     Args:
         loss_mask: [b, s], 0 where a token does not count.
@@ -48,14 +48,14 @@ def loss_func(
 
 
 def _over_context_ranks(own: Tensor) -> Tensor:
-    """The sum over the ranks that share a sequence, in place."""
+    """Sum over the ranks that share a sequence, in place."""
     if parallel_state.get_context_parallel_world_size() > 1:
         all_reduce(own, group=parallel_state.get_context_parallel_group())
     return own
 
 
 def _averaged(losses: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of each loss, detached, over the ranks that have other sequences."""
+    """Average each loss, detached, over the ranks that have other sequences."""
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     group = parallel_state.get_data_parallel_group()
     all_reduce(values, group=group)

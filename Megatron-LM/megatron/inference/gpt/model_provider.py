@@ -66,7 +66,7 @@ RENAMED = {
 def model_provider(
     pre_process: bool = True, post_process: bool = True, parallel_output: bool = True
 ) -> MCoreGPTModel:
-    """The student that upstream's arguments describe, joined to its teacher where one is named.
+    """Build the student of upstream's arguments, joined to its teacher where one is named.
 
     pre_process and post_process say whether the embedding and the output layer are part of it;
     with parallel_output each tensor rank keeps its part of the logits.
@@ -90,7 +90,7 @@ def build_model(
 
 
 def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
-    """`student`, which learns from the teacher that `args` name from now on; itself, changed.
+    """Have `student` learn from the teacher that `args` name; return it, changed.
 
     With ModelOpt's state of its own checkpoint, if that has one; without a teacher it is returned
     so. With --export-kd-finalize it comes without what a distillation added.
@@ -121,7 +121,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
 
 
 def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreGPTModel:
-    """The teacher, with its checkpoint's weights, frozen, and run as quant type 'none'.
+    """Build the teacher, with its checkpoint's weights, frozen, and run as quant type 'none'.
 
     `config` are upstream's arguments with the teacher's laid over, as `load_teacher_config` gives
     them; `model_kwargs` are those of `model_provider`.
@@ -132,7 +132,7 @@ def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreG
 
 
 def check_run(args: Namespace) -> None:
-    """DistillationError where `args` ask for what a distillation does not do."""
+    """Raise DistillationError where `args` ask for what a distillation does not do."""
     if args.virtual_pipeline_model_parallel_size:
         raise DistillationError(
             "A distillation has no interleaved pipeline",
@@ -160,7 +160,7 @@ def check_lm_loss(args: Namespace) -> None:
 
 
 def load_teacher_config(folder: str, args: Namespace) -> Namespace:
-    """`args` as they are of the teacher in `folder`: its own architecture, run as the student is.
+    """Return the `args` of the teacher in `folder`: its own architecture, run as the student is.
 
     The architecture is that of model_config.yaml, in Megatron's or NeMo's names, or without such a
     file that of the arguments in the checkpoint.
@@ -207,7 +207,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
-    """A NeMo file holds much else: only what is nearly a name of ours is worth an error."""
+    """Raise DistillationError for what is nearly a name of ours: a NeMo file holds much else."""
     known = (*ARCHITECTURE, *FITTED)
     for name in given:
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.92)

@@ -68,7 +68,7 @@ def as_trained(
 
 
 def _check_squares(one: Projection, spec: QuantSpec, model: Mapping[str, Any]) -> None:
-    """PtqError where squares of Megatron's weight span parts that are cut apart in transformers."""
+    """Raise PtqError where a square of Megatron's weight spans parts that transformers splits."""
     if spec.tile != "square" or len(one.parts) == 1:
         return
     head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]

@@ -76,7 +76,7 @@ def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
 
 
 def _fp8(name: str) -> Callable[[PackedTensor, Tensor | None], Tensors]:
-    """E4M3 in squares, whose scales `name` are float32."""
+    """Return what stores E4M3 in squares, whose scales `name` are float32."""
 
     def tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:
         scales = packed.scales.block[:: packed.spec.block]

@@ -41,11 +41,11 @@ class SavedModel(TemplateLM):
         return self.tokenizer.eod
 
     def tok_encode(self, string: str, *rest: Any, **options: Any) -> list[int]:
-        """The token ids of a text, as training has them: without one that begins it."""
+        """Return the token ids of a text, as training has them: without one that begins it."""
         return [int(token) for token in self.tokenizer.tokenize(string)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """How likely each text is, in nats, cut into windows of the training's length."""
+        """Return how likely each text is, in nats, cut into windows of the training's length."""
         rows, counts = [], [0]
         for request in requests:
             pieces = get_rolling_token_windows(
@@ -59,7 +59,7 @@ class SavedModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Row], **options: Any
     ) -> list[tuple[float, bool]]:
-        """How likely each row's last tokens are, in nats, and whether all are the likeliest.
+        """Return how likely each row's last tokens are, in nats, and whether all are the likeliest.
 
         What a window has no room for is left out, from the first token on.
         """
@@ -98,7 +98,7 @@ class SavedModel(TemplateLM):
             yield -losses.double().sum().item(), bool((likeliest == wanted).all())
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """The likeliest tokens behind each text, up to what ends them or as many as are asked."""
+        """Generate the likeliest tokens behind each text, up to its end or as many as are asked."""
         found = []
         for request in requests:
             context, options = request.args

@@ -53,7 +53,7 @@ def load(
 
 
 def check(tasks: Iterable[Any], length: int) -> None:
-    """SavedError where a task asks for more than a model of text with `length` tokens does."""
+    """Raise SavedError if a task asks for more than a model of text with `length` tokens does."""
     for task in tasks:
         name = task.task_name
         if getattr(task, "UNSAFE_CODE", False):

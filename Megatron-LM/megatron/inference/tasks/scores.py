@@ -15,7 +15,7 @@ STDERR = "_stderr"
 def evaluate(
     model: SavedModel, loaded: Mapping[str, Any], limit: int | None, shots: int | None
 ) -> list[dict[str, Any]]:
-    """A row for each task and metric; `limit` is in documents of a task.
+    """Return a row for each task and metric; `limit` is in documents of a task.
 
     `shots` examples stand before a question, but where a task says that there are none.
     """

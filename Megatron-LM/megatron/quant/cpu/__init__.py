@@ -40,7 +40,7 @@ def qdq(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> Tensor | None:
-    """What `backend.fake_quantize` returns, which checks the arguments; None: not supported.
+    """Return what `backend.fake_quantize` does, which checks the arguments; None: not supported.
 
     Not supported are tapered formats to nearest-even, tapered elements but HiFloat8's, and tensors
     that are not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.

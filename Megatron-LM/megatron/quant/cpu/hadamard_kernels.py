@@ -41,7 +41,7 @@ def _keep_peak(bits: int) -> Callable:
 
 
 def hadamard_rows(bits: int, points: int) -> Callable[[int], None]:
-    """Blocks along the memory. Units are rows; a result's has `padded` elements.
+    """Transform blocks along the memory. Units are rows; a result's has `padded` elements.
 
     The last row may be shorter: there are `total` elements.
     """
@@ -72,7 +72,7 @@ def hadamard_rows(bits: int, points: int) -> Callable[[int], None]:
 
 
 def hadamard_columns(bits: int, points: int, stream: bool) -> Callable[[int], None]:
-    """Blocks across the memory, of `inner` columns side by side.
+    """Transform blocks across the memory, of `inner` columns side by side.
 
     A unit is a tile: up to TILE columns of one row of blocks. `stream` is to write past the caches,
     to a target whose rows begin at multiples of LINE.

@@ -84,7 +84,7 @@ def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
 
 
 def amax(bits: int) -> Callable[[int], None]:
-    """The pattern of a tensor's largest magnitude, which entry 7 of the table becomes.
+    """Write the pattern of a tensor's largest magnitude to entry 7 of the table.
 
     table: counter, units, grain, source, 0, size, total elements, amax.
     """
@@ -115,7 +115,7 @@ def amax(bits: int) -> Callable[[int], None]:
 
 
 def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
-    """Blocks along the memory. Units are rows of `size` elements, the last perhaps shorter.
+    """Quantize blocks along the memory. Units are rows of `size` elements, the last maybe shorter.
 
     table: counter, units, grain, source, target, size, total elements, 0, 0, the constants.
     """
@@ -154,7 +154,7 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
 
 
 def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
-    """Squares of a matrix of `size` columns. A unit is a band of `block` rows, the last shorter.
+    """Quantize squares of a matrix of `size` columns. A unit is a band of `block` rows, or fewer.
 
     table: counter, units, grain, source, target, size, height, 0, 0, the constants.
     """
@@ -205,7 +205,7 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
 
 
 def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
-    """Blocks across the memory, of `inner` columns side by side, read in rows.
+    """Quantize blocks across the memory, of `inner` columns side by side, read in rows.
 
     A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns
     of one row of blocks.
@@ -279,7 +279,7 @@ def _strips(bits: int, block: int, how: How, side: int) -> Callable:
 
 
 def hif8(bits: int) -> Callable[[int], None]:
-    """HiFloat8 to nearest, without a scale. Units are rows of `size` elements, the last shorter.
+    """Round to HiFloat8, nearest, without a scale. Units are rows of `size` elements, or fewer.
 
     table: counter, units, grain, source, target, size, total elements, limit.
     """

@@ -9,7 +9,7 @@ NARROW = 16  # fewer columns than this side by side are turned into rows first
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether the memory of `x` can be read and written: not when traced, nor in a subclass."""
+    """Return whether the memory of `x` can be used: not when traced, nor in a subclass."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"

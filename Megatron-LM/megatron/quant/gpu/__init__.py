@@ -71,7 +71,7 @@ def qdq(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> Tensor | None:
-    """What `backend.fake_quantize` returns, which checks the arguments.
+    """Return what `backend.fake_quantize` does, which checks the arguments.
 
     None for a tensor that is not on a CUDA device, unless in Triton's interpreter.
     """

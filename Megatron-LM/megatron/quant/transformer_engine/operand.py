@@ -63,7 +63,7 @@ class Operand:
         return quantized.reshape(shape).detach()
 
     def _is(self, weight: Tensor, tensor: Tensor) -> bool:
-        """Whether `tensor` is the weight itself, whose quantized copies are kept."""
+        """Return whether `tensor` is the weight itself, whose quantized copies are kept."""
         return self.tensor == "weight" and tensor.data_ptr() == weight.data_ptr()
 
 
