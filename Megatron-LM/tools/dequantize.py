@@ -71,7 +71,7 @@ def decoded(kind: str, scales: Tensor, scale: Tensor) -> Tensor:
         top = torch.ldexp(1 + (code & 3) / 4, (code >> 2) - 48)
         bits = (scales[..., 1:].unsqueeze(-1) >> torch.arange(8) & 1).flatten(-2)
         return (top * 2.0 ** (bits[..., :8].repeat_interleave(2, -1) + bits[..., 8:])).flatten(-2)
-    return torch.ldexp(torch.ones(()), scales.int() - 127)  # powers of two
+    return torch.ldexp(torch.ones(scales.shape), scales.int() - 127)  # powers of two
 
 
 if __name__ == "__main__":

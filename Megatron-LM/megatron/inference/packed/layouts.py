@@ -81,7 +81,7 @@ def _fp8(name: str) -> Callable[[PackedTensor, Tensor | None], Tensors]:
     def tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:
         scales = packed.scales.block[:: packed.spec.block]
         if scales.dtype == torch.uint8:
-            scales = torch.ldexp(torch.ones(()), scales.int() - 127)
+            scales = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
         return {"weight": packed.codes.view(torch.float8_e4m3fn), name: scales}
 
     return tensors
