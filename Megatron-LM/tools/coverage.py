@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -42,6 +41,7 @@ GROUPED = "--moe-grouped-gemm"
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 BACKWARD = " backward"
+ROOT_MODULE, OUTSIDE = "the model", "outside of all modules"
 
 
 class CoverageError(Exception):
@@ -139,7 +139,7 @@ class Products(TorchDispatchMode):
     @property
     def module(self) -> str:
         """The innermost module whose forward runs."""
-        return self.running[-1] if self.running else "outside of all modules"
+        return self.running[-1] if self.running else OUTSIDE
 
     def refuse_waiting(self) -> None:
         """Raise CoverageError when a site took operands, and no product of them followed."""
@@ -188,31 +188,11 @@ class Products(TorchDispatchMode):
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
         """Know which of the model's modules runs."""
-        names = {id(module): name for name, module in named_modules(model)}
+        from megatron.simulation.watch import named_modules, noting
 
-        def enter(module: torch.nn.Module, args: object) -> None:
-            self.running.append(names.get(id(module), self.module))
-
-        def leave(module: torch.nn.Module, args: object, output: object) -> None:
-            self.running.pop()
-
-        hooks = (
-            torch_module.register_module_forward_pre_hook(enter),
-            torch_module.register_module_forward_hook(leave),
-        )
-        try:
+        names = {id(module): name for name, module in named_modules(model, ROOT_MODULE)}
+        with noting(names, self.running, OUTSIDE):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Return all modules by their path from the unwrapped model, as `label_layers` has it."""
-    for name, module in model.named_modules():
-        while name.split(".")[0] == "module":
-            name = name.partition(".")[2]
-        yield name or "the model", module
 
 
 class EvenDispatcher:
@@ -345,7 +325,10 @@ def step(args: Any, model: torch.nn.Module) -> None:
 
 def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
     """Return modules that multiply nothing by their 2-D weight: embeddings look rows up."""
-    weights = ((name, getattr(module, "weight", None)) for name, module in named_modules(model))
+    from megatron.simulation.watch import named_modules
+
+    modules = named_modules(model, ROOT_MODULE)
+    weights = ((name, getattr(module, "weight", None)) for name, module in modules)
     return [n for n, w in weights if w is not None and w.dim() == 2 and n not in multiplied]
 
 

@@ -1,7 +1,7 @@
 """Sees every operation of a program, and knows whose it is: source line, layer, forward or not."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,22 +106,8 @@ class Watch(TorchDispatchMode):
     def following(self, models: list[torch.nn.Module]) -> Iterator[None]:
         """Know which of the models' modules runs."""
         names = {id(module): name for model in models for name, module in named_modules(model)}
-
-        def enter(module: torch.nn.Module, args: object) -> None:
-            self.running.append(names.get(id(module), self.running[-1] if self.running else ""))
-
-        def leave(module: torch.nn.Module, args: object, output: object) -> None:
-            self.running.pop()
-
-        hooks = (
-            torch_module.register_module_forward_pre_hook(enter),
-            torch_module.register_module_forward_hook(leave, always_call=True),
-        )
-        try:
+        with noting(names, self.running):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _place(self, node: Any) -> Place:
         line, quantizes, by_engine = self._lines.here()
@@ -137,12 +123,37 @@ class Watch(TorchDispatchMode):
         return place
 
 
-def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield all modules by their path from the unwrapped model."""
+def named_modules(model: torch.nn.Module, root: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield all modules by their path from the unwrapped model, which is called `root`."""
     for name, module in model.named_modules():
         while name.split(".")[0] == "module":
             name = name.partition(".")[2]
-        yield name, module
+        yield name or root, module
+
+
+@contextmanager
+def noting(names: Mapping[int, str], running: list[str], outside: str = "") -> Iterator[None]:
+    """Keep in `running` which modules' forward passes run, the innermost one last.
+
+    `names` are by a module's id. Another module counts as the one that calls it, and one that
+    nobody calls as `outside`.
+    """
+
+    def enter(module: torch.nn.Module, args: object) -> None:
+        running.append(names.get(id(module), running[-1] if running else outside))
+
+    def leave(module: torch.nn.Module, args: object, output: object) -> None:
+        running.pop()
+
+    hooks = (
+        torch_module.register_module_forward_pre_hook(enter),
+        torch_module.register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Lines:
