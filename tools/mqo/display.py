@@ -103,7 +103,7 @@ class Display:
 class Rate:
     """How fast a count grows, from the last minute of it."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._seen: deque[tuple[float, float]] = deque()
 

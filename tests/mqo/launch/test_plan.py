@@ -18,7 +18,7 @@ from mqo.matrix import generate, tables
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.scale.choose import Job, measure
-from mqo.scale.devices import DEVICES, GIB, memory_of, usable
+from mqo.scale.devices import DEVICES, GIB, usable
 from mqo.scale.layout import BUCKET, Layout
 from mqo.scale.memory import Arithmetic
 from mqo.scale.weights import rank_weights
@@ -26,7 +26,7 @@ from mqo.scale.weights import rank_weights
 SCRIPTS = Project.here().root / "script"
 NAMES = [str(path) for path, _ in generate.scripts()]
 H100 = imagined("h100-80gb", 8)
-LIMIT = usable(memory_of("h100-80gb"))
+LIMIT = usable(DEVICES["h100-80gb"].memory)
 EVERY = {"--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"}
 
 
@@ -179,7 +179,7 @@ def test_a_width_that_is_no_multiple_of_a_block_is_fine_on_one_tensor_rank(mode)
 def test_each_dtype_has_a_layout_on_each_device(device, dtype):
     made = cell("llama31-8b", gpus=8, dtype=dtype)
     used = need(made, planned(made, imagined(device, 8)))
-    assert used <= usable(memory_of(device))
+    assert used <= usable(DEVICES[device].memory)
     # Two bytes of a weight more, four of a state less, and twice the activations.
     assert used > need(made, Layout(8, tensor=8, recompute="full"))
 
@@ -511,7 +511,7 @@ def test_a_device_is_for_dry_runs():
     with pytest.raises(MqoError, match="--dry-run"):
         cli._machine(of_script(NAMES[0], "--device", "h100-80gb"))
     made = cli._machine(of_script(NAMES[0], "--device", "h200", "--dry-run"))
-    assert (made.gpus, made.memory) == (8, memory_of("h200"))
+    assert (made.gpus, made.memory) == (8, DEVICES["h200"].memory)
 
 
 def test_an_unknown_device_lists_the_valid_ones():

@@ -117,7 +117,7 @@ def agreed(encoder: Encoder, texts: list[str]) -> Encoder:
 # -- Hugging Face ---------------------------------------------------------------------------------
 
 
-def huggingface(folder: Path, engine: str = "auto") -> Encoder:
+def huggingface(folder: Path, engine: str) -> Encoder:
     """Return the tokenizer of a folder with tokenizer.json and tokenizer_config.json."""
     # tokenizers alone reads these files; transformers would add seconds to every start.
     from tokenizers import Tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.process import run
-from mqo.scale.devices import memory_of
+from mqo.scale import devices
 
 # Of apex.
 _ACCUMULATION = "fused_weight_gradient_mlp_cuda"
@@ -55,7 +55,7 @@ def detect() -> Machine:
 
 def imagined(device: str, gpus: int) -> Machine:
     """Return a machine with such devices, and this one's cores; UnknownNameError lists them."""
-    return Machine(detect().cores, gpus, memory_of(device), device)
+    return Machine(detect().cores, gpus, devices.device(device).memory, device)
 
 
 @functools.cache

@@ -187,7 +187,7 @@ def build_command(
 
 
 def dry_run(
-    project: Project, config: RunConfig, machine: Machine, source: Path | None = None
+    project: Project, config: RunConfig, machine: Machine, source: Path | None
 ) -> tuple[list[str], dict[str, str]]:
     """The command that `run` would start, in a folder not yet made, and its variables.
 

@@ -181,11 +181,11 @@ def step(name: str) -> None:
     """Called before every step that could be the last one; tests stop the process here."""
 
 
-def write_synced(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
+def write_synced(path: Path, content: bytes) -> None:
     """Write one file of .mqo, whole or not at all, and only then return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    _write(part, content, mode)
+    _write(part, content)
     _sync(part)
     part.replace(path)
 

@@ -16,6 +16,7 @@ from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.runs import RunFolder
 
 FORMATS = ("png", "svg", "pdf")
+TICKS = 5  # of an axis, at most
 ENDINGS = tuple(f".{name}" for name in FORMATS)
 PANELS = {
     "loss": "training loss",
@@ -203,9 +204,9 @@ def _draw_map(axes: Any, one: Map, limits: tuple[float, float]) -> Any:
     return image
 
 
-def _some(labels: Sequence[str], most: int = 5) -> tuple[list[int], list[str]]:
+def _some(labels: Sequence[str]) -> tuple[list[int], list[str]]:
     """Return the places of a few labels, and these."""
-    places = list(range(0, len(labels), -(-len(labels) // most)))
+    places = list(range(0, len(labels), -(-len(labels) // TICKS)))
     return places, [labels[place] for place in places]
 
 

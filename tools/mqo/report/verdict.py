@@ -25,9 +25,7 @@ class Verdict:
     doubts: tuple[str, ...] = ()
 
 
-def verdict(
-    rows: Sequence[Row], tolerance: float = DEFAULT_TOLERANCE, *, continued: bool = False
-) -> Verdict:
+def verdict(rows: Sequence[Row], tolerance: float, *, continued: bool) -> Verdict:
     """Choose, of the variants within T of the baseline, the one that quantizes most.
 
     Gaps are paired by seed. The evidence is enough where the interval of the choice ends within T,

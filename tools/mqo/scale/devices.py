@@ -43,11 +43,6 @@ def device(name: str) -> Device:
     return pick(DEVICES, "device", name)
 
 
-def memory_of(name: str) -> int:
-    """Return the bytes of a device; UnknownNameError lists the valid names."""
-    return device(name).memory
-
-
 def usable(memory: int) -> int:
     """Return the bytes that a plan may use: less a tenth, which the allocator cannot."""
     return memory * 9 // 10

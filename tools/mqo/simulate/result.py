@@ -54,11 +54,6 @@ class Simulation:
         """Return a rank's least time for a step."""
         return Roofline.of(rank, device(self.device))
 
-    def utilization(self) -> float:
-        """Return the part of the peak FLOPs that the slowest rank's step has, nothing hidden."""
-        bound = self.roofline(self.slowest)
-        return bound.products.flops / (bound.serial * device(self.device).bf16_tflops * 1e12)
-
     def as_table(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
         of, asked = self.config.experiment, self.config.quantization

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mqo.launch.progress import Progress
@@ -37,9 +37,8 @@ class Pool:
         jobs: Sequence[Job],
         executor: Local | Slurm,
         view: View,
-        pause: Callable[[], None] = lambda: time.sleep(POLL_S),
     ) -> None:
-        self.folder, self.executor, self.view, self.pause = folder, executor, view, pause
+        self.folder, self.executor, self.view = folder, executor, view
         self.entries = folder.entries(jobs)
         self.queue = [job for job in jobs if self.entries[job.name].state != "done"]
         self.skipped = len(jobs) - len(self.queue)
@@ -56,7 +55,7 @@ class Pool:
                     self._fill()
                     self._collect()
                     self._show()
-                    self.pause()
+                    time.sleep(POLL_S)
             finally:
                 self._stop()
         return self.entries
