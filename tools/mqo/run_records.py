@@ -55,8 +55,10 @@ class QuantToml(BaseModel):
 
     asked: dict[str, str] = {}
     quantizer: dict[str, Any] = Field({}, validation_alias=AliasChoices("quantizer", "quantiser"))
-    schedule: dict[str, Any] = {}
+    schedule: dict[str, str] = {}
     layers: Layers = Layers()
+    operands: dict[str, dict[str, Any]] = {}
+    rules: list[dict[str, str]] = []
 
 
 def parsed(path: Path, kind: type[T]) -> T:

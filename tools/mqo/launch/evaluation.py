@@ -11,7 +11,6 @@ import math
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,13 @@ from mqo.launch import bytecode
 from mqo.launch.flags import platform_flags
 from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import detect
-from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml, split
+from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import Watch, ask
+from mqo.run_records import QuantToml, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
@@ -303,18 +303,21 @@ def run(
 
 def _options(config: Path | None) -> dict[str, Any]:
     """Return how a run quantized: its options, and the layers that it left out."""
-    tables = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    named = [table for table in tables.values() if isinstance(table, dict)]
-    found = {k: v for table in named for k, v in table.items() if k in OPTIONS}
-    return split(found)[0]
+    said = _said(config)
+    options = {name: value for name, value in said.quantizer.items() if name in OPTIONS}
+    return options | ({"exclude": said.layers.exclude} if said.layers.exclude else {})
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
     """Return the rows of a run's recipe for `quant_toml`, where `types` are of a phase of it."""
-    rows = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    asked, later = rows.get("asked", {}), rows.get("schedule", {})
+    said = _said(config)
     for site, quant_type in _forward(types).items():
-        phases = {asked.get(site, tables.NONE), *re.findall(r"\w+", later.get(site, ""))}
-        if quant_type != tables.NONE and quant_type not in phases:
+        later = re.findall(r"\w+", said.schedule.get(site, ""))
+        if quant_type not in (tables.NONE, said.asked.get(site, tables.NONE), *later):
             return {}
-    return {name: rows[name] for name in ("operands", "rules") if name in rows}
+    return {name: rows for name in ("operands", "rules") if (rows := getattr(said, name))}
+
+
+def _said(config: Path | None) -> QuantToml:
+    """Return what a quant.toml says; nothing without one."""
+    return parsed(config, QuantToml) if config else QuantToml()

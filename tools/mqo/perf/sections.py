@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mqo.perf.train import Plan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
 from mqo.program import ask
 from mqo.report.collect import Run
+from mqo.run_records import QuantToml, parsed
 from mqo.scale.memory import BF16, FP32, OPTIMIZER
 
 PYTHON = ".venv/bin/python"
@@ -113,12 +113,12 @@ def _precision_row(site: Row) -> Row:
 
 def _changed(run: Run) -> Callable[[str], str]:
     """Return what says of a site why its format's threshold is not for it; '' where it is."""
-    tables = tomllib.loads(run.folder.quant_config.read_text(encoding="utf-8"))
-    quantizer, operands = tables.get("quantizer", {}), tables.get("operands", {})
-    everywhere = [f"{name} {value}" for name, value in quantizer.items() if name in CHANGES_VALUES]
+    said = parsed(run.folder.quant_config, QuantToml)
+    chosen = said.quantizer.items()
+    everywhere = [f"{name} {value}" for name, value in chosen if name in CHANGES_VALUES]
 
     def why(site: str) -> str:
-        own = [name for name in operands if name.startswith(f"{site}.")]
+        own = [name for name in said.operands if name.startswith(f"{site}.")]
         if not everywhere and not own:
             return ""
         what = ", ".join([*everywhere, *own])
