@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,21 @@ def last_of_each_step(series: Series) -> Series:
     has two validation losses where it is also a step of --eval-interval, and the final one counts.
     """
     return sorted(dict(series).items())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a run wrote its configuration into a folder."""
+    return RunFolder(folder).config.is_file()
+
+
+def new_folder(parent: Path, name: str) -> RunFolder:
+    """Make the folder of a run; where one of that name is there, with a number behind the name."""
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    while True:
+        run = RunFolder(parent / next(names))
+        with suppress(FileExistsError):
+            run.root.mkdir(parents=True)
+            return run
 
 
 def checkpoints_of(path: Path) -> Path:

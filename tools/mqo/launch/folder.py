@@ -22,7 +22,7 @@ from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
 from mqo.project import Project
 from mqo.run_records import damaged
-from mqo.runs import RunFolder
+from mqo.runs import RunFolder, new_folder
 
 _JOIN = " \\\n  "
 
@@ -39,16 +39,9 @@ class Environment(BaseModel):
 
 
 def create(runs: Path, title: str) -> RunFolder:
-    """A new folder, named by time and title; two runs of one second get two folders."""
+    """Make a folder, named by time and title; two runs of one second get two folders."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
-    for suffix in ("", *(f"_{n}" for n in range(2, 1000))):
-        root = runs / f"{stamp}_{title}{suffix}"
-        try:
-            root.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return RunFolder(root)
-    raise FileExistsError(runs / f"{stamp}_{title}")
+    return new_folder(runs, f"{stamp}_{title}")
 
 
 def write_facts(

@@ -10,7 +10,7 @@ from mqo.errors import MqoError
 from mqo.launch.folder import from_shell
 from mqo.launch.inputs import values
 from mqo.report.collect import Run, collect
-from mqo.runs import STEP_TIME, RunFolder
+from mqo.runs import STEP_TIME, is_run
 
 RECORD = "perf.json"
 LISTED = 6
@@ -68,7 +68,7 @@ def read(place: Path) -> Timed:
 
 def run_of(place: Path) -> Run:
     """The run of a folder that ended well; MqoError for another."""
-    if not RunFolder(place).config.is_file():
+    if not is_run(place):
         raise MqoError(
             f"{place} is neither a run nor what `mqo perf` wrote",
             expected=f"a folder with {RECORD} or with cell.json",

@@ -25,6 +25,7 @@ from mqo.runs import (
     VALID_LOSS,
     RunFolder,
     Series,
+    is_run,
     last_of_each_step,
     training_losses,
 )
@@ -178,7 +179,7 @@ def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
         if not place.is_dir():
             raise RunError(f"There is no folder {place}", expected="a run, or a folder of runs")
         root = place.resolve()
-        for path in filter(_is_run, _folders(root)):
+        for path in filter(is_run, _folders(root)):
             name = path.relative_to(root.parent if path == root or len(places) > 1 else root)
             found.setdefault(path, name.as_posix())
     if not found:
@@ -193,13 +194,9 @@ def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
 def _folders(root: Path) -> Iterator[Path]:
     """The folder and those below it, but for what is in runs."""
     yield root
-    if not _is_run(root):
+    if not is_run(root):
         for path in sorted(path for path in root.iterdir() if path.is_dir()):
             yield from _folders(path)
-
-
-def _is_run(folder: Path) -> bool:
-    return RunFolder(folder).config.exists()
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
-from mqo.runs import SWEEP, RunFolder, replace_text
+from mqo.runs import SWEEP, RunFolder, new_folder, replace_text
 from mqo.sweep.configs import Job
 
 SCHEMA = 1
@@ -143,12 +143,6 @@ class SweepFolder:
 
     def new_run(self, job: Job) -> RunFolder:
         """Make a folder for an attempt, with the configuration in it, for `mqo.sweep.job`."""
-        for name in (job.name, *(f"{job.name}_{n}" for n in range(2, 1000))):
-            run = RunFolder(self.root / name)
-            try:
-                run.root.mkdir()
-            except FileExistsError:
-                continue
-            job.config.write(run)
-            return run
-        raise FileExistsError(self.root / job.name)
+        run = new_folder(self.root, job.name)
+        job.config.write(run)
+        return run

@@ -12,7 +12,7 @@ from pathlib import Path
 from mqo.errors import FULL, MqoError, RunError, TrackerError, UnknownNameError, one_line
 from mqo.extras import missing
 from mqo.process import temporary_folder
-from mqo.runs import MetricsTail, RunFolder
+from mqo.runs import MetricsTail, RunFolder, is_run
 from mqo.track import content, sent
 from mqo.track.mlflow import Mlflow
 from mqo.track.tracker import Sent, Tracker
@@ -40,15 +40,11 @@ def find(places: Iterable[Path]) -> list[RunFolder]:
     """
     found = []
     for place in (place.resolve() for place in places):
-        below = [place] if _is_run(place) else sorted(filter(_is_run, place.glob("*")))
+        below = [place] if is_run(place) else sorted(filter(is_run, place.glob("*")))
         if not below:
             raise RunError(f"{place} holds no run", expected="folders with a cell.json")
         found += below
     return [RunFolder(path) for path in found]
-
-
-def _is_run(folder: Path) -> bool:
-    return RunFolder(folder).config.is_file()
 
 
 def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None = None) -> str:
