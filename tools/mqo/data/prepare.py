@@ -117,7 +117,7 @@ def _build(project: Project, target: Path, dataset: str, report: Callable[[str],
 
 
 def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[str], None]) -> None:
-    text, words, stem = _layout(folder, dataset)
+    text, words, _ = layout(folder, dataset)
     start = time.monotonic()
     if dataset == "dolma":
         documents = mix.documents(project.cache, report)
@@ -132,7 +132,7 @@ def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[s
     report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
 
     start = time.monotonic()
-    counts = build_index(text, words, stem)
+    counts = build_index(text, words, folder / dataset)
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
@@ -153,9 +153,9 @@ def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
     return index(job, workers=1, meter=Meter(lambda line: None))
 
 
-def _layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:
-    """Text file, tokenizer folder, and the prefix before the indexer appends the JSON key."""
-    return folder / "text.jsonl", folder / "tokenizer", folder / dataset
+def layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:
+    """Return the text, the tokenizer's folder and the index's prefix of a dataset in `folder`."""
+    return folder / "text.jsonl", folder / "tokenizer", folder / f"{dataset}_text_document"
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -191,7 +191,6 @@ def _load(folder: Path, dataset: str) -> PreparedData | None:
         counts = (stamp["documents"], stamp["tokens"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    text, words, stem = _layout(folder, dataset)
-    prefix = stem.with_name(f"{stem.name}_text_document")
+    text, words, prefix = layout(folder, dataset)
     size = tokenizer.DEFAULT_VOCAB_SIZE
     return PreparedData(dataset, text, words, prefix, size, *counts)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
 from mqo.errors import MqoError, RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.engine import LOCAL
-from mqo.launch.flags import RunData, model_flags
+from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_flags
 from mqo.launch.kept import answer, source_of
 from mqo.launch.machine import Machine
 from mqo.launch.products import Coverage, lines
@@ -37,9 +36,7 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
 
     That is the sample's for a smoke run, and the published one otherwise.
     """
-    of = config.experiment
-    vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
-    flags = ["--vocab-size", str(vocabulary), *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
+    flags = _flags(config, vocabulary_flags(config.experiment))
     with source_of(project, tree, series, config, PROGRAM) as source:
         return measure(project, source, flags, config.layers_toml())
 
@@ -60,13 +57,10 @@ def record(
     if data.vocab_size:
         words = ["--vocab-size", str(data.vocab_size)]
     else:
-        words = ["--tokenizer-type", "HuggingFaceTokenizer"]
-        words += ["--tokenizer-model", str(data.tokenizer)]
+        words = tokenizer_flags(data.tokenizer)
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
-        # The words first: what the user gave behind `--` comes later and counts.
-        of = config.experiment
-        flags = [*words, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
+        flags = _flags(config, words)
         found = measure(project, folder.source, flags, config.layers_toml(), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
@@ -76,6 +70,12 @@ def record(
     folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
     check_share(config, found)
+
+
+def _flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
+    """Return the vocabulary first: what the user gave behind `--` comes later and counts."""
+    of = config.experiment
+    return [*vocabulary, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
 
 
 def check_share(config: RunConfig, coverage: Coverage) -> None:

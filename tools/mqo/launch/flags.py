@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.data.pair_check import document_count
+from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.launch import engine
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
@@ -40,6 +41,13 @@ class RunData:
     tokenizer: Path
     prefix: Path
     vocab_size: int | None
+
+    @classmethod
+    def given(cls, of: Experiment) -> RunData | None:
+        """Return the user's own data; None where the dataset's sample is meant."""
+        if of.tokenizer is None or of.data_prefix is None:
+            return None
+        return cls(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
 
 
 def megatron_flags(
@@ -177,16 +185,25 @@ def _training(training: Training) -> list[str]:
     )
 
 
+def vocabulary_flags(of: Experiment) -> list[str]:
+    """Return the vocabulary's size without data: the sample's in a smoke run, or as published."""
+    size = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
+    return ["--vocab-size", str(size)]
+
+
+def tokenizer_flags(folder: Path) -> list[str]:
+    """Return the flags of a tokenizer's folder."""
+    return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+
+
 def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
-    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer"]
-    tokenizer += ["--tokenizer-model", str(data.tokenizer)]
     paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
     documents = of.data_prefix and document_count(of.data_prefix)
     split = ["--split", _split(of.training, documents)]
     # No layer needs a causal mask as a tensor; one of documents is in no other form.
     masked = "--reset-attention-mask" in of.extra_flags
     mask = [] if masked else ["--no-create-attention-mask-in-dataloader"]
-    return [*tokenizer, *paths, *split, *mask]
+    return [*tokenizer_flags(data.tokenizer), *paths, *split, *mask]
 
 
 def _split(training: Training, documents: int | None) -> str:

@@ -161,9 +161,9 @@ def note_tracker(folder: Path | None, report: Say) -> None:
 
 def ready_data(project: Project, of: Experiment, report: Say) -> RunData:
     """Return the user's data, or the dataset's sample."""
-    if of.tokenizer and of.data_prefix:
+    if given := RunData.given(of):
         report(f"data     : {of.data_prefix}")
-        return RunData(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
+        return given
     ready = prepare(project, of.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
     return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)

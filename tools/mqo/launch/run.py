@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mqo.data.prepare import layout
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
@@ -194,17 +195,18 @@ def dry_run(
     Touches nothing. `source` is the tree that would be run, where that is not a snapshot.
     """
     folder = RunFolder(project.runs / f"TIME_{config.title}")
-    of = config.experiment
-    sample = project.data / of.dataset.name
-    sample = sample if sample.exists() else project.own_data / of.dataset.name
-    if of.tokenizer and of.data_prefix:
-        data = RunData(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
-    elif has_sample(of):
-        name = f"{of.dataset.name}_text_document"
-        data = RunData(sample / "tokenizer", sample / name, None)
-    else:
-        data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    data = RunData.given(config.experiment) or _sample(project, config.experiment)
     return build_command(project, config, machine, folder, data, source or folder.source)
+
+
+def _sample(project: Project, of: Experiment) -> RunData:
+    """Return where a dataset's sample is or will be; names for data that a run has to be given."""
+    if not has_sample(of):
+        return RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    folder = project.data / of.dataset.name
+    folder = folder if folder.exists() else project.own_data / of.dataset.name
+    _, tokenizer, prefix = layout(folder, of.dataset.name)
+    return RunData(tokenizer, prefix, None)
 
 
 def _torchrun(where: Cluster) -> list[str]:

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.display import Say
 from mqo.launch.config import RunConfig
-from mqo.launch.flags import distillation_flags, model_flags
+from mqo.launch.flags import distillation_flags, model_flags, vocabulary_flags
 from mqo.launch.kept import answer, source_of
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
@@ -43,8 +42,7 @@ class Job:
     ) -> Job:
         """Return a run's, on such a machine; `types` are the quant types of its source."""
         of = config.experiment
-        vocabulary = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
-        sizes = ("--vocab-size", str(vocabulary), "--no-create-attention-mask-in-dataloader")
+        sizes = (*vocabulary_flags(of), "--no-create-attention-mask-in-dataloader")
         own = (*model_flags(of, machine), *config.placement.layout, *of.extra_flags)
         flags = (*sizes, *own, *distillation_flags(of))
         # A measurement reads values.
