@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,8 +36,8 @@ class MqoError(Exception):
 class UnknownNameError(MqoError):
     """A name that no table holds; the text lists the names that are valid."""
 
-    def __init__(self, kind: str, name: str, valid: object, help: str = "") -> None:
-        listed = ", ".join(sorted(str(v) for v in valid))  # type: ignore[attr-defined]
+    def __init__(self, kind: str, name: str, valid: Iterable[object], help: str = "") -> None:
+        listed = ", ".join(sorted(map(str, valid)))
         found = f"There is no {kind} called '{name}'"
         super().__init__(found, expected=f"one of {listed}", help=help)
 
@@ -85,6 +85,18 @@ class RunError(MqoError):
         self.exit_code = exit_code
 
 
+class TrackerError(MqoError):
+    """An experiment tracker that did not take a run; the run itself is as it was."""
+
+
+class ConvertError(MqoError):
+    """Weights that do not fit the other side, or that nothing here has a form for."""
+
+
+class CheckpointError(MqoError):
+    """A checkpoint that cannot be run, or a text, tokenizer, task or choice unfit for it."""
+
+
 class DiskFullError(MqoError):
     """A disk, or a user's share of it, that is full."""
 
@@ -120,15 +132,3 @@ def full_disk_of(folder: Path) -> Iterator[None]:
 def one_line(error: Exception | str) -> str:
     """Return what an error says, without line breaks; its type's name where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-class TrackerError(MqoError):
-    """An experiment tracker that did not take a run; the run itself is as it was."""
-
-
-class ConvertError(MqoError):
-    """Weights that do not fit the other side, or that nothing here has a form for."""
-
-
-class CheckpointError(MqoError):
-    """A checkpoint that cannot be run, or a text, tokenizer, task or choice unfit for it."""

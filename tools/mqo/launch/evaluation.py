@@ -222,9 +222,7 @@ def lines(found: Sequence[Loss]) -> list[str]:
         by_place.setdefault(one.checkpoint, []).append(one)
     for name, losses in by_place.items():
         first = losses[0]
-        step = "" if first.iteration is None else f", iteration {first.iteration}"
-        kind = f", {first.modelopt} by ModelOpt" if first.modelopt else ""
-        text += [f"{name}{step}{kind}", *first.text]
+        text += [heading(name, first.iteration, first.modelopt), *first.text]
         text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
         text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
         for one in losses:
@@ -234,6 +232,12 @@ def lines(found: Sequence[Loss]) -> list[str]:
             text.append(row.rstrip())
         text.append("")
     return text[:-1]
+
+
+def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str:
+    """Return what stands above a checkpoint's table."""
+    step = "" if iteration is None else f", iteration {iteration}"
+    return checkpoint + step + (f", {modelopt} by ModelOpt" if modelopt else "")
 
 
 @dataclass(frozen=True)

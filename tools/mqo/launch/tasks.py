@@ -13,7 +13,7 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import missing
-from mqo.launch.evaluation import EVALUATE, How, Place, each, run
+from mqo.launch.evaluation import EVALUATE, How, Place, each, heading, run
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
@@ -120,9 +120,7 @@ def lines(found: Sequence[Score]) -> list[str]:
 
 def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
     first = scores[0]
-    step = "" if first.iteration is None else f", iteration {first.iteration}"
-    kind = f", {first.modelopt} by ModelOpt" if first.modelopt else ""
-    yield f"{name}{step}{kind}"
+    yield heading(name, first.iteration, first.modelopt)
     yield f"windows of {first.window} tokens, {first.dtype}"
     yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
     order = {(one.task, one.filter, one.metric): n for n, one in reversed([*enumerate(scores)])}

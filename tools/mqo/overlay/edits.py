@@ -14,6 +14,11 @@ from typing import ClassVar
 from packaging.specifiers import SpecifierSet
 
 
+def covers(versions: str, version: str) -> bool:
+    """Return whether a range of releases, such as ">=0.14", holds `version`; "" holds any."""
+    return SpecifierSet(versions).contains(version, prereleases=True)
+
+
 @dataclass(frozen=True)
 class Anchor:
     """A pattern and the exact number of times it must occur in its scope.
@@ -27,8 +32,8 @@ class Anchor:
     versions: str = ""
 
     def holds_in(self, version: str) -> bool:
-        """Whether this form is to be found in upstream release `version`."""
-        return SpecifierSet(self.versions).contains(version, prereleases=True)
+        """Return whether this form is to be found in upstream release `version`."""
+        return covers(self.versions, version)
 
 
 @dataclass(frozen=True)
@@ -111,5 +116,5 @@ class FileEdits:
         return "/".join(self.path.split("/")[:2])
 
     def holds_in(self, version: str) -> bool:
-        """Whether the file is to be edited in upstream release `version`."""
-        return SpecifierSet(self.versions).contains(version, prereleases=True)
+        """Return whether the file is to be edited in upstream release `version`."""
+        return covers(self.versions, version)

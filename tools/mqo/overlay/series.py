@@ -11,12 +11,10 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Literal
 
-from packaging.specifiers import SpecifierSet
-
 from mqo.errors import TableError, UnknownNameError
 from mqo.overlay.checkout import PACKAGES
 from mqo.overlay.codemod import Codemod
-from mqo.overlay.edits import Edit, FileEdits
+from mqo.overlay.edits import Edit, FileEdits, covers
 from mqo.overlay.records import with_kind
 from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
 from mqo.project import Project
@@ -44,8 +42,8 @@ class Entry:
         return self.folder / f"{self.name}.py"
 
     def holds_in(self, version: str) -> bool:
-        """Whether upstream release `version` needs the entry."""
-        return SpecifierSet(self.upstream).contains(version, prereleases=True)
+        """Return whether upstream release `version` needs the entry."""
+        return covers(self.upstream, version)
 
     def load_edits(self) -> tuple[FileEdits, ...]:
         """Return the edits of a site entry; TableError when its source does not give them."""
@@ -141,8 +139,8 @@ class Series:
         raise UnknownNameError("patch", name, self.names)
 
     def supports(self, version: str) -> bool:
-        """Whether the series was verified on upstream release `version`."""
-        return SpecifierSet(self.supported).contains(version, prereleases=True)
+        """Return whether the series was verified on upstream release `version`."""
+        return covers(self.supported, version)
 
     def only(self, names: Collection[str]) -> Series:
         """The named entries, in the series' order; names that it does not hold are ignored."""
