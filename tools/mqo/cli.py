@@ -9,7 +9,7 @@ import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,7 @@ from mqo.recipes.cli import WithOption, WithoutOption, recipe
 from mqo.report.cli import report
 from mqo.simulate.cli import ANY_WORDS, PassesOn, simulate
 from mqo.sweep.cli import sweep
-from mqo.terminal import JsonOption, emit, guarded
+from mqo.terminal import GemmsOption, JsonOption, emit, guarded
 from mqo.track import cli as track_cli
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def coverage(
     mode: Annotated[
         str | None, typer.Option(help="A mode; or 'source', the types in the tree.")
     ] = None,
-    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
+    gemms: GemmsOption = "fprop",
     recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
     without: WithoutOption = None,
     with_: WithOption = None,
@@ -208,14 +208,14 @@ def coverage(
     from mqo.recipes.recipe import chosen
 
     project = Project.here()
-    tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
+    choice = tables.check_gemms(gemms)
     how = chosen(recipe, without or (), with_ or ())
     if mode is None and how is None:
         raise MqoError("Neither a mode nor a recipe was named", expected="--mode or --recipe")
     mode = mode or tables.UNQUANTIZED  # of attention, which no recipe is for
-    # The sizes do not depend on the dataset: any will do.
-    asked = {"gemms": gemms, "recipe": how}
-    config = resolve(model, next(iter(tables.datasets())), mode, training_config, **asked)
+    # The sizes do not depend on the dataset.
+    dataset = next(iter(tables.datasets()))
+    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
     found = program.of_config(project, cli.settled(tree), Series.of(project), config)
     facts = program.names(config) | found.as_table()
     emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
@@ -255,10 +255,8 @@ def megatron_to_hf(
     from mqo.launch.convert import megatron_to_hf as convert
     from mqo.matrix import tables
 
-    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
-    place = tokenizer and tokenizer.resolve()
-    kind = cast("tables.Dtype | None", dtype)
-    paths = source.resolve(), target.resolve(), place
+    kind = tables.check_dtype(dtype)
+    paths = source.resolve(), target.resolve(), tokenizer and tokenizer.resolve()
     made = convert(_root(tree), *paths, vocab_size, kind, stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
@@ -282,8 +280,7 @@ def export(
     from mqo.launch.export import export as write
     from mqo.matrix import tables
 
-    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
-    kind = cast("tables.Dtype | None", dtype)
+    kind = tables.check_dtype(dtype)
     places = source.resolve(), target.resolve()
     made = write(_root(tree), *places, quant_type, layout, kind, stderr())
     emit("export", made, "\n".join(made.lines()), as_json)

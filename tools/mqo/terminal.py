@@ -19,6 +19,9 @@ from mqo.errors import FULL, DiskFullError, MqoError
 SCHEMA = 1
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
+TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
+FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")]
+GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.
 RecipesOption = Annotated[str, typer.Option(help="Recipes, or files of them, with commas between.")]
 AxisOption = Annotated[

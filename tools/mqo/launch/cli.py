@@ -224,8 +224,8 @@ def config_from(
             raise MqoError(f"{option} is missing", help="--list shows all valid names")
     if args.front_end:
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
-    tables.check_choice("dtype", args.dtype, (None, *tables.DTYPES))
-    tables.check_choice("choice of GEMMs", args.gemms, tuple(tables.LINEAR_SITES))
+    tables.check_dtype(args.dtype)
+    tables.check_gemms(args.gemms)
     where = {name: getattr(args, name) for name in Cluster.model_fields}
     training = tables.pick(tables.trainings(), "training configuration", args.training_config)
     gpus = 0 if training.is_smoke else (machine or detect()).gpus

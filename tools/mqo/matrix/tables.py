@@ -5,7 +5,7 @@ import functools
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -410,6 +410,18 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
         names = [str(v) for v in valid if v is not None]
         short = patterns(names)
         raise UnknownNameError(kind, str(name), short, help=TYPES_T if short != names else "")
+
+
+def check_gemms(name: str) -> Gemms:
+    """Return a choice of GEMMs; UnknownNameError for another name."""
+    check_choice("choice of GEMMs", name, tuple(LINEAR_SITES))
+    return cast(Gemms, name)
+
+
+def check_dtype(name: str | None) -> Dtype | None:
+    """Return a dtype, or None for the default; UnknownNameError for another name."""
+    check_choice("dtype", name, (None, *DTYPES))
+    return cast(Dtype | None, name)
 
 
 def _blocks(size: int) -> int:

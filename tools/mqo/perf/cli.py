@@ -5,7 +5,24 @@ from typing import Annotated
 
 import typer
 
-from mqo.terminal import AxisOption, RecipesOption
+from mqo.terminal import AxisOption, FlagsArgument, GemmsOption, RecipesOption, TrainingOption
+
+NoScaling = Annotated[
+    bool, typer.Option("--no-scaling", help="Do not compare one process with two.")
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="FOLDER", help="A new folder; by default below runs/perf."),
+]
+Compared = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
+]
+Repeats = Annotated[int, typer.Option(min=0, help="With --compare: replay both N times, in turn.")]
+AllowVersions = Annotated[
+    bool,
+    typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),
+]
 
 
 def perf(
@@ -15,29 +32,14 @@ def perf(
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
-    training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "smoke",
-    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
-    no_scaling: Annotated[
-        bool, typer.Option("--no-scaling", help="Do not compare one process with two.")
-    ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="FOLDER", help="A new folder; by default below runs/perf."
-        ),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=0, help="With --compare: replay both N times, in turn.")
-    ] = 0,
-    allow_versions: Annotated[
-        bool,
-        typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),
-    ] = False,
-    flags: Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")] = None,
+    training_config: TrainingOption = "smoke",
+    gemms: GemmsOption = "fprop",
+    no_scaling: NoScaling = False,
+    folder: Folder = None,
+    compare: Compared = None,
+    repeats: Repeats = 0,
+    allow_versions: AllowVersions = False,
+    flags: FlagsArgument = None,
 ) -> None:
     """Test a mode's precision, loss, determinism, speed and memory, and judge them on one page.
 
@@ -66,11 +68,11 @@ def perf(
                 "--model, or what to test, is missing",
                 expected="--model with --mode or --recipes, or --compare A B",
             )
-        tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
+        choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         chosen = variants(mode or "", recipes, axis or ())
-        rest = (base, dataset, training_config, gemms, tuple(flags or ()), limits().steps)
-        asked = [Asked(model, how, *rest) for how in chosen]  # type: ignore[arg-type]
+        rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
+        asked = [Asked(model, how, *rest) for how in chosen]
         failed = measure.run_tests(asked, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed

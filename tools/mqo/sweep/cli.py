@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqo.terminal import AxisOption, RecipesOption
+from mqo.terminal import AxisOption, FlagsArgument, GemmsOption, RecipesOption, TrainingOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,53 +19,57 @@ if TYPE_CHECKING:
     from mqo.sweep.state import Entry, SweepFolder
 
 _LIST = "with commas between, globs allowed, or 'all'"
+Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
+Datasets = Annotated[str, typer.Option(help=f"Datasets, {_LIST}.")]
+Modes = Annotated[
+    str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")]
+Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
+]
+Processes = Annotated[int, typer.Option(min=1, help="Processes of a job.")]
+SlurmOptions = Annotated[
+    str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options.")
+]
+Tracker = Annotated[str | None, typer.Option(help="Send the runs to wandb or mlflow, as a group.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="FOLDER",
+        help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
+    ),
+]
 
 
 def sweep(
-    models: Annotated[str, typer.Option(help=f"Models, {_LIST}.")] = "all",
-    datasets: Annotated[str, typer.Option(help=f"Datasets, {_LIST}.")] = "all",
-    modes: Annotated[
-        str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
-    ] = None,
+    models: Models = "all",
+    datasets: Datasets = "all",
+    modes: Modes = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
-    training_config: Annotated[str, typer.Option(help="Sets sizes and schedule.")] = "tiny",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")] = "",
-    gemms: Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")] = "fprop",
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
-    ] = None,
+    training_config: TrainingOption = "tiny",
+    jobs: Jobs = None,
+    seeds: Seeds = "",
+    gemms: GemmsOption = "fprop",
+    exclude: Exclude = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
     data_prefix: Annotated[Path | None, typer.Option(help="An index, for one dataset.")] = None,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes of a job.")] = 1,
-    slurm: Annotated[
-        str | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options."),
-    ] = None,
-    tracker: Annotated[
-        str | None, typer.Option(help="Send the runs to wandb or mlflow, as a group.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FOLDER",
-            help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
-        ),
-    ] = None,
-    flags: Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")] = None,
+    nproc_per_node: Processes = 1,
+    slurm: SlurmOptions = None,
+    tracker: Tracker = None,
+    folder: Folder = None,
+    flags: FlagsArgument = None,
 ) -> None:
     """Train many runs side by side; the same command again continues where this one ended.
 
     Exit 1 if a run failed twice; the others still run.
     """
-    from mqo.errors import MqoError
     from mqo.launch.config import Cluster
     from mqo.matrix import tables
     from mqo.project import Project
@@ -75,8 +79,6 @@ def sweep(
 
     if tracker is not None:
         check_tracker(tracker)
-    tables.check_choice("choice of GEMMs", gemms, tuple(tables.LINEAR_SITES))
-    tables.check_choice("dtype", dtype, (None, *tables.DTYPES))
     asked = configs.jobs(
         models,
         datasets,
@@ -86,15 +88,13 @@ def sweep(
         axes=tuple(axis or ()),
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
-        gemms=gemms,
+        gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
-        dtype=dtype,
+        dtype=tables.check_dtype(dtype),
         tokenizer=tokenizer and tokenizer.resolve(),
         data_prefix=data_prefix and data_prefix.resolve(),
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
-    if data_prefix and len({job.config.experiment.dataset.name for job in asked}) > 1:
-        raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
     configs.check(asked)
     project = Project.here()
     place = SweepFolder((folder or default_folder(project, asked)).resolve())

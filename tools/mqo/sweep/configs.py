@@ -72,6 +72,9 @@ def jobs(
 
 def check(jobs: Sequence[Job]) -> None:
     """Raise MqoError with all jobs that cannot run, each with its reason."""
+    experiments = [job.config.experiment for job in jobs]
+    if len({of.dataset.name for of in experiments if of.data_prefix}) > 1:
+        raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
     bad = []
     for job in jobs:
         try:
