@@ -30,7 +30,9 @@ CONFIG = resolve(*NAMES)
 def train(folder, program, report=lambda text: None, *, behind=()):
     """`behind` are words that a run with torchrun has."""
     command = [sys.executable, "-c", textwrap.dedent(program), *behind]
-    launch._train(folder, command, {"METRICS": str(folder.metrics)}, CONFIG.experiment, report)
+    launch._train(
+        folder, command, {"METRICS": str(folder.metrics)}, CONFIG.experiment, report, list
+    )
 
 
 @pytest.fixture
@@ -228,7 +230,7 @@ def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
         from mqo.launch.config import resolve
         of = resolve("llama32-1b", "wikipedia", "bf16", "smoke").experiment
         folder = create(Path({str(tmp_path)!r}), "run")
-        run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, of, print)
+        run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, of, print, list)
     """
     launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     with pipe.open("rb", buffering=0) as reader:

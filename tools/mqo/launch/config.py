@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,36 +193,22 @@ def resolve(
     options by their names; without `keep_checkpoints`, as many stay as the training configuration
     says, and all where there are more.
     """
-    published = tables.pick(tables.models(), "model", model)
-    corpus = tables.pick(tables.datasets(), "dataset", dataset)
-    config = tables.pick(tables.trainings(), "training configuration", training)
-    mode = _mode(quantization, linear, attention)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
+    of, how, where, what = _by_part(rest)
+    experiment = _experiment(model, dataset, training, dtype, of)
+    mode = _mode(quantization, linear, attention)
     types = mode.types(gemms) if mode else None
     if recipe is not None:
         _check_beside(recipe, mode, gemms, options)
         types, gemms = (types or {}) | recipe.types.model_dump(), "all"
         options = recipe.options | options
-    _check_attention(types, rest.get("schedule", ()), options, rest.get("without", ()))
-    if engine.is_asked(rest.get("extra_flags", ())):
+    _check_attention(types, how.get("schedule", ()), options, where.get("without", ()))
+    if engine.is_asked(experiment.extra_flags):
         options.setdefault("cache_weights", True)  # as it does, so that weights draw once a step
-    options.setdefault("keep_checkpoints", _kept(rest.get("checkpoint"), config))
+    options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
     quantizer, recorder = split(options)
-    parts = (Experiment, Quantization, Placement, Recording)
-    of, how, where, what = (
-        {name: rest.pop(name) for name in part.model_fields if name in rest} for part in parts
-    )
-    if rest:
-        raise TypeError(f"no part of a run's configuration has {', '.join(rest)}")
-    sequence = min(config.sequence, published.train_sequence)
     return RunConfig(
-        experiment=Experiment(
-            model=published.shrunk(config.shrink_width, config.shrink_depth),
-            dataset=corpus,
-            training=config.model_copy(update={"sequence": sequence}),
-            dtype=dtype or config.dtype,
-            **of,
-        ),
+        experiment=experiment,
         quantization=Quantization(
             mode=mode.name if mode else SOURCE,
             types=types,
@@ -233,6 +219,32 @@ def resolve(
         ),
         placement=Placement(**where),
         recording=Recording(options=recorder, **what),
+    )
+
+
+def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each part, in the order of RunConfig; TypeError for one of no part."""
+    parts = (Experiment, Quantization, Placement, Recording)
+    if unknown := fields.keys() - {name for part in parts for name in part.model_fields}:
+        raise TypeError(f"no part of a run's configuration has {', '.join(sorted(unknown))}")
+    for part in parts:
+        yield {name: value for name, value in fields.items() if name in part.model_fields}
+
+
+def _experiment(
+    model: str, dataset: str, training: str, dtype: Dtype | None, rest: dict[str, Any]
+) -> Experiment:
+    """Return the experiment of these names, and of `rest` by its fields."""
+    published = tables.pick(tables.models(), "model", model)
+    corpus = tables.pick(tables.datasets(), "dataset", dataset)
+    config = tables.pick(tables.trainings(), "training configuration", training)
+    sequence = min(config.sequence, published.train_sequence)
+    return Experiment(
+        model=published.shrunk(config.shrink_width, config.shrink_depth),
+        dataset=corpus,
+        training=config.model_copy(update={"sequence": sequence}),
+        dtype=dtype or config.dtype,
+        **rest,
     )
 
 
@@ -247,7 +259,7 @@ def num_layers(of: Experiment) -> int:
 
 
 def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict[str, Any]) -> None:
-    """MqoError where the recipe and what else was chosen say two things of one operand."""
+    """Raise MqoError where the recipe and what else was chosen say two things of one operand."""
     where = f"beside the recipe {recipe.name}"
     if mode is None or mode.linear != NONE:
         found = f"the mode {mode.name} quantizes linear layers" if mode else "'source' was asked"
@@ -279,7 +291,7 @@ def _check_attention(
     options: dict[str, Any],
     without: Sequence[str],
 ) -> None:
-    """MqoError for an option of attention that would do nothing."""
+    """Raise MqoError for an option of attention that would do nothing."""
     for name, site in (("smooth_key", "qk"), ("unnormalized_probs", "pv")):
         later = any(text.partition(":")[0].strip() in (site, "attention") for text in schedule)
         if not options.get(name) or types is None:

@@ -46,6 +46,11 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
             f"{nodes} nodes would each save their part in a run folder of their own",
             expected="the argument CHECKPOINT, a folder that all nodes share",
         )
+    _check_data(of)
+
+
+def _check_data(of: Experiment) -> None:
+    """Raise DataError for data and a tokenizer that are not there, or do not go together."""
     if of.data_prefix is not None:
         check_prefix(of.data_prefix)
     if of.tokenizer is not None and not of.tokenizer.exists():
@@ -60,7 +65,7 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
         )
     if of.tokenizer is not None and of.data_prefix is not None:
         check_fit(of.tokenizer, of.data_prefix)
-    if of.data_prefix is None and not has_sample(of):
+    elif not has_sample(of):
         small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
         sample = f"its sample serves '--training-config' of {small} only"
         none = "it has no sample"
@@ -74,7 +79,7 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
 
 
 def check_distillation(of: Experiment, megatron: Path | None) -> None:
-    """DataError where there is a configuration without a teacher, or nothing that distills."""
+    """Raise DataError for a configuration without a teacher, or for no program that distills."""
     if of.teacher is None:
         if of.distillation_config is not None:
             raise DataError("A distillation was configured", expected="--teacher, to learn from")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 from mqo.data.prepare import layout
 from mqo.display import Display, Say
@@ -224,14 +225,14 @@ def _train(
     env: dict[str, str],
     of: Experiment,
     report: Say,
-    news: News = list,
+    news: News,
 ) -> None:
     """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
 
     RunError when it fails, and when it was asked to save and leave: the exit code is then
     os.EX_TEMPFAIL, "try again".
     """
-    progress, rest = Progress(of, folder.metrics), ""
+    progress = Progress(of, folder.metrics)
     with (
         Display.of(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
@@ -248,14 +249,8 @@ def _train(
     ):
         alone = TORCHRUN not in command
         leaving.watch(process, is_worker=alone)
-        for text in _output(process):
-            log.write(text)
-            log.flush()
-            *lines, rest = (rest + text).split("\n")
-            for line in lines:
-                if line.startswith(_WARNING):
-                    display(f"warning  : {line.removeprefix(_WARNING).strip()}")
-            for line in (*progress.update(), *news()):
+        for warnings in _logged(process, log):
+            for line in (*warnings, *progress.update(), *news()):
                 display(line)
             display.show(progress.line())
         code = process.wait()
@@ -273,6 +268,17 @@ def _train(
             help="The same command, with a CHECKPOINT, goes on from there",
             exit_code=os.EX_TEMPFAIL,
         )
+
+
+def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
+    """Copy what it prints to its log, and yield the warnings in it; at least once a second."""
+    rest = ""
+    for text in _output(process):
+        log.write(text)
+        log.flush()
+        *lines, rest = (rest + text).split("\n")
+        ours = [line.removeprefix(_WARNING) for line in lines if line.startswith(_WARNING)]
+        yield [f"warning  : {line.strip()}" for line in ours]
 
 
 def _output(process: subprocess.Popen) -> Iterator[str]:
