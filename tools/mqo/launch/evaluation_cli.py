@@ -16,6 +16,23 @@ _PLACE = "A run, a folder of checkpoints, or of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
 ]
+Modes = Annotated[
+    str | None, typer.Option(help="Modes and globs with commas between; by default the run's own.")
+]
+Data = Annotated[
+    list[Path] | None, typer.Option(help="An indexed dataset, read as a whole; repeatable.")
+]
+Tasks = Annotated[
+    str | None,
+    typer.Option(help="Tasks of lm-evaluation-harness in the loss's place, with commas."),
+]
+TasksFolder = Annotated[
+    Path | None, typer.Option(help="YAML of further tasks, which may run code of its folder.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Documents a task, at most.")]
+Fewshot = Annotated[
+    int | None, typer.Option(min=0, help="Examples before a question, where a task has any.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,27 +43,15 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help=_PLACE)],
-    modes: Annotated[
-        str | None,
-        typer.Option(help="Modes and globs with commas between; by default the run's own."),
-    ] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="An indexed dataset, read as a whole; repeatable.")
-    ] = None,
+    modes: Modes = None,
+    data: Data = None,
     text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
     tokenizer: TokenizerOption = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read, at most.")] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="Tasks of lm-evaluation-harness in the loss's place, with commas."),
-    ] = None,
-    tasks_folder: Annotated[
-        Path | None, typer.Option(help="YAML of further tasks, which may run code of its folder.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Documents a task, at most.")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Examples before a question, where a task has any.")
-    ] = None,
+    tasks: Tasks = None,
+    tasks_folder: TasksFolder = None,
+    limit: Limit = None,
+    num_fewshot: Fewshot = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
