@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mqo.launch import coverage
 from mqo.launch.config import resolve
-from mqo.launch.kept import source_of
 from mqo.launch.machine import Machine
+from mqo.launch.program_cache import source_of
 from mqo.overlay.series import Series
 from mqo.process import temporary_folder
 from mqo.program import run_program

@@ -15,9 +15,9 @@ from mqo.errors import MqoError, RunError
 from mqo.launch.config import RunConfig
 from mqo.launch.engine import LOCAL
 from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_flags
-from mqo.launch.kept import answer, source_of
 from mqo.launch.machine import Machine
 from mqo.launch.products import Coverage, lines
+from mqo.launch.program_cache import ask_cached, source_of
 from mqo.matrix.tables import NONE
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -125,7 +125,7 @@ def measure(
     `reads` are files outside of the source that the flags name, `layers` a quant.toml that says
     which layers are left unquantized, or have another type.
     """
-    found = answer(
+    found = ask_cached(
         project,
         source,
         PROGRAM,

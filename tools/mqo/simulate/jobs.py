@@ -12,9 +12,9 @@ from typing import Any
 from mqo.display import Say
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import distillation_flags, model_flags, vocabulary_flags
-from mqo.launch.kept import answer, source_of
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
+from mqo.launch.program_cache import ask_cached, source_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -96,7 +96,7 @@ def simulate(project: Project, tree: Tree, series: Series, job: Job, say: Say) -
     with source_of(project, tree, series, job.config, PROGRAM) as source:
 
         def run(one: list[str]) -> dict[str, Any]:
-            return answer(
+            return ask_cached(
                 project,
                 source,
                 PROGRAM,

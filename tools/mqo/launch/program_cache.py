@@ -1,7 +1,7 @@
-"""What programs of a run's source say without training, kept below .cache.
+"""Caches below .cache what programs of a run's source say without training.
 
-A program needs torch and some ten seconds, most of them imports. Its answer is kept by everything
-that it depends on: the source's code and tables, the words, the options, torch.
+A program needs torch and some ten seconds, most of them imports. The key of an answer is made of
+all that it depends on: the source's code and tables, the words, the options, torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import ask
 from mqo.project import Project
 
 # What every program runs beside Megatron: a tree from elsewhere has none, or its own.
@@ -46,7 +46,7 @@ def source_of(
         yield source
 
 
-def answer(
+def ask_cached(
     project: Project,
     source: Path,
     program: str,
@@ -59,40 +59,33 @@ def answer(
 ) -> dict[str, Any]:
     """Return the JSON that a program of `source` writes, or wrote before.
 
-    The program gets the file to write, then `words`; `options` is a quant.toml for it, `reads` are
-    files outside of the source that the words name.
+    The program is told the file to write, then `words`. `options` is a quant.toml for it, `reads`
+    are files outside of the source that the words name.
 
     Raises:
         RunError: it fails, or takes more than `limit_s`.
     """
     name = Path(program).stem
     key = _key(source, [*words, options], reads)
-    kept = project.cache / name / f"{key}.json"
-    try:
-        return json.loads(kept.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        pass  # not there, or cut short: a cache may be
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(f"mqo-{name}-", kept.parent) as folder:
-        target = folder / kept.name
-        quant_toml = target.with_name("quant.toml")
+    cached = project.cache / name / f"{key}.json"
+    with suppress(OSError, ValueError):  # not there, or cut short, as a cache may be
+        return json.loads(cached.read_text(encoding="utf-8"))
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
+        whole, quant_toml = folder / cached.name, folder / "quant.toml"
         quant_toml.write_text(options, encoding="utf-8")
-        run_program(
-            source / program,
-            [str(target), *words],
-            # On the CPU, alone.
-            variables={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-            | {ENVIRONMENT_VARIABLE: str(quant_toml)},
-            help=help,
-            limit_s=limit_s,
-        )
-        found = json.loads(target.read_text(encoding="utf-8"))
-        target.replace(kept)
+        # On the CPU, alone.
+        variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
+        how = {"variables": variables, "help": help, "limit_s": limit_s}
+        found = ask(source / program, [], after=words, **how)
+        whole.write_text(json.dumps(found), encoding="utf-8")
+        whole.replace(cached)
     return found
 
 
 def _key(source: Path, words: list[str], reads: Sequence[Path]) -> str:
-    """A hash of all that decides."""
+    """Return a hash of all that the answer depends on."""
     digest = hashlib.sha256(json.dumps([words, importlib.metadata.version("torch")]).encode())
     for path in (*sorted(source.rglob("*.py")), *sorted(source.rglob("*.toml")), *reads):
         name = path.relative_to(source) if path.is_relative_to(source) else path
