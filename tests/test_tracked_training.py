@@ -7,7 +7,7 @@ import sys
 import tarfile
 
 import pytest
-from mqo.launch.folder import from_shell
+from mqo.launch.command import from_shell
 from mqo.project import Project
 from mqo.runs import RunFolder
 from mqo.sweep.state import SweepFolder

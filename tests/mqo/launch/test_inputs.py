@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 from mqo.launch import inputs
+from mqo.launch.checkpoints import TRACKER
 from mqo.launch.inputs import Inputs
 
 
@@ -18,7 +19,7 @@ def place(tmp_path):
         folder = tmp_path / "saved" / f"iter_{iteration:07d}"
         folder.mkdir(parents=True)
         (folder / "0.distcp").write_text("weights")
-    (tmp_path / "saved" / inputs.TRACKER).write_text("4\n")
+    (tmp_path / "saved" / TRACKER).write_text("4\n")
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def test_the_iteration_that_a_run_goes_on_from(place):
 
 
 def test_without_a_tracker_it_is_the_newest_that_was_saved_to_its_end(place):
-    (place / "saved" / inputs.TRACKER).unlink()
+    (place / "saved" / TRACKER).unlink()
     assert of(place, "p --load @saved").iteration is None
     (place / "saved/iter_0000002/metadata.json").write_text("{}")
     assert of(place, "p --load @saved").iteration == "2"
@@ -79,15 +80,8 @@ def test_a_file_that_is_gone_or_changed_is_named(place, monkeypatch, size, what)
     ns = facts.st_mtime_ns + (1 if what == "mtime" else 0)
     os.utime(place / "a.bin", ns=(ns, ns))
     (place / "a.idx").unlink()
-    (place / "saved" / inputs.TRACKER).write_text("6")  # what came later is no matter
+    (place / "saved" / TRACKER).write_text("6")  # what came later is no matter
     assert sorted(found.changed()) == [
         f"{place}/a.bin has changed",
         f"{place}/a.idx is gone",
     ]
-
-
-def test_flags_and_their_values_can_be_taken_out():
-    command = ["p", "--load", "x", "--seed", "1", "--load", "y"]
-    assert inputs.without(command, "--load") == ["p", "--seed", "1"]
-    assert inputs.values(command, "--load") == ["y"]
-    assert inputs.values(command, "--save") == []

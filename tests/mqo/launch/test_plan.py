@@ -7,9 +7,9 @@ import subprocess
 import pytest
 from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
 from mqo.launch import cli, plan
+from mqo.launch.checkpoints import TRACKER
+from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, Placement, resolve
-from mqo.launch.folder import from_shell
-from mqo.launch.inputs import TRACKER
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import decides, layout_of, place, saved_layout, with_layout

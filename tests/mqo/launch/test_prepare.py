@@ -5,8 +5,8 @@ import struct
 import pytest
 from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, OverlayError
+from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.inputs import TRACKER
 from mqo.launch.prepare import check_config, note_tracker, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project

@@ -6,8 +6,9 @@ import sys
 import pytest
 from mqo.errors import RunError
 from mqo.launch import rerun as program
+from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.folder import as_shell, create, from_shell, write_facts
+from mqo.launch.folder import create, write_facts
 from mqo.launch.rerun import BitEqual, Differs, compare, redirected, rerun
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -179,13 +180,6 @@ def test_other_versions_are_named_and_may_be_allowed(original):
 
 
 # -- the command -----------------------------------------------------------------------------------
-
-
-def test_a_command_is_read_back_from_its_shell_text():
-    command = ["python", "-m", "a b", "--flag", "it's", "--other", "$HOME", "--empty", ""]
-    env = {"A": "1", "B_2": "with = and space"}
-    text = f"#!/usr/bin/env bash\n{as_shell(command, env)}\n"
-    assert from_shell(text) == (command, env)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
+from mqo.launch.command import as_shell
 from mqo.launch.config import resolve
 from mqo.launch.flags import shape_flags
-from mqo.launch.folder import as_shell
 from mqo.report.collect import collect
 from mqo.report.compare import compare
 from mqo.runs import RunFolder

@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from mqo.display import Display
 from mqo.errors import MqoError
+from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.flags import NO_FUSIONS
-from mqo.launch.folder import as_shell
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plan import place

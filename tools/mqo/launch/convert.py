@@ -19,6 +19,7 @@ from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
 from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
+from mqo.launch.checkpoints import TRACKER, require_tracker
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import (
     config_of,
@@ -27,7 +28,6 @@ from mqo.launch.hf_config import (
     shape_of_args,
     shape_of_config,
 )
-from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import Dtype, Shape
 from mqo.process import temporary_folder

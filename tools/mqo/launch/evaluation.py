@@ -20,8 +20,8 @@ from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError
 from mqo.launch import bytecode
+from mqo.launch.checkpoints import TRACKER, require_tracker
 from mqo.launch.flags import platform_flags
-from mqo.launch.inputs import TRACKER, require_tracker
 from mqo.launch.machine import detect
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml
 from mqo.matrix import tables

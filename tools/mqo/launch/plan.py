@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
+from mqo.launch.checkpoints import TRACKER
+from mqo.launch.command import flag_values
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
 from mqo.launch.flags import DTYPES, platform_flags, shape_flags
-from mqo.launch.inputs import TRACKER, values
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
@@ -143,7 +144,7 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
         CheckpointError: it does not say.
     """
     flags = _words(of)
-    given = values(flags, "--load")
+    given = flag_values(flags, "--load")
     folder = Path(given[0]) if given else of.checkpoint
     if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
         return None

@@ -10,9 +10,9 @@ from mqo.data.prepare import prepare
 from mqo.display import Say
 from mqo.errors import DataError, OverlayError
 from mqo.extras import missing
+from mqo.launch.checkpoints import TRACKER, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import RunData
-from mqo.launch.inputs import TRACKER, require_tracker, saved
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import decides

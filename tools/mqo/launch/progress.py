@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mqo.display import facts
+from mqo.launch.command import flag_values
 from mqo.launch.config import Experiment
 from mqo.launch.flags import length
-from mqo.launch.inputs import values
 from mqo.runs import KD_LOSS, STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail
 
 RECENT = 20  # step times, of which the median counts: a busy machine's steps differ much
@@ -22,7 +22,7 @@ class Progress:
     def __init__(self, of: Experiment, metrics: Path) -> None:
         whole = length(of)
         self.steps, self._tokens = whole.steps, whole.tokens_per_step
-        self._exit = int(*values(of.extra_flags, "--exit-interval") or [0])
+        self._exit = int(*flag_values(of.extra_flags, "--exit-interval") or [0])
         self._loss, self._tail = loss_name(of), MetricsTail(metrics)
         self.step = 0
         self.loss: float | None = None

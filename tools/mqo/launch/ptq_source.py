@@ -17,9 +17,9 @@ from typing import Any
 
 from mqo.errors import ConvertError
 from mqo.launch import convert
+from mqo.launch.checkpoints import TRACKER
 from mqo.launch.flags import DTYPES
 from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
-from mqo.launch.inputs import TRACKER
 from mqo.runs import checkpoints_of
 from mqo.terminal import guarded
 

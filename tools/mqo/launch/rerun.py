@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import RunError
+from mqo.launch.command import command_of, flag_values, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
-from mqo.launch.folder import Environment, command_of, create, packages, write_facts
-from mqo.launch.inputs import values, without
+from mqo.launch.folder import Environment, create, packages, write_facts
 from mqo.launch.run import Result, train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -113,14 +113,14 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
 
     An original that found none must not find what it saved itself.
     """
-    load = values(command, "--load")
-    made = without(without(command, "--load"), "--ckpt-step")
+    load = flag_values(command, "--load")
+    made = without_flag(without_flag(command, "--load"), "--ckpt-step")
     if iteration is not None:
         made += ["--load", load[0]]
         made += ["--ckpt-step", iteration] if iteration.isdecimal() else []
     if "--save" in made:
-        made = [*without(made, "--save"), "--save", str(folder.checkpoints)]
-    made = without(made, "--tensorboard-dir")
+        made = [*without_flag(made, "--save"), "--save", str(folder.checkpoints)]
+    made = without_flag(made, "--tensorboard-dir")
     return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from mqo.errors import MqoError
-from mqo.launch.folder import from_shell
-from mqo.launch.inputs import values
+from mqo.launch.command import flag_values, from_shell
 from mqo.report.collect import Run, collect
 from mqo.runs import STEP_TIME, is_run
 
@@ -131,6 +130,8 @@ def _seconds(run: Run) -> dict[int, float]:
     command, _ = from_shell(run.command)
     watched: range = range(0)
     if "--use-pytorch-profiler" in command:
-        first, end = (int(values(command, f"--profile-step-{at}")[0]) for at in ("start", "end"))
+        first, end = (
+            int(flag_values(command, f"--profile-step-{at}")[0]) for at in ("start", "end")
+        )
         watched = range(first - 1, end + 2)  # it gets ready before, and writes its trace after
     return {step: seconds for step, seconds in rows.items() if step not in watched}

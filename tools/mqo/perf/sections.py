@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.launch.inputs import checkpoint
+from mqo.launch.checkpoints import checkpoint
 from mqo.launch.rerun import BitEqual, compare
 from mqo.perf import trace
 from mqo.perf.comparability import Timed, check_comparable, timed

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
+from mqo.launch.command import command_of, flag_values
 from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
-from mqo.launch.folder import Environment, command_of
-from mqo.launch.inputs import values
+from mqo.launch.folder import Environment
 from mqo.launch.run import Result
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
@@ -272,7 +272,7 @@ def _run(
         variant=config.quantization.name + changed,
         types=result.types,
         setting=_setting(config, command, facts),
-        seed=" ".join(values(command, "--seed")) or "default",
+        seed=" ".join(flag_values(command, "--seed")) or "default",
         continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
         tokens_per_step=length(of).tokens_per_step,
@@ -318,14 +318,16 @@ def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
     """What must agree: the flags, the processes, the patches, the content of what is read."""
-    flags = {word: " ".join(values(command, word)) for word in command if word.startswith("--")}
+    flags = {
+        word: " ".join(flag_values(command, word)) for word in command if word.startswith("--")
+    }
     flags.setdefault("--nproc-per-node", "1")  # a run of one process has no torchrun to tell
     kept = {name: value for name, value in flags.items() if name not in _FREE}
     files = facts.inputs.files if facts.inputs else {}
     marks = sorted(
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
-    said = values(command, "--data-path")
+    said = flag_values(command, "--data-path")
     weights = [word for word in said if not files or _is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
     return kept | {"data": digest, "without": " ".join(config.placement.without)}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import RunError
+from mqo.launch.command import flag_values
 from mqo.launch.config import RunConfig
-from mqo.launch.inputs import values
 from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
 from mqo.report.collect import Run, changed_quantization
@@ -148,7 +148,7 @@ def _single(run: RunFolder) -> _Single:
     config = RunConfig.read(run)
     asked, of = parsed(run.quant_config, QuantToml).asked, config.experiment
     flags = list(of.extra_flags)
-    seed = " ".join(values(flags, SEED))
+    seed = " ".join(flag_values(flags, SEED))
     setting = of.model_dump(mode="json", exclude={"extra_flags"})
     rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(

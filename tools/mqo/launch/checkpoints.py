@@ -1,0 +1,47 @@
+"""What a folder of checkpoints holds, found out by the names of its files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mqo.errors import MqoError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def newest(folder: Path) -> str | None:
+    """Return the newest checkpoint, by the tracker, else by the folders: the one a training takes.
+
+    None where there is none. A damaged one counts, which a training passes over.
+    """
+    if (folder / TRACKER).is_file():
+        return (folder / TRACKER).read_text(encoding="utf-8").strip()
+    return max(saved(folder), key=int, default=None)
+
+
+def saved(folder: Path) -> list[str]:
+    """Return the iterations in a folder that were saved to their end, by their folders."""
+    ends = folder.glob("iter_*/metadata.json")
+    names = (path.parent.name.removeprefix("iter_") for path in ends)
+    return [str(number) for number in sorted(int(name) for name in names if name.isdecimal())]
+
+
+def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose: str = "") -> None:
+    """Raise `error` for a folder without a tracker, with what helps there."""
+    if (folder / TRACKER).is_file():
+        return
+    found = (["release"] if (folder / "release").is_dir() else []) + saved(folder)
+    what = f"There is no checkpoint{whose} in {folder}"
+    help = "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
+    if found:
+        listed = f"its checkpoints ({', '.join(found)})"
+        what = f"There is no {TRACKER} in {folder}, to name the newest of {listed}"
+        help = (
+            f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}"
+        )
+    raise error(what, expected=expected, help=help)
+
+
+def checkpoint(folder: Path, iteration: str) -> Path:
+    """Return the folder of a checkpoint's iteration, as upstream names it."""
+    return folder / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration)

@@ -1,0 +1,57 @@
+"""A run's command: as shell text and back, and the values of its flags."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from mqo.run_records import damaged
+from mqo.runs import RunFolder
+
+_JOIN = " \\\n  "
+
+
+def as_shell(command: list[str], env: Mapping[str, str]) -> str:
+    """Return the command as shell text to paste: variables first, then a flag a line."""
+    lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    for word in command:
+        if word.startswith("--") or word == command[0]:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return _JOIN.join(lines)
+
+
+def from_shell(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the variables of a command.sh, as `as_shell` was given them."""
+    words = shlex.split(text.replace(_JOIN, " "), comments=True)
+    names = list(itertools.takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
+    return words[len(names) :], dict(name.split("=", 1) for name in names)
+
+
+def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
+    """Return a run's command and its variables; RunError where its command.sh is damaged."""
+    try:
+        return from_shell(run.command.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(run.command, error) from error
+
+
+def flag_values(command: Sequence[str], flag: str) -> list[str]:
+    """Return what stands behind the last mention of `flag`, up to the next flag."""
+    if flag not in command:
+        return []
+    rest = list(command[len(command) - list(reversed(command)).index(flag) :])
+    ends = [n for n, word in enumerate(rest) if word.startswith("--")]
+    return rest[: ends[0]] if ends else rest
+
+
+def without_flag(command: Sequence[str], flag: str) -> list[str]:
+    """Return the command without any mention of `flag` and its value."""
+    kept = list(command)
+    while flag in kept:
+        at = kept.index(flag)
+        del kept[at : at + 2]
+    return kept
