@@ -100,7 +100,7 @@ def _require_python() -> None:
 
 
 def _create() -> None:
-    """A virtual environment that sees the torch of the Python it is made from, if that has one."""
+    """Make a virtual environment, which sees the torch of the Python it is made from, if any."""
     if (
         PYTHON.exists()
         and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode == 0

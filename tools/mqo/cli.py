@@ -86,7 +86,7 @@ def options(
 
 
 def main() -> None:
-    """The `mqo` program."""
+    """Run the `mqo` program."""
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
     guarded(app)
 

@@ -108,7 +108,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, count: float) -> None:
-        """The count is now so large; one that has not changed is no news."""
+        """Note how large the count is now; one that has not changed is no news."""
         if self._seen and count == self._seen[-1][1]:
             return
         now = self._now()
@@ -125,7 +125,7 @@ class Rate:
         return (last - first) / (end - start) if end > start and last > first else None
 
     def seconds_left(self, total: float) -> float | None:
-        """Until the count is `total`, at this speed; None where that is not known."""
+        """Return the time until the count is `total`, at this speed; None if unknown."""
         return (total - self._seen[-1][1]) / self.per_s if self.per_s else None
 
 
@@ -138,7 +138,7 @@ class Count:
         self._display, self._head, self._rate = display, head, Rate(now)
 
     def show(self, advance: tuple[str, int, int]) -> None:
-        """So many of all are done: (what, done, all of them); called often."""
+        """Show how many of all are done: (what, done, all of them); called often."""
         what, done, total = advance
         self._rate.add(done)
         counts = f"{done:,}/{total:,} {what}"

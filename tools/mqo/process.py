@@ -96,7 +96,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder, in `parent` or the system's place; whatever ends the block removes it."""
+    """Yield a new folder, in `parent` or the system's place; whatever ends the block removes it."""
     folder: Path | None = None
     with stops_raise():
         try:
@@ -116,7 +116,7 @@ def spawn(command: Sequence[str | Path], **options: Any) -> subprocess.Popen:
 
 @contextmanager
 def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen]:
-    """A process in a session of its own; whatever ends the block ends it and all that it started.
+    """Start a process in a session of its own; the end of the block ends all that it started.
 
     `options` are those of subprocess.Popen.
     """
@@ -185,7 +185,7 @@ class Leaving:
 
 @contextmanager
 def leaves_on_signal() -> Iterator[Leaving]:
-    """Around the start and the life of a training process.
+    """Yield what SAVE does, around the start and the life of a training process.
 
     SAVE is ignored by what is started inside, for some batch systems send it to every process.
     """

@@ -43,7 +43,7 @@ class RunFolder(load("run.files").RunFiles):
         return found
 
     def read_implementation(self) -> Mapping[str, str]:
-        """{"norms", "optimizers", "fusions"}: the names of what the run took, with commas between.
+        """Return {"norms", "optimizers", "fusions"}: names of what the run took, with commas.
 
         Empty where the run recorded none.
         """

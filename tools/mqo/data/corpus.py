@@ -49,7 +49,7 @@ class Bad:
 
 
 def find(inputs: list[Path], kind: str) -> list[Path]:
-    """The files of `inputs` (files, folders, glob patterns), those of each in order of names.
+    """Return the files of `inputs` (files, folders, glob patterns), each one's in order of names.
 
     Raises UnknownNameError for a kind that is none, DataError for an input that gives no file.
     """
@@ -79,7 +79,7 @@ def _ending(path: Path) -> str:
 
 
 def read(file: int, path: Path, kind: str, keys: tuple[str, ...]) -> Iterator[Chunk]:
-    """The chunks of a file, the same ones each time; DataError if it cannot be read to its end."""
+    """Yield the chunks of a file, the same each time; DataError if it cannot be read to its end."""
     reader = _lines
     if kind == "text":
         reader = _whole
@@ -108,7 +108,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The content as a stream, and the file below it, which knows how far it was read."""
+    """Yield the content as a stream, and the file below it, which knows how far it was read."""
     with path.open("rb") as raw:
         if path.suffix == ".gz":
             import gzip
@@ -159,7 +159,7 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list
 
 
 def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[Bad]]:
-    """The texts under `keys` of each document of a chunk, and the documents that have none."""
+    """Return the texts under `keys` of a chunk's documents, and the documents that have none."""
     good: list[tuple[str, ...]] = []
     bad: list[Bad] = []
     for line, row in enumerate(chunk.rows, chunk.first):

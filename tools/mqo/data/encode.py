@@ -101,7 +101,7 @@ def load(path: Path, engine: str = "auto") -> Encoder:
 
 
 def agreed(encoder: Encoder, texts: list[str]) -> Encoder:
-    """`encoder`, or the slow one of its vocabulary if the two differ on the first of `texts`."""
+    """Return `encoder`, or its vocabulary's slow one if the two differ on the first of `texts`."""
     if encoder.slow is None:
         return encoder
     tried, left = [], _TRIED
@@ -188,7 +188,7 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _as_ranks(table: dict[str, Any]) -> tuple[dict[bytes, int], str] | None:
-    """Ranks and pattern that make tiktoken the tokenizer of a tokenizer.json; None if none do."""
+    """Return ranks and pattern by which tiktoken is a tokenizer.json's tokenizer, if it can be."""
     model, added = table["model"], table["added_tokens"]
     pattern = _pattern(table["pre_tokenizer"])
     unlike = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
@@ -211,7 +211,7 @@ def _as_ranks(table: dict[str, Any]) -> tuple[dict[bytes, int], str] | None:
 
 
 def _letters() -> dict[str, int]:
-    """How byte-level BPE writes bytes: the printable ones as they are, the others from U+0100."""
+    """Return byte-level BPE's letters for bytes: printable ones as they are, others from U+0100."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
@@ -242,7 +242,7 @@ def _pattern(splitter: dict[str, Any] | None) -> str | None:
 
 
 def ranks(path: Path) -> Encoder:
-    """The tokenizer of a file of ranks: base64 of a token's bytes, and its id, a line each."""
+    """Return the tokenizer of a file of ranks: a line has bytes in base64 and an id."""
     content = path.read_bytes()
     try:
         pairs = [line.split() for line in content.splitlines() if line]
@@ -266,7 +266,7 @@ def ranks(path: Path) -> Encoder:
 def tekken(
     path: Path, pattern: str = "v2", special: int = TEKKEN_SPECIAL, size: int = TEKKEN_SIZE
 ) -> Encoder:
-    """Upstream's TikTokenizer: a JSON list of tokens, whose ids begin after `special` markers.
+    """Return upstream's TikTokenizer of a JSON list of tokens; ids begin after `special` markers.
 
     `size` is the vocabulary's, markers included; </s> ends a document.
     """

@@ -37,7 +37,7 @@ class Meter:
             yield
 
     def show(self, done: int, documents: int, tokens: int) -> None:
-        """`done` bytes were read; documents and tokens of this run and those before."""
+        """Show that `done` bytes were read; documents and tokens are of earlier runs, too."""
         self._bytes.add(done)
         self._tokens.add(tokens)
         line = self._line(done, documents, tokens)

@@ -103,7 +103,7 @@ def _npm_archive(cache: Path, report: Report) -> Path:
 
 
 def _fetched(command: list[str], target: Path, pattern: str) -> None:
-    """Runs a client that downloads one file, and gives that file its place."""
+    """Run a client that downloads one file, and give that file its place."""
     if not shutil.which(command[0]):
         raise UnavailableError("not installed")
     target.parent.mkdir(parents=True, exist_ok=True)

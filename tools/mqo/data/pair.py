@@ -89,12 +89,12 @@ class Pairs:
         return state, sizes
 
     def add(self, key: str, ids: bytes, lengths: bytes) -> None:
-        """Adds documents: their ids, and the number of ids of each as int32."""
+        """Add documents: their ids, and the number of ids of each as int32."""
         self._files[f"{key}.bin"].write(ids)
         self._files[f"{key}.len"].write(lengths)
 
     def save(self, state: State) -> None:
-        """Makes `state` the one to continue at."""
+        """Make `state` the one to continue at."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -105,7 +105,7 @@ class Pairs:
         fresh.replace(self._folder / "state.json")
 
     def finish(self) -> None:
-        """Writes the indexes, gives all files their names, and removes the folder."""
+        """Write the indexes, give all files their names, and remove the folder."""
         self._close_files()
         for key in self._keys:
             _write_index(self._folder / f"{key}.idx", self._folder / f"{key}.len", self._width)
@@ -119,7 +119,7 @@ class Pairs:
         shutil.rmtree(self._folder)
 
     def discard(self) -> None:
-        """Removes everything that was written."""
+        """Remove everything that was written."""
         shutil.rmtree(self._folder)
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class Pairs:
 
 
 def _write_index(path: Path, lengths: Path, width: int) -> None:
-    """Header, lengths (int32), offsets in bytes (int64), and bounds of the documents (int64)."""
+    """Write header, lengths (int32), offsets in bytes (int64), bounds of the documents (int64)."""
     import numpy as np
 
     sizes = np.fromfile(lengths, np.int32)

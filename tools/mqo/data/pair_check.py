@@ -35,7 +35,7 @@ class Header:
 
     @property
     def size(self) -> int:
-        """The bytes of an index of these counts: lengths of 4 bytes, offsets and bounds of 8."""
+        """Return the bytes of an index of these counts: lengths take 4, offsets and bounds 8."""
         return HEADER.size + 12 * self.sequences + 8 * self.documents
 
 
@@ -153,7 +153,7 @@ def _missing(prefix: Path) -> list[str]:
 
 
 def _complete(folder: Path) -> list[str]:
-    """Names in `folder` that have both files."""
+    """Return the names in `folder` that have both files."""
     stems = {p.name[:-4] for p in folder.glob("*.bin") if p.is_file()}
     return sorted(s for s in stems if (folder / f"{s}.idx").is_file())
 
@@ -187,7 +187,7 @@ def _advice(prefix: Path) -> str:
 
 
 def check_fit(tokenizer: Path, prefix: Path) -> None:
-    """Raises DataError if PREFIX.bin holds an id beyond the tokenizer's, or PREFIX.idx is no index.
+    """Raise DataError if PREFIX.bin holds an id beyond the tokenizer's, or PREFIX.idx is no index.
 
     Of an index of more than 4 M tokens it reads as many, evenly spread. A tokenizer without
     tokenizer.json is not checked: its size is known to its own library alone.
@@ -205,7 +205,7 @@ def check_fit(tokenizer: Path, prefix: Path) -> None:
 
 
 def largest_id(prefix: Path) -> int:
-    """The largest token id that was looked at, -1 of an empty index; DataError if it is none."""
+    """Return the largest id that was looked at, -1 of an empty index; DataError for no index."""
     import numpy as np
 
     kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])
@@ -217,7 +217,7 @@ def largest_id(prefix: Path) -> int:
 
 
 def vocabulary_size(tokenizer: Path) -> int | None:
-    """One more than the largest id of tokenizer.json; None if there is no such file, or no ids."""
+    """Return one more than the largest id of tokenizer.json; None without such a file, or ids."""
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     try:
         table = json.loads(path.read_text(encoding="utf-8"))

@@ -167,7 +167,7 @@ def _chunks(job: Job, state: State) -> Iterator[Iterator[Chunk]]:
 
 @contextmanager
 def _encoded(job: Job, state: State, workers: int) -> Iterator[Iterator[Part]]:
-    """The parts in order. Workers are forked: they share the vocabulary, and start in no time."""
+    """Yield the parts in order. Forked workers share the vocabulary, and start in no time."""
     # A tokenizer's own threads would be lost in a fork, and compete with the workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     chunks = chain.from_iterable(_chunks(job, state))

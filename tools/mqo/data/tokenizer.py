@@ -52,7 +52,7 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int = DEFAULT_VOCAB_SI
 
 
 def _write_config(folder: Path) -> None:
-    """What AutoTokenizer needs beside the vocabulary to know which entry is which marker."""
+    """Write what AutoTokenizer needs beside the vocabulary to know which entry is which marker."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,

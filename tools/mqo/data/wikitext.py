@@ -96,7 +96,7 @@ def _section(code: Wikicode) -> tuple[int, str, str]:
 
 
 def _with_headings(sections: list[tuple[int, str, str]]) -> list[str]:
-    """Bodies under their headings; a section is skipped if neither it nor one below has prose."""
+    """Return bodies under headings; a section is skipped if neither it nor one below has prose."""
     parts: list[str] = []
     pending: list[tuple[int, str]] = []
     dropped_level: int | None = None

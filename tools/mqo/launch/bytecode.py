@@ -53,7 +53,7 @@ def _compile(source: Path, compiled: Path) -> None:
 
 
 def _link(compiled: Path, target: Path) -> None:
-    """A link, for Python replaces such a file and never changes it; elsewhere a copy."""
+    """Link, for Python replaces such a file and never changes it; copy where that is impossible."""
     target.parent.mkdir(exist_ok=True)
     try:
         os.link(compiled, target)

@@ -95,7 +95,7 @@ def _dry_run(
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours, and what stands behind the first `--`, which is Megatron's."""
+    """Return what is ours, and what stands behind the first `--`, which is Megatron's."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 
@@ -109,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
-    """The options; names are checked against the tables, not here, so that errors list them."""
+    """Return the parser, which takes any name: the tables check them, and errors list them."""
     made = _Parser(
         description="Train a model on a dataset in a mode; each run has a folder of its own.",
         epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
@@ -192,7 +192,7 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
 
 
 def _machine(args: argparse.Namespace) -> Machine:
-    """This machine, or with --device the one to plan for."""
+    """Return this machine, or with --device the one to plan for."""
     if args.device is None:
         return detect()
     if not args.dry_run:

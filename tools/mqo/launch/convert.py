@@ -121,19 +121,19 @@ def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -
 
 
 def program_flags(shape: Shape, sequence: int) -> list[str]:
-    """The model without padding of its vocabulary, on the CPU."""
+    """Return the flags of the model without padding of its vocabulary, on the CPU."""
     vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
     return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
 
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    """The arguments that a checkpoint was written with: an iteration's folder, or the newest's."""
+    """Return the arguments of a checkpoint: that of an iteration's folder, or the newest."""
     return ask(tree / PROGRAM, ["describe", str(checkpoint)], error=ConvertError)
 
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that becomes it when all went well."""
+    """Yield a folder beside `target` that becomes it when all went well."""
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)

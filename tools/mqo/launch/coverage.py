@@ -79,7 +79,7 @@ def _flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
 
 
 def check_share(config: RunConfig, coverage: Coverage) -> None:
-    """RunError where a recipe quantizes less than half of the FLOPs that it is for.
+    """Raise RunError where a recipe quantizes less than half of the FLOPs that it is for.
 
     Those are the FLOPs of the transformer blocks' linear layers at the sites that have a type.
     """
@@ -120,7 +120,7 @@ def measure(
     layers: str = "",
     reads: Sequence[Path] = (),
 ) -> Coverage:
-    """What the program in `source` says, or said before; RunError when it fails.
+    """Return what the program in `source` says, or said before; RunError when it fails.
 
     `reads` are files outside of the source that the flags name, `layers` a quant.toml that says
     which layers are left unquantized, or have another type.

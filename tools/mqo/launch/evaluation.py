@@ -50,7 +50,7 @@ class Place:
 
     @classmethod
     def of(cls, path: Path) -> Place:
-        """What `path` means: a run, a folder of checkpoints, or that of one iteration.
+        """Return what `path` means: a run, a folder of checkpoints, or that of one iteration.
 
         Raises:
             CheckpointError: it holds none.
@@ -117,7 +117,7 @@ class Loss:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss)."""
+        """Return exp(loss)."""
         return math.inf if self.loss > _LARGEST else math.exp(self.loss)
 
     def as_table(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def evaluate(
     words: Sequence[str] = (),
     report: Say = lambda line: None,
 ) -> list[Loss]:
-    """The loss of each checkpoint under each mode, in this order; AS_TRAINED is the run's own.
+    """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is the run's own.
 
     `words` are what `text` returned.
 
@@ -195,7 +195,7 @@ def generate(
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """What follows each prompt: {"mode", "types", "iteration", "texts"}.
+    """Return what follows each prompt: {"mode", "types", "iteration", "texts"}.
 
     `words` are what `sampling` returned. Each text is {"prompt", "text", "tokens" (ids), "ended"
     ("length", or "end of document")}.
@@ -215,7 +215,7 @@ def generate(
 
 
 def lines(found: Sequence[Loss]) -> list[str]:
-    """A table a checkpoint; its losses also as differences from its first mode's."""
+    """Return a table a checkpoint; its losses also as differences from its first mode's."""
     text: list[str] = []
     by_place: dict[str, list[Loss]] = {}
     for one in found:

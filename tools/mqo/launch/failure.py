@@ -43,7 +43,7 @@ class Ended:
 
     @property
     def follows(self) -> bool:
-        """Whether it may have been ended, or have aborted, because of another process."""
+        """Return whether it may have been ended, or have aborted, because of another process."""
         return self.number in (signal.SIGTERM, signal.SIGABRT)
 
     def text(self) -> str:

@@ -113,7 +113,7 @@ def length(of: Experiment) -> Length:
 
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:
-    """The model, for sequences of as many tokens."""
+    """Return the flags of the model, for sequences of as many tokens."""
     groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
@@ -134,7 +134,7 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
 
 
 def _mla(mla: Mla) -> str:
-    """Without --q-lora-rank queries have a projection of their own; the norm is of the latents."""
+    """Return MLA's flags; without --q-lora-rank queries have a projection of their own."""
     return (
         f"--multi-latent-attention --qk-layernorm --kv-lora-rank {mla.kv_lora_rank} "
         f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
@@ -143,7 +143,7 @@ def _mla(mla: Mla) -> str:
 
 
 def _rope(model: Shape) -> str:
-    """What upstream has flags for; its defaults are the published values of the rest."""
+    """Return the flags of scaled rotary positions; upstream's defaults are the published rest."""
     match model.rope:
         case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
             return (
@@ -157,7 +157,7 @@ def _rope(model: Shape) -> str:
 
 
 def _moe(moe: Moe, layers: int) -> str:
-    """Experts one by one, as upstream has them; --moe-grouped-gemm is the user's to add.
+    """Return the flags of experts, one by one; --moe-grouped-gemm is the user's to add.
 
     The softmax before the top-k is the one over all experts, and is not renormalized. As published
     it is computed in fp32.
@@ -207,7 +207,7 @@ def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
 
 
 def _split(training: Training, documents: int | None) -> str:
-    """Upstream's weights of training, validation and test, which it applies to documents.
+    """Return upstream's weights of training, validation and test, which it applies to documents.
 
     A corpus of few documents gives one of them to validation; upstream rounds, maybe to none.
     """

@@ -84,7 +84,7 @@ _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp
 
 
 def shape_of_config(config: Mapping[str, Any]) -> Shape:
-    """The shape of a config.json; ConvertError where it is of no architecture known here."""
+    """Return the shape of a config.json; ConvertError where it is of no architecture known here."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConvertError(
@@ -100,7 +100,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
 
 
 def context_of(where: str, table: Mapping[str, Any]) -> int:
-    """The context in tokens of a config.json, or of a checkpoint's arguments."""
+    """Return the context in tokens of a config.json, or of a checkpoint's arguments."""
     found = table.get("max_position_embeddings")
     if not isinstance(found, int) or found < 1:
         raise ConvertError(
@@ -110,7 +110,7 @@ def context_of(where: str, table: Mapping[str, Any]) -> int:
 
 
 def shape_of_args(args: Mapping[str, Any]) -> Shape:
-    """The shape of a checkpoint's arguments; `vocab_size` without the rows that are padding.
+    """Return the shape of a checkpoint's arguments; `vocab_size` without the rows that are padding.
 
     Where the arguments do not know how many those are (the tokenizer did), they count.
     """
@@ -118,7 +118,7 @@ def shape_of_args(args: Mapping[str, Any]) -> Shape:
 
 
 def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
-    """The content of config.json: of a shape, the weights' dtype, and the context in tokens."""
+    """Return the content of config.json, for a shape, the weights' dtype, the context in tokens."""
     common = {
         "architectures": [DEEPSEEK if shape.mla else LLAMA],
         "model_type": "deepseek_v2" if shape.mla else "llama",
@@ -207,7 +207,7 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
-    """The scaling; ConvertError where upstream's flags have no form for it."""
+    """Return the scaling; ConvertError where upstream's flags have no form for it."""
     kind = table.get("rope_type") or table.get("type") or "default"
     _refuse_others("config.json", {"rope_type": kind}, {"rope_type": ("default", "llama3", "yarn")})
     if kind == "default":
@@ -314,7 +314,7 @@ def _rope_table(rope: Llama3Rope | Yarn | None) -> dict[str, Any] | None:
 
 
 def _latent_table(shape: Shape) -> dict[str, Any]:
-    """What only a model with MLA and experts has; the others name their heads' size."""
+    """Return what only a model with MLA and experts has; the others name their heads' size."""
     if shape.mla is None or shape.moe is None:
         return {"head_dim": shape.hidden_size // shape.num_attention_heads}
     fixed = {"seq_aux": True, "topk_group": 1}

@@ -58,7 +58,7 @@ class Inputs:
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def changed(self) -> list[str]:
-        """What is not as it was, a clause a file."""
+        """Return what is not as it was, a clause a file."""
         found = []
         for path, was in self.files.items():
             if not Path(path).is_file():
@@ -69,7 +69,7 @@ class Inputs:
 
 
 def mark(path: Path) -> Mark:
-    """The mark of a file."""
+    """Return the mark of a file."""
     facts = path.stat()
     if facts.st_size > HASHED:
         return Mark(facts.st_size, mtime_ns=facts.st_mtime_ns)

@@ -19,7 +19,7 @@ _SIZES = (
 
 
 def check_layout(config: RunConfig) -> None:
-    """LayoutError when the run's sizes, with the user's own flags, cannot be built or split."""
+    """Raise LayoutError when the sizes, with the user's own flags, cannot be built or split."""
     placed = config.placement
     sizes = read_sizes(shape_flags(config.experiment, placed.layout))
     fault = next(_faults(sizes, placed.cluster.processes), None)
@@ -44,7 +44,7 @@ def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
-    """(found, expected, which flags to change), the first of which is worth saying."""
+    """Yield (found, expected, which flags to change), the first of which is worth saying."""
     yield from _shape_faults(args)
     tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
     pipeline = args.pipeline_model_parallel_size
@@ -85,7 +85,7 @@ def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, st
 
 
 def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with the model on any number of processes."""
+    """Yield what is wrong with the model on any number of processes."""
     heads, groups = args.num_attention_heads, args.num_query_groups
     if min(heads, groups or 1) < 1:
         yield f"{heads} attention heads, {groups} query groups", "1 or more", "their numbers"

@@ -35,12 +35,12 @@ class Machine:
 
     @property
     def has_cuda(self) -> bool:
-        """Whether runs go to GPUs."""
+        """Return whether runs go to GPUs."""
         return self.gpus > 0
 
     @property
     def accumulates(self) -> bool:
-        """Whether that module imports, which takes a process some seconds to find out."""
+        """Return whether that module imports, which takes a process some seconds to find out."""
         return bool(self.accumulation) and _imports(self.accumulation)
 
 
@@ -67,14 +67,14 @@ def _imports(module: str) -> bool:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The processor's name, as Linux has it; None where it has none."""
+    """Return the processor's name, as Linux has it; None where it has none."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
     return found[1].strip() if found else None
 
 
 def torch_cuda() -> str | None:
-    """The CUDA release that torch was built for ("13.0"), read from its version file.
+    """Return the CUDA release that torch was built for ("13.0"), read from its version file.
 
     None for a CPU build, and without torch.
     """

@@ -99,7 +99,7 @@ def has_sample(of: Experiment) -> bool:
 
 
 def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bool) -> Tree:
-    """The shared tree, vendored and patched; EditedError on hand edits, unless `allow_edits`."""
+    """Return the shared tree, vendored and patched; EditedError on edits, unless `allow_edits`."""
     tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
     if not (tree.store / "upstream.json").exists():
         vendor(tree, pin, project.cache, report=report)
@@ -145,7 +145,7 @@ def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> Non
 
 
 def _check_version(tree: Tree, pin: Pin) -> None:
-    """The training program is written for the pinned version's trainer, and for no other."""
+    """Refuse another version: the training program is written for the pinned one's trainer."""
     version = tree.upstream().version
     if version != pin.version:
         raise OverlayError(

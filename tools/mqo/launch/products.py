@@ -48,7 +48,7 @@ class Product:
 
     @property
     def reason(self) -> str:
-        """Why it is not quantized; empty where it is."""
+        """Return why it is not quantized; empty where it is."""
         if self.quant_type == NONE:
             return AT_NONE
         if self.plain:
@@ -85,7 +85,7 @@ class Coverage:
 
     @property
     def shares(self) -> dict[tuple[str, str], float]:
-        """{(GEMM, type): its part of all FLOPs}, of what is quantized."""
+        """Return {(GEMM, type): its part of all FLOPs}, of what is quantized."""
         found: dict[tuple[str, str], int] = {}
         for product in self.products:
             if not product.reason:
@@ -95,7 +95,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The quantized part of all FLOPs."""
+        """Return the quantized part of all FLOPs."""
         return sum(self.shares.values())
 
     def share_of(self, sites: Collection[str], without: str) -> float:
@@ -105,7 +105,7 @@ class Coverage:
         return sum(product.flops for product in here if not product.reason) / max(1, whole)
 
     def summary(self) -> str:
-        """The share, and what it consists of."""
+        """Return the share, and what it consists of."""
         parts = [f"{gemm} {t} {part:.1%}" for (gemm, t), part in self.shares.items()]
         of = f" ({', '.join(parts)})" if parts else ""
         return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{of}"
@@ -127,7 +127,7 @@ class Group:
 
 
 def groups(products: Iterable[Product]) -> list[Group]:
-    """The products by layer, layers of the same name, shapes and types together, as they ran."""
+    """Return the products by layer, as they ran; layers of equal shapes and types are one group."""
     layers: dict[str, list[Product]] = {}
     for product in products:
         layers.setdefault(product.layer, []).append(product)
@@ -141,7 +141,7 @@ def groups(products: Iterable[Product]) -> list[Group]:
 
 
 def lines(coverage: Coverage) -> list[str]:
-    """The table: a block a group of layers, 80 columns wide or less."""
+    """Return the table: a block a group of layers, 80 columns wide or less."""
     marks: dict[str, str] = {}
     text = [
         f"{coverage.parameters:,} parameters; {coverage.flops / 1e12:,.2f} TFLOPs in the matrix "
@@ -167,7 +167,7 @@ def lines(coverage: Coverage) -> list[str]:
 
 
 def _row(product: Product, share: float, marks: dict[str, str]) -> str:
-    """A product's line; a new reason gets the next mark."""
+    """Return a product's line; a new reason gets the next mark."""
     gemm = product.gemm + (f" x{product.calls}" if product.calls > 1 else "")
     kind = product.quant_type or "-"
     if product.reason:

@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def _last(self) -> int:
-        """The step that the run ends with: --exit-interval stops at its next multiple."""
+        """Return the step that the run ends with: --exit-interval stops at its next multiple."""
         if not self._exit:
             return self.steps
         return min(self.steps, self._exit * max(1, -(-self.step // self._exit)))
@@ -61,16 +61,16 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second over the last steps; None before there are two steps."""
+        """Return tokens a second over the last steps; None before there are two steps."""
         return self._tokens / self._step_s if self._step_s else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step, without validations; None before there are two steps."""
+        """Return the time to the last step, without validations; None before two steps."""
         return self._step_s * max(0, self._last - self.step) if self._step_s else None
 
     def line(self) -> str:
-        """Step, loss, speed and time left, as far as they are known."""
+        """Return step, loss, speed and time left, as far as they are known."""
         if self.loss is None:
             return f"{self._at(self.step)}  starting"
         left = None if self.step >= self._last else self.seconds_left
@@ -78,7 +78,7 @@ class Progress:
         return facts(self._at(self.step), loss, per_s=self.tokens_per_s, left=left)
 
     def losses(self) -> str:
-        """Step and both losses."""
+        """Return step and both losses."""
         valid = "" if self.valid is None else f"validation loss {self.valid:.4f}"
         loss = "" if self.loss is None else f"loss {self.loss:.4f}"
         return facts(self._at(self.step), loss, valid)

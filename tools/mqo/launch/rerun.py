@@ -32,7 +32,7 @@ class BitEqual:
     steps: int
 
     def line(self) -> str:
-        """The one line that is printed."""
+        """Return the one line that is printed."""
         return f"bit-equal, {self.steps} steps"
 
 
@@ -47,7 +47,7 @@ class Differs:
     now: float | None
 
     def line(self) -> str:
-        """The one line that is printed."""
+        """Return the one line that is printed."""
         was, now = ("missing" if value is None else repr(value) for value in (self.was, self.now))
         return f"differs at step {self.step}: {self.metric} was {was}, and is {now}"
 
@@ -81,7 +81,7 @@ def rerun(
 
 
 def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
-    """Training and validation losses, step by step, as far as the original got."""
+    """Compare training and validation losses, step by step, as far as the original got."""
     old, new = original.read_metrics(), again.read_metrics()
     found = [
         Differs(str(again.root), metric, *first)
@@ -96,7 +96,7 @@ def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
 def _first(
     old: Sequence[tuple[int, float]], new: Sequence[tuple[int, float]]
 ) -> tuple[int, float | None, float | None] | None:
-    """(step, was, now) of the first row of `old` that `new` has not just so."""
+    """Return (step, was, now) of the first row of `old` that `new` has not just so."""
     for n, (step, was) in enumerate(old):
         other, now = new[n] if n < len(new) else (math.inf, None)
         if step < other:
@@ -109,7 +109,7 @@ def _first(
 
 
 def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None) -> list[str]:
-    """The command with output of its own, going on from the same checkpoint as the original.
+    """Return the command with output of its own, going on from the same checkpoint as the original.
 
     An original that found none must not find what it saved itself.
     """
@@ -183,7 +183,7 @@ def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say
 
 
 def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:
-    """What the result of a replay says as the original's did."""
+    """Return what the result of a replay says as the original's did."""
     try:
         result = parsed(run.result, Result)
     except RunError:  # the original did not end well
@@ -192,7 +192,7 @@ def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:
 
 
 def _moved(word: str, was: str, folder: RunFolder) -> str:
-    """A path in the original's folder as one in the new one; other words as they are."""
+    """Return a path in the original's folder as one in the new one; other words as they are."""
     inside = word == was or word.startswith(f"{was}/")
     return f"{folder.root.resolve()}{word[len(was) :]}" if inside else word
 

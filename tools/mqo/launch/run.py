@@ -75,7 +75,7 @@ class Result:
     types: dict[str, str]
 
     def line(self) -> str:
-        """The one line that is printed."""
+        """Return the one line that is printed."""
         if self.train_loss is None:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
         valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
@@ -165,7 +165,7 @@ def build_command(
     data: RunData,
     source: Path,
 ) -> tuple[list[str], dict[str, str]]:
-    """The training command, which runs the program in `source`, and the variables it needs."""
+    """Return the training command, which runs the program in `source`, and its variables."""
     of, where = config.experiment, config.placement.cluster
     flags = megatron_flags(config, machine, data, folder, project.cache / "indices")
     program = str(source / (DISTILLER if of.teacher else PROGRAM))
@@ -191,7 +191,7 @@ def build_command(
 def dry_run(
     project: Project, config: RunConfig, machine: Machine, source: Path | None
 ) -> tuple[list[str], dict[str, str]]:
-    """The command that `run` would start, in a folder not yet made, and its variables.
+    """Return the command that `run` would start, in a folder not yet made, and its variables.
 
     Touches nothing. `source` is the tree that would be run, where that is not a snapshot.
     """

@@ -61,7 +61,7 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig
 
 
 def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
-    """The literals' lines that a snapshot of a patched tree would have otherwise, as a diff."""
+    """Return as a diff the literals' lines that a snapshot of a patched tree would change."""
     manifest = tree.patched()
     wanted = types_in(tree, manifest)
     if types is not None:
@@ -74,13 +74,13 @@ def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
 
 
 def types_of(tree: Tree) -> dict[str, str]:
-    """{site: type} as the tree's literals say now; OverlayError where it does not say."""
+    """Return {site: type} as the tree's literals say now; OverlayError where it does not say."""
     manifest = tree.manifest()
     return types_in(tree, manifest) if manifest else said_by_hand(tree)
 
 
 def said_by_hand(tree: Tree) -> dict[str, str]:
-    """{site: type} of a tree patched by other means; OverlayError where it does not say."""
+    """Return {site: type} of a tree patched by other means; OverlayError where it does not say."""
     report = modifier.check(tree.root)
     if report.due:
         raise OverlayError(
@@ -92,7 +92,7 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
 
 
 def _check_by_hand(tree: Tree, config: RunConfig) -> None:
-    """Nothing may be asked of a tree patched by other means that it would not do, unnoticed."""
+    """Refuse to ask a tree patched by other means for what it would not do, unnoticed."""
     said, asked = said_by_hand(tree), config.quantization
     wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
     if wrong:

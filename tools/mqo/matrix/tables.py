@@ -227,7 +227,7 @@ class Family(Row):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types that it has a mode for."""
+        """Return the types that it has a mode for."""
         return quant_types() if self.sites else (NONE,)
 
     def mode(self, quant_type: str) -> str:
@@ -320,7 +320,7 @@ def modes() -> dict[str, Mode]:
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """All families of modes."""
+    """Return all families of modes."""
     return tuple(Family(**row) for row in _load("modes.toml")["family"])
 
 

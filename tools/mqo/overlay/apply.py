@@ -140,7 +140,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
 
 
 def _edits(tree: Tree, target: Goal) -> list[str]:
-    """The files to be written that hold what neither upstream nor mqo put there."""
+    """Return the files to be written that hold what neither upstream nor mqo put there."""
     old = tree.manifest()
     upstream = tree.upstream().files
     patched = old.files if old else {}
@@ -168,13 +168,13 @@ def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError
 
 
 def refuse_edits(tree: Tree) -> None:
-    """EditedError when any file of the tree was changed by hand, one that no entry touches too."""
+    """Raise EditedError when any file was changed by hand, one that no entry touches, too."""
     if edited := tree.edited_files():
         raise _edited_error(tree, edited, "`mqo vendor --force` starts afresh")
 
 
 def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:
-    """The records that keep copies of files of the tree, as kept/TIME/PATH."""
+    """Return the records that keep copies of files of the tree, as kept/TIME/PATH."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     contents = {path: tree.read(path) for path in paths}
     return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}

@@ -27,18 +27,18 @@ class Head:
     """Paths of all else in the commit: files elsewhere, links, submodules."""
 
     def occupies(self, path: str) -> bool:
-        """Whether the commit has something at `path`, or anything but a folder on the way there."""
+        """Return whether the commit has something at `path`, or no folder on the way there."""
         places = {path, *map(str, PurePosixPath(path).parents)}
         return not places.isdisjoint(self.contents) or not places.isdisjoint(self.others)
 
 
 def is_checkout(root: Path) -> bool:
-    """Whether `root` is the top folder of a git work tree (also a linked one) with Megatron."""
+    """Return whether `root` is the top of a git work tree (also a linked one) with Megatron."""
     return (root / ".git").exists() and (root / PACKAGES[0]).is_dir()
 
 
 def read_head(root: Path) -> Head:
-    """HEAD of the work tree at `root`; OverlayError when git cannot tell it."""
+    """Read HEAD of the work tree at `root`; OverlayError when git cannot tell it."""
     commit = _git(root, "rev-parse", "--verify", "HEAD").decode().strip()
     blobs, others = {}, set()
     for row in _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
@@ -54,7 +54,7 @@ def read_head(root: Path) -> Head:
 
 
 def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
-    """Contents as a checkout writes them: line endings and other filters of the user's applied.
+    """Return contents as a checkout writes them, with the user's line endings and other filters.
 
     The sizes that git would put before the contents are those before the filters; a mark that no
     content holds stands there instead.

@@ -30,7 +30,7 @@ class Splice:
 
     @classmethod
     def over(cls, node: ast.AST, text: str) -> Splice:
-        """A splice in the place of `node`, an expression or statement with a position."""
+        """Return a splice in the place of `node`, an expression or statement with a position."""
         return cls(
             node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text.encode()
         )
@@ -52,7 +52,7 @@ class Codemod:
     leftovers: Callable[[Source], Iterable[Place]]
 
     def concerns(self, path: str, source: bytes) -> bool:
-        """Whether the file at tree-relative `path` is worth parsing."""
+        """Return whether the file at tree-relative `path` is worth parsing."""
         return path.startswith(self.roots) and self.needle.search(source) is not None
 
 
@@ -74,14 +74,14 @@ class Source:
         self._hits = [bisect_right(self._starts, hit) for hit in hits]
 
     def concerns(self, node: ast.AST) -> bool:
-        """Whether a statement's lines hold the needle; true for what is no statement."""
+        """Return whether a statement's lines hold the needle; true for what is no statement."""
         if not isinstance(node, ast.stmt):
             return True
         at = bisect_left(self._hits, _first_line(node))
         return at < len(self._hits) and self._hits[at] <= node.end_lineno
 
     def walk(self) -> Iterator[ast.AST]:
-        """The nodes of the statements that hold the needle, and of what encloses them."""
+        """Yield the nodes of the statements that hold the needle, and of what encloses them."""
         todo: list[ast.AST] = [self.tree]
         while todo:
             node = todo.pop()
@@ -90,20 +90,20 @@ class Source:
 
     @property
     def newline(self) -> bytes:
-        """How the file ends its lines."""
+        """Return how the file ends its lines."""
         return b"\r\n" if b"\r\n" in self.content else b"\n"
 
     def offset(self, line: int, column: int) -> int:
-        """The byte offset of a 1-based line and a 0-based column."""
+        """Return the byte offset of a 1-based line and a 0-based column."""
         return self._starts[line - 1] + column + (self._bom if line == 1 else 0)
 
     def segment(self, node: ast.AST) -> bytes:
-        """The bytes of a node."""
+        """Return the bytes of a node."""
         start = self.offset(node.lineno, node.col_offset)
         return self.content[start : self.offset(node.end_lineno, node.end_col_offset)]
 
     def spliced(self, splices: Iterable[Splice]) -> bytes:
-        """The content with the splices made; of two at one place, an insertion goes first."""
+        """Return the content with the splices; of two at one place, an insertion goes first."""
         parts, done = [], 0
         for s in sorted(splices, key=lambda s: (s.line, s.column, s.end_line, s.end_column)):
             start = self.offset(s.line, s.column)
@@ -138,7 +138,7 @@ class Source:
 def apply_codemod(
     path: str, content: bytes, codemod: Codemod, entry: str, *, pristine: bytes | None = None
 ) -> bytes:
-    """`content` after the codemod; raises DriftError when its postcondition does not hold.
+    """Return `content` after the codemod; raises DriftError when its postcondition does not hold.
 
     `pristine` is what earlier entries made `content` of, if they did: the error gives its lines.
     """

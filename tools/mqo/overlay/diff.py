@@ -25,17 +25,17 @@ class FileDiff:
 
     @property
     def text(self) -> str:
-        """The diff for a reader; bytes that are no UTF-8 are shown as escapes."""
+        """Return the diff for a reader; bytes that are no UTF-8 are shown as escapes."""
         return self.content.decode("utf-8", errors="backslashreplace")
 
     @property
     def added(self) -> int:
-        """Lines added."""
+        """Return the number of lines added."""
         return self._count(b"+")
 
     @property
     def removed(self) -> int:
-        """Lines removed."""
+        """Return the number of lines removed."""
         return self._count(b"-")
 
     def _count(self, sign: bytes) -> int:
@@ -52,7 +52,7 @@ class EntryDiff(FileDiff):
 
 
 def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDiff]:
-    """What `entry` changed, file by file: from the content before it to the content after it."""
+    """Yield what `entry` changed, file by file: from the content before it to that after it."""
     for path in manifest.touched_by(entry):
         file = manifest.files[path]
         before = file.pristine
@@ -64,7 +64,7 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDif
 
 
 def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryDiff]:
-    """An "add" entry's files as new ones, in the tree of ours where `apply` places none."""
+    """Yield an "add" entry's files as new ones, in the tree of ours where `apply` places none."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
             if path not in manifest.files and not tree.collides(path):
@@ -72,7 +72,7 @@ def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryD
 
 
 def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[EntryDiff]:
-    """What stands in the tree beyond the series: quant types set in the source, and hand edits."""
+    """Yield what the tree has beyond the series: quant types set in the source, and hand edits."""
     paths = set(tree.edited_files())
     for path, file in manifest.files.items() if manifest else ():
         if tree.state_of(path, file) == "patched":
@@ -83,7 +83,7 @@ def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[EntryDiff]:
 
 
 def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
-    """How a file differs from what mqo, or else upstream, put there; empty when it does not."""
+    """Return how a file differs from what mqo, or else upstream, put there, if it does."""
     manifest = manifest or tree.manifest()
     if manifest and path in manifest.files:
         expected: bytes | None = tree.object(manifest.files[path].final)
@@ -94,7 +94,7 @@ def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
 
 
 def tree_diff(tree: Tree, root: Tree) -> str:
-    """Everything in which `root` (the tree itself, or a snapshot of it) differs from upstream.
+    """Return all that differs from upstream in `root`, which is the tree or a snapshot of it.
 
     Files of ours come as new files.
     """
@@ -112,7 +112,7 @@ def tree_diff(tree: Tree, root: Tree) -> str:
 
 
 def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]:
-    """What the named entries changed; without names, what all did and what came after."""
+    """Return what the named entries changed; without names, what all did and what came after."""
     for name in names:
         series[name]
     tree.upstream()
@@ -127,7 +127,7 @@ def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]
 
 
 def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
-    """The lines to print, by kind of entry: site, add, codemod, and what is no entry's."""
+    """Yield the lines to print, by kind of entry: site, add, codemod, and what is no entry's."""
     if not found:
         yield "# nothing differs"
     kinds = {entry.name: entry.kind for entry in series.entries}

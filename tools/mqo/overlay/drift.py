@@ -60,7 +60,7 @@ def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
 
 
 def describe(path: str, found: Sequence[Place], near: Sequence[Place] | None) -> str:
-    """The end of a sentence: each place of `found`, and the candidates if they were looked for."""
+    """Return the end of a sentence: each place of `found`, and candidates if they were sought."""
     at = ", ".join(f"{path}:{place.line}" for place in found)
     text = f", at {at}" if at else ""
     if near is None:
@@ -69,7 +69,7 @@ def describe(path: str, found: Sequence[Place], near: Sequence[Place] | None) ->
 
 
 def in_upstream(places: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
-    """The places of `content` with the lines of `pristine`, which it was made from.
+    """Return the places of `content` with the lines of `pristine`, which it was made from.
 
     For a line that a patch changed: the first of those that it replaces.
     """
@@ -84,5 +84,5 @@ def in_upstream(places: Iterable[Place], pristine: bytes, content: bytes) -> lis
 
 
 def _tokens(code: str) -> list[str]:
-    """Names, numbers and signs: layout does not count, nor does a pattern's `...`."""
+    """Return names, numbers and signs: layout does not count, nor does a pattern's `...`."""
     return [token for token in re.findall(r"\.\.\.|\w+|[^\w\s]", code) if token != "..."]

@@ -112,7 +112,7 @@ class FileEdits:
 
     @property
     def package(self) -> str:
-        """The upstream package the file belongs to: "megatron/core" or "megatron/training"."""
+        """Return the file's upstream package: "megatron/core" or "megatron/training"."""
         return "/".join(self.path.split("/")[:2])
 
     def holds_in(self, version: str) -> bool:

@@ -37,7 +37,7 @@ class CountOffError(Exception):
 
 
 def find_pattern(module: cst.Module, scope: Scope, pattern: str, count: int) -> list[cst.CSTNode]:
-    """The nodes of `scope` that match; CountOffError unless there are `count` of them."""
+    """Return the nodes of `scope` that match; CountOffError unless there are `count` of them."""
     wanted = _parse_pattern(pattern)
     found = [node for node in scope.nodes if _same(wanted, node)]
     if len(found) != count:
@@ -52,7 +52,7 @@ def find_pattern(module: cst.Module, scope: Scope, pattern: str, count: int) -> 
 def _look_alikes(
     module: cst.Module, scope: Scope, pattern: str, found: Sequence[cst.CSTNode]
 ) -> list[Place]:
-    """What looks like a pattern: in the scope, else anywhere, for code moves to helpers."""
+    """Return what looks like a pattern: in the scope, else anywhere, for code moves to helpers."""
     is_expression = isinstance(_parse_pattern(pattern), cst.BaseExpression)
     kind = cst.BaseExpression if is_expression else cst.BaseSmallStatement
     for searched in (scope, Scope(module)):
@@ -64,7 +64,7 @@ def _look_alikes(
 
 
 def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
-    """The one function at dotted path `scope`, e.g. "Class.method", and what it is defined in."""
+    """Return the one function at dotted path `scope` ("Class.method") behind what it is in."""
     functions = [path for path in _paths([module]) if isinstance(path[-1], Function)]
     named = {".".join(d.name.value for d in path[1:]): path[-1] for path in functions}
     found = [path for path in functions if ".".join(d.name.value for d in path[1:]) == scope]
@@ -80,14 +80,14 @@ def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
 
 
 def _paths(path: list[cst.CSTNode]) -> Iterator[list[cst.CSTNode]]:
-    """The definitions below the last node of `path`, each behind those that it is in."""
+    """Yield the definitions below the last node of `path`, each behind those that it is in."""
     for definition in _definitions(path[-1]):
         yield [*path, definition]
         yield from _paths([*path, definition])
 
 
 def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
-    """Line and code of nodes of the module."""
+    """Return line and code of nodes of the module."""
     if not nodes:
         return []
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
@@ -95,7 +95,7 @@ def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
 
 
 def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
-    """Classes and functions directly in `node`, those under `if` and `try` included."""
+    """Return classes and functions directly in `node`, those under `if` and `try` included."""
     found: list[cst.ClassDef | Function] = []
     for child in _children(node):
         if isinstance(child, DEFINITIONS):
@@ -121,7 +121,7 @@ class Scope:
             todo += reversed(children)
 
     def enclosing(self, hits: Sequence[cst.CSTNode]) -> tuple[Block, int]:
-        """The innermost block that encloses all hits, and its first statement that holds one."""
+        """Return the innermost block around all hits, and its first statement that holds one."""
         shared = None
         for level in zip(*map(self._blocks, hits), strict=False):
             if len({id(block) for block, _ in level}) > 1:
@@ -134,7 +134,7 @@ class Scope:
         return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
 
     def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
-        """The blocks around `node`, the outermost first, each with its statement that holds it."""
+        """Return the blocks around `node`, outermost first, each with its statement around it."""
         found: list[tuple[Block, cst.CSTNode]] = []
         while node is not self.root:
             parent = self._parents[id(node)]
@@ -145,7 +145,7 @@ class Scope:
 
 
 def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Child nodes in source order, layout apart (much faster than LibCST's own `children`)."""
+    """Yield child nodes in source order, layout apart (much faster than LibCST's `children`)."""
     for name in _meaning(type(node)):
         value = getattr(node, name)
         if isinstance(value, cst.CSTNode):
@@ -156,13 +156,13 @@ def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 @functools.cache
 def _meaning(node_type: type[cst.CSTNode]) -> tuple[str, ...]:
-    """The fields of a node that carry meaning."""
+    """Return the fields of a node that carry meaning."""
     names = (field.name for field in fields(node_type))
     return tuple(n for n in names if n not in _LAYOUT and not n.startswith("whitespace_"))
 
 
 def _parse_pattern(text: str) -> cst.CSTNode:
-    """An expression node, or the node of a one-line statement."""
+    """Return an expression node, or the node of a one-line statement."""
     try:
         return cst.parse_expression(text)
     except cst.ParserSyntaxError:
@@ -172,7 +172,7 @@ def _parse_pattern(text: str) -> cst.CSTNode:
 
 
 def _same(pattern: object, node: object) -> bool:
-    """Structural equality, blind to layout; `...` as last call argument takes any rest."""
+    """Return structural equality, blind to layout; `...` as last call argument takes any rest."""
     if isinstance(pattern, cst.SimpleString) and isinstance(node, cst.SimpleString):
         return pattern.evaluated_value == node.evaluated_value
     if isinstance(pattern, cst.CSTNode):

@@ -72,14 +72,14 @@ def goal(tree: Tree, series: Series) -> Goal:
 
 
 def applied_entries(series: Series, tree: Tree) -> tuple[AppliedEntry, ...]:
-    """The series as a manifest of this tree records it."""
+    """Return the series as a manifest of this tree records it."""
     upstream = tree.upstream().digest
     digests = ((e, f"{upstream} {_digest(series, e, tree)}") for e in series.entries)
     return tuple(AppliedEntry(e.name, e.kind, sha256(d.encode())) for e, d in digests)
 
 
 def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
-    """Whether the tree is patched, completely, with these entries as they stand now."""
+    """Return whether the tree is patched, completely, with these entries as they stand now."""
     if manifest is None:
         return not series.entries
     same = manifest.entries == applied_entries(series, tree)
@@ -87,7 +87,7 @@ def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
 
 
 def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
-    """{site: type} as the tree's literals say now."""
+    """Return {site: type} as the tree's literals say now."""
     found: dict[str, str] = {}
     for path in manifest.touched_by("quant_sites"):
         found |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
@@ -95,14 +95,14 @@ def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
 
 
 def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
-    """`content` with its quant type literals set, if it holds any."""
+    """Return `content` with its quant type literals set, if it holds any."""
     return literals.write(content, types) if literals.VARIABLE.encode() in content else content
 
 
 def _placed(
     tree: Tree, series: Series, version: str
 ) -> tuple[dict[str, FilePlan], tuple[str, ...]]:
-    """The files of ours that this tree lacks, and those that would collide with upstream's."""
+    """Return the files of ours that this tree lacks, and those that collide with upstream's."""
     files: dict[str, FilePlan] = {}
     colliding: list[str] = []
     for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(version)):
@@ -115,7 +115,7 @@ def _placed(
 
 
 def _digest(series: Series, entry: Entry, tree: Tree) -> str:
-    """SHA-256 of what the entry is made of: tells whether a tree was patched with just this."""
+    """Return the SHA-256 of what the entry is made of: was a tree patched with just this?"""
     if entry.kind != "add":
         return sha256(entry.source.read_bytes())
     digest = hashlib.sha256()

@@ -160,7 +160,7 @@ def _absolute(value: object) -> Path:
 
 
 def _is_name(path: str) -> bool:
-    """Whether the system can be asked for such a path at all."""
+    """Return whether the system can be asked for such a path at all."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -168,7 +168,7 @@ def _is_name(path: str) -> bool:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Whether nothing is there, or a folder of this user's that is no link."""
+    """Return whether nothing is there, or a folder of this user's that is no link."""
     try:
         facts = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -48,7 +48,7 @@ def neutral(content: bytes) -> bytes:
 
 
 def check_sites(types: Mapping[str, str], known: Mapping[str, object]) -> None:
-    """UnknownNameError for a site that the tree does not hold."""
+    """Raise UnknownNameError for a site that the tree does not hold."""
     for site in types:
         if site not in known:
             raise UnknownNameError("GEMM site", site, known)

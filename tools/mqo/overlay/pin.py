@@ -45,12 +45,12 @@ class Pin:
 
     @property
     def digests(self) -> dict[str, str]:
-        """{file name: SHA-256} of every wheel that is trusted."""
+        """Return {file name: SHA-256} of every wheel that is trusted."""
         return {**self.verified_wheels, **self.wheels}
 
     @property
     def releases(self) -> list[str]:
-        """The releases that a wheel is trusted of, oldest first."""
+        """Return the releases that a wheel is trusted of, oldest first."""
         return sorted({name.split("-")[1] for name in self.digests}, key=Version)
 
     @classmethod

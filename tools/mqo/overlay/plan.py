@@ -25,11 +25,11 @@ class FilePlan:
 
     @property
     def content(self) -> bytes:
-        """The bytes after the last entry that touched the file."""
+        """Return the bytes after the last entry that touched the file."""
         return self.stages[-1][1] if self.stages else self.pristine or b""
 
     def then(self, entry: str, content: bytes) -> FilePlan:
-        """The plan with one more stage, unless the entry changes nothing."""
+        """Return the plan with one more stage, unless the entry changes nothing."""
         if content == self.content and (self.stages or self.pristine is not None):
             return self  # an empty file of ours is a change, too
         return replace(self, stages=(*self.stages, (entry, content)))
@@ -42,7 +42,7 @@ def plan(
     read: Read,
     only: Collection[str] | None = None,
 ) -> dict[str, FilePlan]:
-    """What the series makes of the files at `paths` (tree-relative) of upstream `version`.
+    """Return what the series makes of the files at `paths` (tree-relative) of upstream `version`.
 
     `read` gives pristine bytes; `only` limits the work to some of the files. Returns only the
     files that change. An entry that this version does not need is skipped. Raises DriftError
@@ -66,7 +66,7 @@ def plan(
 def drift(
     series: Series, version: str, paths: Iterable[str], read: Read
 ) -> dict[str, int | DriftError]:
-    """{entry: how many files it changes, or why it does not apply}, whatever the version.
+    """Return {entry: how many files it changes, or why it does not apply}, whatever the version.
 
     Unlike `plan` it goes on behind an entry that does not apply, as if that were not in the series.
     """

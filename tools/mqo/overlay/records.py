@@ -35,7 +35,7 @@ class Upstream:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all files: what HEAD says of a git work tree may change."""
+        """Return the SHA-256 over all files: what HEAD says of a git work tree may change."""
         return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()
 
 
@@ -53,7 +53,7 @@ class PatchedFile:
 
     @property
     def final(self) -> str:
-        """The content that the tree should hold (with every quant type literal at 'none')."""
+        """Return the content that the tree should hold, with every literal at 'none'."""
         return self.stages[-1][1]
 
 
@@ -95,17 +95,17 @@ class Manifest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the applied entries."""
+        """Return the names of the applied entries."""
         return tuple(entry.name for entry in self.entries)
 
     @property
     def objects(self) -> set[str]:
-        """The SHA-256 of every content that the files' rows refer to."""
+        """Return the SHA-256 of every content that the files' rows refer to."""
         found = {digest for file in self.files.values() for _, digest in file.stages}
         return found | {file.pristine for file in self.files.values() if file.pristine}
 
     def touched_by(self, entry: str) -> list[str]:
-        """The files that `entry` changed, sorted."""
+        """Return the files that `entry` changed, sorted."""
         return sorted(p for p, f in self.files.items() if entry in dict(f.stages))
 
 
@@ -123,7 +123,7 @@ class Modified:
 
 
 def read_modified(path: Path) -> dict[str, Modified]:
-    """{tree-relative path: row} of a literals.json; empty without the file."""
+    """Return {tree-relative path: row} of a literals.json; empty without the file."""
     rows = read(
         path,
         lambda table: {name: Modified(**row) for name, row in table["files"].items()},
@@ -133,13 +133,13 @@ def read_modified(path: Path) -> dict[str, Modified]:
 
 
 def modified_as_json(files: Mapping[str, Modified]) -> bytes | None:
-    """The record as a file holds it; None, which deletes it, when nothing is modified."""
+    """Return the record as a file holds it; None, which deletes it, when nothing is modified."""
     rows = {path: asdict(row) for path, row in sorted(files.items())}
     return json.dumps({"schema": SCHEMA, "files": rows}, indent=1).encode() if rows else None
 
 
 def as_json(record: Upstream | Manifest) -> bytes:
-    """The record as a file holds it."""
+    """Return the record as a file holds it."""
     return json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1).encode()
 
 
@@ -151,7 +151,7 @@ def read(
     help: str = AFRESH,
     follow_link: bool = True,
 ) -> RecordT | None:
-    """The record in a file; None without the file, OverlayError when it is not what was written."""
+    """Read the record in a file; None without the file, OverlayError when it is damaged."""
     try:
         if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
             raise ValueError("it is no plain file")

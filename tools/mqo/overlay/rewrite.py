@@ -37,7 +37,7 @@ Statement = cst.BaseStatement
 def rewrite(
     source: bytes, file: FileEdits, version: str, entry: str, *, pristine: bytes | None = None
 ) -> bytes:
-    """`source` with the file's edits made; raises DriftError where a pattern's count is off.
+    """Return `source` with the file's edits made; raises DriftError where a pattern's count is off.
 
     `pristine` is what earlier entries made `source` of, if they did: the error gives its lines.
     """
@@ -115,7 +115,7 @@ class _Changes:
                     self._replace(hit, edit.code)
 
     def made(self) -> cst.Module:
-        """The module with everything that was noted."""
+        """Return the module with everything that was noted."""
         maker = _Maker(self)
         module = self.module.visit(maker)
         noted = len(self.replaced) + len(self.inserted) + len(self.parameters)
@@ -190,7 +190,7 @@ class _Maker(cst.CSTTransformer):
 
 
 def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[cst.CSTNode]:
-    """The statements of `block` with the insertions among them, those of one place in order."""
+    """Return the statements of `block` with the insertions, those of one place in order."""
     body: list[cst.CSTNode] = []
     for i, old in enumerate([*block.body, None]):
         for insertion in (new for new in insertions if new.at == i):
@@ -205,7 +205,7 @@ def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[c
 
 
 def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> list[cst.Param]:
-    """`params` and then `added`, set as `params` are: all on a line, or a line each."""
+    """Return `params` and then `added`, set as `params` are: all on a line, or a line each."""
     *_, before, last = (None, *params)
     comma = before.comma if before else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     *others, final = (last, *added)
@@ -214,7 +214,7 @@ def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> lis
 
 
 def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
-    """The one place where `name` stands in a match."""
+    """Return the one place where `name` stands in a match."""
     found = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
     if len(found) != 1:
         raise CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
@@ -222,7 +222,7 @@ def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
 
 
 def _behind_imports(module: cst.Module) -> int:
-    """The place behind the module's first run of imports; without any, behind its docstring."""
+    """Return the place behind the first run of imports; without any, behind the docstring."""
     has_docstring = module.get_docstring() is not None
     at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(has_docstring))
     while at < len(module.body) and _is_import(module.body[at]):

@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def source(self) -> Path:
-        """The file that holds the entry's edits or rule (none for kind "add")."""
+        """Return the file that holds the entry's edits or rule (none for kind "add")."""
         return self.folder / f"{self.name}.py"
 
     def holds_in(self, version: str) -> bool:
@@ -124,12 +124,12 @@ class Series:
 
     @classmethod
     def of(cls, project: Project) -> Series:
-        """The project's series, with its own tree for the files of "add" entries."""
+        """Return the project's series, with its own tree for the files of "add" entries."""
         return cls.load(project.patches, ours=project.ours)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the entries."""
+        """Return the names of the entries."""
         return tuple(entry.name for entry in self.entries)
 
     def __getitem__(self, name: str) -> Entry:
@@ -143,17 +143,17 @@ class Series:
         return covers(self.supported, version)
 
     def only(self, names: Collection[str]) -> Series:
-        """The named entries, in the series' order; names that it does not hold are ignored."""
+        """Return the named entries, in the series' order; unknown names are ignored."""
         return replace(self, entries=tuple(e for e in self.entries if e.name in names))
 
     def without(self, *names: str) -> Series:
-        """The series less the named entries, and less those that require one of them."""
+        """Return the series less the named entries, and less those that require one of them."""
         dropped = {self[name].name for name in names}
         dropped |= {e.name for e in self.entries if dropped & self.with_required([e.name])}
         return self.only(set(self.names) - dropped)
 
     def with_required(self, names: Collection[str]) -> set[str]:
-        """The named entries, and all that they require."""
+        """Return the named entries, and all that they require."""
         wanted: set[str] = set()
         todo = list(names)
         while todo:
@@ -163,14 +163,14 @@ class Series:
         return wanted
 
     def placed_files(self, entry: Entry, root: Path) -> dict[str, bytes]:
-        """{path: content} of the files of an "add" entry, for a tree at `root` that lacks them."""
+        """Return {path: content} of an "add" entry's files, for a tree at `root` without them."""
         if self.ours is None or self.ours.resolve() == root.resolve():
             return {}
         return added_files(entry, self.ours)
 
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
-    """{path: content} of the files of an "add" entry that lie in the tree at `root`."""
+    """Return {path: content} of the files of an "add" entry that lie in the tree at `root`."""
     paths = [p for name in entry.files for p in (root / name, *sorted((root / name).rglob("*")))]
     files = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}

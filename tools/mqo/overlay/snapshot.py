@@ -70,7 +70,7 @@ def snapshot(
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """What no copy needs, and links that lead nowhere, which some checkouts hold."""
+    """Return what no copy needs, and links that lead nowhere, which some checkouts hold."""
     return IGNORED(folder, names) | {name for name in names if not Path(folder, name).exists()}
 
 
@@ -85,7 +85,7 @@ def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> d
 
 
 def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:
-    """No type may be asked for that the copy's source does not say."""
+    """Refuse a type that the copy's source does not say."""
     for site, quant_type in types.items():
         if written.get(site, literals.NONE) != quant_type:
             raise OverlayError(
@@ -122,7 +122,7 @@ def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Content and permission bits, but for those that let it be written."""
+    """Copy content and permission bits, but for those that let it be written."""
     shutil.copyfile(source, target)
     Path(target).chmod(Path(source).stat().st_mode & READ_ONLY)
 

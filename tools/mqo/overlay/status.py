@@ -42,7 +42,7 @@ class Status:
 
     @property
     def clean(self) -> bool:
-        """Every entry applied as it stands now, to a supported release, nothing changed by hand."""
+        """Return whether all is applied as it is now, on a supported release, without edits."""
         sound = not self.edited and not self.unsupported
         return sound and all(entry.state == "applied" for entry in self.entries)
 

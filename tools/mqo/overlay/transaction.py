@@ -100,7 +100,7 @@ def commit(
 
 @contextmanager
 def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` when all went well and is removed when not.
+    """Yield a folder to fill, which becomes `target` when all went well and is removed when not.
 
     The caller holds the lock of the tree at `root`. Where that may not be written no note is made,
     and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written.
@@ -164,7 +164,7 @@ def recover(root: Path) -> Recovered | None:
 
 
 def is_interrupted(root: Path) -> bool:
-    """Whether a command was cut off, or is under way."""
+    """Return whether a command was cut off, or is under way."""
     return any((root / STORE / name).exists() for name in (JOURNAL, INCOMING))
 
 
@@ -178,7 +178,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def step(name: str) -> None:
-    """Called before every step that could be the last one; tests stop the process here."""
+    """Do nothing, before every step that could be the last one; tests stop the process here."""
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -222,7 +222,7 @@ def _stage_one(incoming: Path, name: str, content: bytes | None, mode: int) -> s
 
 
 def _finish(root: Path, journal: Journal) -> None:
-    """Every step may find itself done already, by the process that was killed."""
+    """Make the change; every step may be done already, by the process that was killed."""
     store = root / STORE
     try:
         if (store / INCOMING).exists():  # else all is in place, and somebody may have gone on
@@ -266,7 +266,7 @@ def _sync_or_prune(folder: Path, base: Path) -> None:
 
 
 def _clear(incoming: Path) -> None:
-    """The name goes first: a command killed in here must not be said to have changed nothing."""
+    """Remove the name first: a command killed in here must not count as one without changes."""
     (incoming / COMMAND).unlink(missing_ok=True)
     remove_tree(incoming)
 
@@ -284,7 +284,7 @@ def _recover_incoming(incoming: Path) -> Recovered:
 
 
 def _settle_building(note: Building) -> bool:
-    """Whether the folder had become the target; if not, it goes, and the parents made for it."""
+    """Return whether the folder became the target; else remove it and the parents made for it."""
     if note.target.exists() and not note.folder.exists():
         return True
     remove_tree(note.folder)
@@ -311,7 +311,7 @@ def _write(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """In threads: a file system writes down together what is to be synced at the same time."""
+    """Sync in threads: a file system writes down together what is to be synced at once."""
     from concurrent.futures import ThreadPoolExecutor  # takes time to load
 
     with ThreadPoolExecutor(16) as pool:

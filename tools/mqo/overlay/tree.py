@@ -44,23 +44,23 @@ class Tree:
 
     @property
     def store(self) -> Path:
-        """Where mqo keeps what it knows of this tree."""
+        """Return the folder of what mqo knows of this tree."""
         return self.root / transaction.STORE
 
     # -- what is upstream's ------------------------------------------------------------------
 
     @property
     def is_vendored(self) -> bool:
-        """Whether `vendor` filled this tree."""
+        """Return whether `vendor` filled this tree."""
         return (self.store / records.UPSTREAM).exists()
 
     @property
     def is_checkout(self) -> bool:
-        """Whether this is a git work tree of Megatron-LM, with pristine contents from HEAD."""
+        """Return whether this is a git work tree of Megatron-LM, pristine as in HEAD."""
         return not self.is_vendored and checkout.is_checkout(self.root)
 
     def upstream(self) -> Upstream:
-        """What is upstream's here; OverlayError when this tree holds no Megatron."""
+        """Return what is upstream's here; OverlayError when this tree holds no Megatron."""
         if self.is_checkout:
             return self._at_head
         upstream = records.read(self.store / records.UPSTREAM, lambda table: Upstream(**table))
@@ -74,13 +74,13 @@ class Tree:
         return upstream
 
     def pristine(self, path: str) -> bytes:
-        """Upstream's bytes of a file, whatever the tree holds now."""
+        """Return upstream's bytes of a file, whatever the tree holds now."""
         if self.is_checkout:
             return self._head.contents[path]
         return self.object(self._vendored.files[path])
 
     def collides(self, path: str) -> bool:
-        """Whether upstream has a file of its own where one of ours would be placed."""
+        """Return whether upstream has a file of its own where one of ours would be placed."""
         if self.is_checkout:
             return self._head.occupies(path)
         return path in self._vendored.files
@@ -102,11 +102,11 @@ class Tree:
     # -- what mqo did ------------------------------------------------------------------------
 
     def manifest(self) -> Manifest | None:
-        """What is applied; None on a pristine tree."""
+        """Return what is applied; None on a pristine tree."""
         return records.read(self.store / records.MANIFEST, Manifest.from_table)
 
     def patched(self) -> Manifest:
-        """What is applied; OverlayError on an unpatched tree."""
+        """Return what is applied; OverlayError on an unpatched tree."""
         self.upstream()
         manifest = self.manifest()
         if manifest is None:
@@ -118,13 +118,13 @@ class Tree:
         return manifest
 
     def modified(self) -> dict[str, Modified]:
-        """The files whose quant types were set by hand, by path."""
+        """Return the files whose quant types were set by hand, by path."""
         return records.read_modified(self.store / records.LITERALS)
 
     # -- contents ---------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a file of the tree; None when it is not there."""
+        """Return the bytes of a file of the tree; None when it is not there."""
         try:
             return (self.root / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -137,7 +137,7 @@ class Tree:
             ) from error
 
     def object(self, digest: str) -> bytes:
-        """A stored object; OverlayError when it is missing or damaged."""
+        """Return a stored object; OverlayError when it is missing or damaged."""
         content = self._stored(digest)
         if content is None:
             raise OverlayError(
@@ -148,12 +148,12 @@ class Tree:
         return content
 
     def new_objects(self, contents: Iterable[bytes]) -> dict[str, bytes | None]:
-        """The records to commit for `contents` to be stored, but for those that are."""
+        """Return the records to commit for `contents` to be stored, but for those that are."""
         wanted = {sha256(content): content for content in contents}
         return {f"objects/{d}": c for d, c in wanted.items() if self._stored(d) is None}
 
     def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
-        """The records to commit for every object to go that is not among `used` (SHA-256)."""
+        """Return the records by which every object goes that is not among `used` (SHA-256)."""
         folder = self.store / "objects"
         there = {path.name for path in folder.iterdir()} if folder.exists() else set()
         return {f"objects/{digest}": None for digest in there.difference(used)}
@@ -164,7 +164,7 @@ class Tree:
         return content if content is not None and sha256(content) == digest else None
 
     def state_of(self, path: str, file: PatchedFile) -> FileState:
-        """The state of a patched file; a changed quant type literal is no edit."""
+        """Return the state of a patched file; a changed quant type literal is no edit."""
         content = self.read(path)
         if content is None:
             return "pristine" if file.pristine is None else "missing"
@@ -176,7 +176,7 @@ class Tree:
         return "edited"
 
     def edited_files(self) -> list[str]:
-        """Files that are neither upstream's nor mqo's, sorted: changed or deleted by hand.
+        """Return the files that were changed or deleted by hand, sorted.
 
         In a git work tree only patched files count: what else its owner changes is not ours.
         """
@@ -247,7 +247,7 @@ class Tree:
 
     @contextmanager
     def locked(self, command: str) -> Iterator[None]:
-        """One command at a time on this tree; waits a little, then says who holds it.
+        """Hold the tree for one command; wait a little, then say who holds it.
 
         What a killed command left is finished or undone first.
         """
@@ -289,7 +289,7 @@ def release_in(root: Path) -> str | None:
 
 
 def version_of(files: dict[str, bytes], origin: str) -> str:
-    """MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
+    """Return MAJOR.MINOR.PATCH as megatron/core/package_info.py states it."""
     source = files.get(PACKAGE_INFO, b"")
     try:
         values = {
@@ -310,10 +310,10 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
 
 
 def running_python() -> str:
-    """Major and minor version, "3.11"."""
+    """Return major and minor version, "3.11"."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def sha256(content: bytes) -> str:
-    """Hex digest."""
+    """Return the hex digest."""
     return hashlib.sha256(content).hexdigest()

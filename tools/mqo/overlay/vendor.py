@@ -92,7 +92,7 @@ def vendor(
 
 
 def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[Files, str, str]:
-    """The files to place, their version, and where they come from."""
+    """Return the files to place, their version, and where they come from."""
     if source is None:
         python = running_python() if running_python() in pin.pythons else pin.pythons[0]
         source = _fetch(pin, pin.version, python, cache, report)
@@ -107,7 +107,7 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[F
 
 
 def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
-    """A trusted wheel of a release: the one for the running Python, else for another.
+    """Return a trusted wheel of a release: the one for the running Python, else for another.
 
     The sources are the same in all of them. UnknownNameError for a release without one.
     """
@@ -120,7 +120,7 @@ def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
 
 
 def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say) -> Path:
-    """The wheel of a release for a Python, from the cache or through pip."""
+    """Return the wheel of a release for a Python, from the cache or through pip."""
     folder = cache / "wheels"
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
     for name, digest in pin.digests.items():
@@ -132,7 +132,7 @@ def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say) -> Pat
 
 
 def _from_wheel(pin: Pin, wheel: Path) -> Files:
-    """The wheel's files below the pinned packages, checked twice."""
+    """Return the wheel's files below the pinned packages, checked twice."""
     if not wheel.exists():
         raise VendorError(f"There is no file {wheel}", expected="a megatron-core wheel or checkout")
     digest = pin.digests.get(wheel.name)
@@ -153,7 +153,7 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
 
 
 def read_wheel(content: bytes, packages: tuple[str, ...], name: str) -> Files:
-    """{path: bytes} of a wheel's members below `packages`, each checked against RECORD.
+    """Return {path: bytes} of a wheel's members below `packages`, each checked against RECORD.
 
     Raises VendorError for anything that is no wheel, for members with absolute paths, "..", or
     links, and for members that RECORD does not list or lists with another hash.
@@ -220,7 +220,7 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
 
 
 def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Say) -> Files:
-    """The compiled dataset helper of an older release, when its C++ source is the same."""
+    """Return the compiled dataset helper of an older release, when its C++ source is the same."""
     if sha256(files.get(pin.helper.source, b"")) != pin.helper.source_sha256:
         report(f"{pin.helper.source} differs: the helper will be compiled at the first run")
         return {}
@@ -256,7 +256,7 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
 
 
 def _known(tree: Tree) -> tuple[list[str], list[str]]:
-    """Files of ours that `apply` placed here, and files changed by hand, if the records tell."""
+    """Return files of ours that `apply` placed here, and files changed by hand, if known."""
     try:
         manifest = tree.manifest()
         edited = tree.edited_files() if tree.is_vendored else []

@@ -66,7 +66,7 @@ def read(place: Path) -> Timed:
 
 
 def run_of(place: Path) -> Run:
-    """The run of a folder that ended well; MqoError for another."""
+    """Return the run of a folder that ended well; MqoError for another."""
     if not is_run(place):
         raise MqoError(
             f"{place} is neither a run nor what `mqo perf` wrote",
@@ -81,7 +81,7 @@ def run_of(place: Path) -> Run:
 def check_comparable(
     one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
 ) -> None:
-    """MqoError that names in what two runs differ, and must not, to be compared.
+    """Raise MqoError that names in what two runs differ, and must not, to be compared.
 
     `allow_versions` is for versions or machines that differ on purpose, `but` names facts.
     """
@@ -125,7 +125,7 @@ def _versions(run: Run) -> dict[str, str]:
 
 
 def _seconds(run: Run) -> dict[int, float]:
-    """{step: seconds}, without those that a profiler watched."""
+    """Return {step: seconds}, without those that a profiler watched."""
     rows = dict(run.folder.read_metrics().get(STEP_TIME, []))
     command, _ = from_shell(run.command)
     watched: range = range(0)

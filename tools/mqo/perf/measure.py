@@ -55,7 +55,7 @@ def _run_test(project: Project, asked: Asked, planned: Plan, place: Path) -> boo
 
 
 def _new(project: Project, planned: Plan, folder: Path | None) -> Path:
-    """The folder, empty; MqoError for one that holds something."""
+    """Return the folder, empty; MqoError for one that holds something."""
     if folder is None:
         return create(project.runs / "perf", planned.mode.config.title).root
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -76,7 +76,7 @@ def _keep_trace(place: Path) -> None:
 
 
 def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
-    """index.html, and at last perf.json, each of them whole."""
+    """Write index.html, and at last perf.json, each of them whole."""
     runs = measured.runs
     facts = {
         "schema": 1,
@@ -91,7 +91,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
 
 
 def lines(made: Sequence[Section]) -> list[str]:
-    """The verdicts, 80 columns wide or less, with the reason of each that is no pass."""
+    """Return the verdicts, 80 columns wide or less, with the reason of each that is no pass."""
     text = []
     for section in made:
         for one in section.verdicts:
@@ -114,7 +114,7 @@ def compare(one: Path, other: Path, *, repeats: int, allow_versions: bool) -> No
 
 
 def _replayed(one: Path, other: Path, repeats: int, *, allow_versions: bool) -> tuple[Timed, Timed]:
-    """Both runs again, in turn: what slows the machine for a while then slows both."""
+    """Replay both, in turn: what slows the machine for a while then slows both."""
     project, say = Project.here(), Display.on(sys.stdout)
     done: tuple[list[Run], list[Run]] = ([], [])
     for n in range(1, repeats + 1):

@@ -16,7 +16,7 @@ WORDS = {"pass": "✔ pass", "fail": "✘ fail", "not judged": "○ not judged"}
 
 
 def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, Run]) -> str:
-    """The HTML; `facts` are what perf.json says of the test."""
+    """Return the HTML; `facts` are what perf.json says of the test."""
     environment = templates("mqo.perf", "mqo.report")
     environment.filters |= {"shown": shown}
     environment.globals |= {"words": WORDS, "packages": PACKAGES}
@@ -33,7 +33,7 @@ def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, R
 
 
 def shown(value: Any) -> str:
-    """A cell of a table: four digits, thousands with commas, a dash where nothing was measured."""
+    """Return a cell of a table: four digits, commas in thousands, a dash for nothing measured."""
     if value is None:
         return NOTHING
     if isinstance(value, str):
@@ -50,7 +50,7 @@ def shown(value: Any) -> str:
 
 
 def curves(losses: Sequence[Series]) -> list[str]:
-    """The points of a polyline a series, all to one scale; none without two finite points."""
+    """Return the points of a polyline a series, to one scale; none without two finite points."""
     thinned = [[(x, y) for x, y in downsample(one) if math.isfinite(y)] for one in losses]
     if any(len(one) < 2 for one in thinned):
         return []

@@ -57,7 +57,7 @@ def median_step(steps: Steps) -> float:
 
 
 def noisy(found: Sequence[float]) -> Noisy:
-    """The median and the quartiles, which a single value does not have."""
+    """Return the median and the quartiles, which a single value does not have."""
     middle = statistics.median(found)
     if len(found) < 2:
         return Noisy(middle, None, None)
@@ -66,7 +66,7 @@ def noisy(found: Sequence[float]) -> Noisy:
 
 
 def lines(one: Timed, other: Timed, found: Ratio) -> list[str]:
-    """The comparison, 80 columns wide or less."""
+    """Return the comparison, 80 columns wide or less."""
     medians = [statistics.median(map(median_step, side.repeats)) for side in (one, other)]
     rows = [
         f"{label}  {side.name[:44]:44} {1000 * median:10.1f} ms a step"

@@ -69,7 +69,7 @@ def sections(measured: Measured) -> list[Section]:
 
 
 def precision(measured: Measured) -> Section:
-    """Each site's product against fp64."""
+    """Compare each site's product with fp64."""
     run = measured.runs["mode"]
     path = measured.path
     command = (
@@ -90,7 +90,7 @@ def precision(measured: Measured) -> Section:
 
 
 def _precision(run: Run) -> Mapping[str, Any]:
-    """What the program says of the run's own source; nothing without a coverage."""
+    """Return what the program says of the run's own source; nothing without a coverage."""
     if not run.folder.coverage.exists():
         return {}
     options = {"MQO_QUANT_CONFIG": str(run.folder.quant_config)}
@@ -149,7 +149,7 @@ def _precision_verdicts(found: Mapping[str, Any], changed: Callable[[str], str])
 
 
 def loss(measured: Measured) -> Section:
-    """The training losses of the mode against its baseline's."""
+    """Compare the training losses of the mode with its baseline's."""
     base, mode = (dict(measured.runs[name].train) for name in ("baseline", "mode"))
     wanted = tables().steps
     steps = sorted({*base} & {*mode})[:wanted]
@@ -177,7 +177,7 @@ def loss(measured: Measured) -> Section:
 
 
 def determinism(measured: Measured) -> Section:
-    """Whether both runs of the mode have the same bits."""
+    """Judge whether both runs of the mode have the same bits."""
     first, again = measured.runs["mode"], measured.runs["again"]
     losses = compare(first.folder, again.folder)
     said = "" if isinstance(losses, BitEqual) else losses.line()
@@ -218,7 +218,7 @@ def _digests(run: Run) -> Mapping[str, Any]:
 
 
 def throughput(measured: Measured) -> Section:
-    """Tokens and FLOPs a second, and the mode's step against the baseline's."""
+    """Show tokens and FLOPs a second, and the mode's step against the baseline's."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
     found = ratio(timed(base), timed(mode))
     rows = tuple(_speed(name, run) for name, run in (("baseline", base), ("mode", mode)))
@@ -259,7 +259,7 @@ def _flops(run: Run) -> float | None:
 
 
 def _peak(run: Run) -> float | None:
-    """Dense TFLOP/s of all processes' devices at the run's dtype; None of an unknown one."""
+    """Return dense TFLOP/s of all processes' devices at the run's dtype; None if unknown."""
     rate = tables().peaks.get(run.machine.device, {}).get(run.dtype)
     return rate and rate * run.machine.processes
 
@@ -268,7 +268,7 @@ def _peak(run: Run) -> float | None:
 
 
 def breakdown(measured: Measured) -> Section:
-    """Where a step's time goes; the trace stays in the folder."""
+    """Show where a step's time goes; the trace stays in the folder."""
     found = trace.read(measured.place / TRACE)
     rows = tuple(
         {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * found.share(part)}
@@ -289,7 +289,7 @@ def breakdown(measured: Measured) -> Section:
 
 
 def memory(measured: Measured) -> Section:
-    """The peak of the mode's process and what it consists of, beside the baseline's peak."""
+    """Show the peak of the mode's process and what it consists of, beside the baseline's peak."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
     parts = _states(mode)
     peak = mode.peak_memory
@@ -316,7 +316,7 @@ def memory(measured: Measured) -> Section:
 
 
 def _states(run: Run) -> dict[str, int | None]:
-    """Bytes of one process that holds the whole model; nothing without a coverage."""
+    """Return bytes of one process that holds the whole model; nothing without a coverage."""
     if not run.folder.coverage.exists():
         return {}
     count = json.loads(run.folder.coverage.read_text(encoding="utf-8"))["parameters"]
@@ -329,7 +329,7 @@ def _states(run: Run) -> dict[str, int | None]:
 
 
 def scaling(measured: Measured) -> Section:
-    """One process and two that share its batch."""
+    """Compare one process with two that share its batch."""
     title, about = "Scaling over processes", "Not measured."
     pair = measured.plan.scaling
     if not pair:

@@ -50,14 +50,14 @@ class Breakdown:
 
 
 def read(file: Path) -> Breakdown:
-    """The breakdown of a trace, packed or not; RunError where it has no whole step."""
+    """Return the breakdown of a trace, packed or not; RunError where it has no whole step."""
     opened = gzip.open if file.suffix == ".gz" else open
     with opened(file, "rt", encoding="utf-8", errors="replace") as text:
         return breakdown(json.load(text)["traceEvents"])
 
 
 def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
-    """What `read` says, of a trace's events."""
+    """Return what `read` says, of a trace's events."""
     whole = [event for event in events if event.get("ph") == "X"]
     host = [event for event in whole if event.get("cat") in ("user_annotation", "cpu_op")]
     kernels = [event for event in whole if event.get("cat") == "kernel"]
@@ -78,7 +78,7 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
 
 
 def _parts(found: Mapping[str, Spans], windows: Spans, steps: int) -> Breakdown:
-    """Each part's time within the steps that no part before it has taken."""
+    """Return each part's time within the steps that no part before it has taken."""
     edges = np.unique(np.concatenate([windows, *filter(None, found.values())]))
     left, seconds = _covered(edges, windows), {}
     for part in PARTS:

@@ -81,7 +81,7 @@ class Planned:
     threads: int | None = None
 
     def command(self) -> str:
-        """What trains the same, as shell."""
+        """Return what trains the same, as shell."""
         of, asked = self.config.experiment, self.config.quantization
         words = ["python3", "script/train_config.py", "--model", of.model.name]
         words += ["--dataset", of.dataset.name, *self.how.words]
@@ -110,12 +110,12 @@ class Plan:
 
     @property
     def runs(self) -> tuple[Planned, ...]:
-        """All, in their order."""
+        """Return all, in their order."""
         return self.baseline, self.mode, self.again, *self.scaling
 
 
 def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
-    """The runs; MqoError where one of them could not run, UnknownNameError for an unknown name."""
+    """Return the runs; MqoError where one could not run, UnknownNameError for an unknown name."""
     runs = {
         "baseline": asked.planned("baseline", asked.baseline, steps=asked.steps, save=True),
         "mode": asked.planned("mode", asked.mode, steps=asked.steps, save=True),
@@ -134,7 +134,7 @@ def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
 
 
 def profiler_flags(steps: int) -> tuple[str, ...]:
-    """Upstream's own: torch's profiler over some steps, and timers that wait for no other rank."""
+    """Return flags for torch's profiler over some steps, and timers that wait for no other rank."""
     first = max(1, min(10, steps // 2))
     return (
         *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
@@ -144,7 +144,7 @@ def profiler_flags(steps: int) -> tuple[str, ...]:
 
 
 def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
-    """One process and two with the same batch, and as many threads each; or why not."""
+    """Return one process and two with the same batch, and as many threads each; or why not."""
     places = machine.gpus if machine.has_cuda else machine.cores
     if places < 2:
         return (), f"the machine has one {'GPU' if machine.has_cuda else 'core'}"
@@ -182,7 +182,7 @@ def train(
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """The launcher takes the threads of a process from the environment, where it says some."""
+    """Set the threads of a process, which the launcher takes from the environment."""
     before = os.environ.get(THREADS)
     if count is not None:
         os.environ[THREADS] = str(count)

@@ -37,7 +37,7 @@ class Threshold(BaseModel):
         return f"{word} {bound:g} {self.unit}".rstrip()
 
     def holds(self, value: float) -> bool:
-        """Whether the value is within; NaN is not."""
+        """Return whether the value is within; NaN is not."""
         return value <= self.most if self.most is not None else value >= (self.least or 0)
 
 
@@ -86,7 +86,7 @@ def tables(file: Path = FILE) -> Tables:
 
 
 def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
-    """The verdict by the threshold `name`.
+    """Return the verdict by the threshold `name`.
 
     `unless` says why there can be none; so does noise whose quartiles lie on both sides of the
     bound.
@@ -109,7 +109,7 @@ def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -
 
 
 def exactly(what: str, difference: str, unless: str = "") -> Verdict:
-    """The verdict on what must be the same to the last bit; `difference` is empty where it is."""
+    """Return the verdict on what must be bit-equal; `difference` is empty where it is."""
     bound = tables().thresholds["bit_equal"]
     if unless:
         return Verdict(what, "not judged", None, bound.line, unless)

@@ -64,12 +64,12 @@ class Rule(Part):
 
     @property
     def is_of_ends(self) -> bool:
-        """Whether it is for blocks at the ends."""
+        """Return whether it is for blocks at the ends."""
         return bool(self.first or self.last)
 
     @property
     def keeps(self) -> bool:
-        """Whether it keeps blocks unquantized."""
+        """Return whether it keeps blocks unquantized."""
         return self.is_of_ends and self.quant_type == NONE
 
     def blocks(self, count: int) -> list[int]:
@@ -149,7 +149,7 @@ class Recipe(Row):
         return self
 
     def _check_used(self) -> None:
-        """ValueError for what a row says and no format of its operand has a use for."""
+        """Raise ValueError for what a row says and no format of its operand has a use for."""
         for name, row in self.operands.items():
             if idle := _idle(row, self._types_of(name, row)):
                 raise ValueError(f"operands.{name}: {idle}")

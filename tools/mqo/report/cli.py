@@ -74,7 +74,7 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool
 
 @contextmanager
 def replaced(target: Path) -> Iterator[Path]:
-    """A folder to fill, which then takes the place of `target`, an older report or nothing.
+    """Yield a folder to fill, which then takes the place of `target`, an older report or nothing.
 
     RunError where something else stands there.
     """

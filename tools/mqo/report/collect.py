@@ -88,7 +88,7 @@ class FileChange(FileDiff):
 
     @property
     def kind(self) -> str:
-        """A "site" patch, which writes a quant type; an "added" file of ours; or an "other" one."""
+        """Return "site" where it writes a quant type, "added" of a file of ours, else "other"."""
         if b"\n--- /dev/null" in self.content:
             return "added"
         return "site" if b"\n+" in self.content and _LITERAL in self.content else "other"
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def step_time(self) -> float | None:
-        """The median, the first ones left out; None where none was recorded."""
+        """Return the median, the first ones left out; None where none was recorded."""
         rest = warm(self.step_times) or self.step_times[-1:]
         return statistics.median(rest) if rest else None
 
@@ -155,7 +155,7 @@ class Run:
 
 
 def warm(steps: Sequence[T]) -> Sequence[T]:
-    """Without the first ones, at which caches fill and kernels are compiled."""
+    """Return them without the first ones, at which caches fill and kernels are compiled."""
     return steps[max(LEFT_OUT_STEPS, math.ceil(LEFT_OUT_SHARE * len(steps))) :]
 
 
@@ -169,7 +169,7 @@ class LeftOut:
 
 
 def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
-    """(name, run) of each run folder among `places` and below them, once, by name in each place.
+    """Return (name, run) of each run folder among `places` and below them, by name in each place.
 
     RunError for a place that is not there, and for none at all.
     """
@@ -192,7 +192,7 @@ def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folder and those below it, but for what is in runs."""
+    """Yield the folder and those below it, but for what is in runs."""
     yield root
     if not is_run(root):
         for path in sorted(path for path in root.iterdir() if path.is_dir()):
@@ -200,7 +200,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
-    """Every run at `places`: those that ended well, and the others with the reason of each."""
+    """Return the runs at `places`: those that ended well, and the others with their reasons."""
     runs, left_out = [], []
     for name, folder in find(places):
         match _read(name, folder):
@@ -317,7 +317,7 @@ def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
-    """What must agree: the flags, the processes, the patches, the content of what is read."""
+    """Return what must agree: flags, processes, patches, the content of what is read."""
     flags = {
         word: " ".join(flag_values(command, word)) for word in command if word.startswith("--")
     }
@@ -382,7 +382,7 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
 
 
 def changes(folder: RunFolder) -> Iterator[FileChange]:
-    """overlay.diff, file by file; nothing without one."""
+    """Yield overlay.diff, file by file; nothing without one."""
     if not folder.overlay_diff.exists():
         return
     for part in (b"\n" + folder.overlay_diff.read_bytes()).split(b"\ndiff --git ")[1:]:

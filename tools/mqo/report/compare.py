@@ -105,7 +105,7 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
-    """What tells the group from those of the same title."""
+    """Return what tells the group from those of the same title."""
     own = run.setting | {"steps": str(run.steps)}
     rest = [other.setting | {"steps": str(other.steps)} for other in others]
     names = sorted({*own, *(name for other in rest for name in other)})

@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def seen(self) -> bool | None:
-        """Whether there is a difference, all comparisons counted; None where nobody can say."""
+        """Return whether there is a difference, all comparisons counted; None if unknown."""
         return None if self.adjusted is None else self.adjusted < 1 - LEVEL
 
 

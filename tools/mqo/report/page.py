@@ -30,7 +30,7 @@ PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
 def templates(*packages: str) -> Environment:
-    """What renders the pages that lie in these packages; each of them may include the others'."""
+    """Return what renders the pages in these packages; each may include the others'."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -43,7 +43,7 @@ def templates(*packages: str) -> Environment:
 
 
 def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str:
-    """The HTML. SetupError without plotly."""
+    """Return the HTML. SetupError without plotly."""
     environment = templates("mqo.report")
     environment.globals |= {
         "BASELINE": BASELINE,
@@ -96,11 +96,11 @@ class Diffs:
                 self.listed.append(rows)
 
     def number(self, run: Run) -> int:
-        """The place of the run's diff in `listed`."""
+        """Return the place of the run's diff in `listed`."""
         return self.listed.index([_listed(change) for change in run.changes])
 
     def summary(self, run: Run) -> str:
-        """How many files and lines."""
+        """Return how many files and lines."""
         rows = self.listed[self.number(run)]
         added, removed = (sum(row[name] for row in rows) for name in ("added", "removed"))
         return f"{len(rows)} files, +{added:,} -{removed:,} lines"
@@ -127,7 +127,7 @@ def _gap(row: Row, found: Evidence) -> dict[str, Any]:
 
 
 def _means(group: Group, points: int) -> str:
-    """What a point of the longest curve is, where that is not a step."""
+    """Return what a point of the longest curve is, where that is not a step."""
     each = steps_a_point(max(len(run.train) for run in group.runs), points)
     return f", means of {each} steps" if each > 1 else ""
 
@@ -145,7 +145,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def _points(band: Band) -> dict[str, list]:
-    """{x: steps, y: means}, and the range where there is one; None for what is not finite."""
+    """Return {x: steps, y: means}, and the range if there is one; None for what is not finite."""
     made = {"x": list(band.steps), "y": _values(band.mean)}
     several = band.low != band.high
     return made | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
@@ -179,12 +179,12 @@ def plotly_source() -> str:
 
 
 def packed(text: str) -> str:
-    """For the page's own script to unpack: plotly takes a third so, the diffs a quarter."""
+    """Return text for the page's script to unpack: plotly takes a third so, the diffs a quarter."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """JSON that ends no script element."""
+    """Return JSON that ends no script element."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -192,7 +192,7 @@ def as_script(data: Mapping[str, Any]) -> str:
 
 
 def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
-    """The mean, and its deviation where there are several."""
+    """Return the mean, and its deviation where there are several."""
     if spread is None:
         return NOTHING
     if not math.isfinite(spread.mean):
@@ -202,7 +202,7 @@ def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
 
 
 def shown(found: Evidence | None, digits: int = 2) -> str:
-    """A relative difference in percent, and the interval of its mean where there is one."""
+    """Return a relative difference in percent, and the interval of its mean where there is one."""
     if found is None:
         return NOTHING
     if not math.isfinite(found.mean):
@@ -214,7 +214,7 @@ def shown(found: Evidence | None, digits: int = 2) -> str:
 
 
 def unseen(found: Evidence | None, digits: int = 2) -> str:
-    """What to say of a difference that was not seen; nothing of others."""
+    """Return what to say of a difference that was not seen; nothing of others."""
     if found is None or found.seen is not False or found.smallest is None:
         return ""
     count = len(found.values)
@@ -222,12 +222,12 @@ def unseen(found: Evidence | None, digits: int = 2) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share, in percent."""
+    """Return a share, in percent."""
     return NOTHING if share is None else f"{share:.{digits}%}"
 
 
 def size(spread: Spread | None) -> str:
-    """Bytes as GiB, or MiB below one."""
+    """Return bytes as GiB, or MiB below one."""
     if spread is None:
         return NOTHING
     unit, scale = ("GiB", 2**30) if spread.mean >= 2**30 else ("MiB", 2**20)

@@ -69,12 +69,12 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The quantized part of the FLOPs; it depends on no seed."""
+        """Return the quantized part of the FLOPs; it depends on no seed."""
         return self.runs[0].share
 
 
 def final_loss(run: Run, validated: bool) -> float:
-    """The last validation loss, or the mean of the last tenth of the training losses, in nats."""
+    """Return the last validation loss, or the mean of the last tenth of the training losses."""
     series = run.valid[-1:] if validated else run.train[-max(1, int(TAIL * len(run.train))) :]
     return statistics.fmean(value for _, value in series)
 
@@ -142,7 +142,7 @@ def gap_of(row: Row) -> float:
 
 
 def quantized(types: Mapping[str, str]) -> str:
-    """The types, and the sites of each: 'mxfp8: fprop qk'."""
+    """Return the types, and the sites of each: 'mxfp8: fprop qk'."""
     sites: dict[str, list[str]] = {}
     for site in SITES:
         if types.get(site, NONE) != NONE:

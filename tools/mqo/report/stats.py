@@ -54,7 +54,7 @@ def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
 
 
 def lines(stats: TensorStats) -> list[str]:
-    """A table a tensor: SQNR in dB, underflow of the nonzero and saturation of all, in percent."""
+    """Return a table a tensor: SQNR in dB, underflow (of the nonzero) and saturation in percent."""
     text = []
     for table in stats.tables:
         amax = float(table["amax"])

@@ -17,7 +17,7 @@ Table = list[dict[str, Any]]
 
 
 def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Table]:
-    """{name of the table: rows}."""
+    """Return {name of the table: rows}."""
     return {
         "results": [_result(group, row) for group in groups for row in group.rows],
         "sites": [
@@ -33,7 +33,7 @@ def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Ta
 
 
 def write(folder: Path, made: Mapping[str, Table]) -> None:
-    """A CSV a table that has rows, and report.json with all of them."""
+    """Write a CSV a table that has rows, and report.json with all of them."""
     for name, rows in ((name, rows) for name, rows in made.items() if rows):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
@@ -45,7 +45,7 @@ def write(folder: Path, made: Mapping[str, Table]) -> None:
 
 
 def sites(row: Row) -> Table:
-    """What the quantizers of a variant measured, by site and type, the mean over its runs."""
+    """Return what a variant's quantizers measured, by site and type, the mean over its runs."""
     found: dict[tuple[str, str], list[Site]] = {}
     for site in (site for run in row.runs for site in run.sites):
         found.setdefault((site.site, site.quant_type), []).append(site)

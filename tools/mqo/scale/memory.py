@@ -79,7 +79,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Without `cache` and `packed`."""
+        """Return the sum of the parts without `cache` and `packed`."""
         parts = sum(getattr(self, field.name) for field in fields(self))
         return parts - self.cache - self.packed
 
@@ -220,7 +220,7 @@ def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
 
 
 def _latent(model: Model, attention: Attention) -> tuple[int, int]:
-    """The latents before and after their norm, then as above; fused has values padded to keys."""
+    """Return the latents before and after their norm, then as above; fused pads values to keys."""
     mla, heads = model.mla, model.num_attention_heads
     assert mla is not None
     key, value = mla.qk_head_dim + mla.qk_pos_emb_head_dim, mla.v_head_dim

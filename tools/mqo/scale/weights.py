@@ -66,7 +66,7 @@ def _mlp(model: Model, width: int) -> int:
 
 
 def _attention(model: Model, tensor: int) -> int:
-    """A layer's projections; of latent attention the one down to the latents is not split."""
+    """Return a layer's projections; the one down to latents (MLA's) is not split."""
     hidden, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     if mla is None:
         groups = 2 * (model.num_query_groups or heads)

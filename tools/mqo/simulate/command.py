@@ -68,7 +68,7 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
 
 
 def _refuse(config: RunConfig) -> None:
-    """MqoError for what no run or no simulation does."""
+    """Raise MqoError for what no run or no simulation does."""
     check_distillation(config.experiment, config.placement.megatron)
     flags = config.experiment.extra_flags
     if strange := next((word for word in flags if word.startswith(_NOT_SIMULATED)), None):

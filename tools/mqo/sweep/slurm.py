@@ -16,7 +16,7 @@ CLUSTER = "cluster"
 
 
 def options(text: str) -> dict[str, str | int]:
-    """What `--slurm KEY=VALUE,...` says, whole numbers as such; MqoError for a part without '='."""
+    """Return what `--slurm KEY=VALUE,...` says, with whole numbers; MqoError without a '='."""
     found: dict[str, str | int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")

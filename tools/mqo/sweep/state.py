@@ -108,7 +108,7 @@ class SweepFolder:
         }
 
     def _was_another(self, entry: Entry, job: Job) -> bool:
-        """Whether the entry's run had other settings: earlier versions took digests otherwise."""
+        """Return whether its run had other settings: earlier versions took digests otherwise."""
         try:
             was = RunConfig.read(self.run_of(entry))
         except MqoError:

@@ -82,7 +82,7 @@ def summary(entries: Sequence[Entry], labels: Mapping[str, str]) -> Table:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Names to the left, numbers to the right, within 80 columns."""
+    """Return a table with names to the left, numbers to the right, within 80 columns."""
     made = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
     made.add_column(columns[0], overflow="fold")
     made.add_column(columns[1], no_wrap=True)

@@ -39,7 +39,7 @@ needs action; 2 error, and nothing was changed.
 
 
 def program() -> NoReturn:
-    """The program `quant_type_modifier` of an installed wheel; script/ has a clone's."""
+    """Run the program `quant_type_modifier` of an installed wheel; script/ has a clone's."""
     with process.command():
         sys.exit(main())
 
@@ -139,13 +139,13 @@ def _table(report: Report) -> str:
 
 
 def _shown(state: SiteState) -> str:
-    """The type; what the source says in brackets, where that is another word for none."""
+    """Return the type; what the source says in brackets, where that is another word for none."""
     unknown = f" ({', '.join(state.unknown)})" if state.unknown else ""
     return (state.type or ("-" if state.place.note == ABSENT else "?")) + unknown
 
 
 def _row(state: SiteState, width: int) -> list[str]:
-    """One line where the notes fit, else the notes below."""
+    """Return one line where the notes fit, else the notes below."""
     place = state.place
     row = f"{place.site:5}  {_shown(state):{width}}  {place.path}:{place.line}"
     note = _note(state)
@@ -161,7 +161,7 @@ def _note(state: SiteState) -> str:
 
 
 def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
-    """Lines of at most WIDTH columns; paths, commands and types stay whole."""
+    """Return lines of at most WIDTH columns; paths, commands and types stay whole."""
     indents = {"initial_indent": " " * first, "subsequent_indent": " " * behind}
     return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 

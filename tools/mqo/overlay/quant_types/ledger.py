@@ -10,13 +10,13 @@ from mqo.overlay.tree import Tree, sha256
 
 
 def row(path: str, original: bytes, written: bytes) -> Modified:
-    """The record's row for a file that is about to be written."""
+    """Return the record's row for a file that is about to be written."""
     was, now = values(path, original), values(path, written)
     return Modified(sha256(original), sha256(written), was, now)
 
 
 def original(tree: Tree, path: str, content: bytes | None, row: Modified | None) -> bytes:
-    """The bytes from before the first modification of a file that holds `content` now.
+    """Return the bytes from before the first modification of a file that holds `content` now.
 
     What `mqo apply` and `mqo restore` wrote since counts as theirs: on a restored tree nothing is
     modified any more, and on a tree patched anew the modification is the literals alone.
@@ -41,13 +41,13 @@ def original(tree: Tree, path: str, content: bytes | None, row: Modified | None)
 
 
 def values(path: str, content: bytes) -> dict[str, str]:
-    """{site: value} of a file's literals; several values joined."""
+    """Return {site: value} of a file's literals; several values joined."""
     places = scan(path, content).places
     return {place.site: " ".join(place.values) for place in places if place.literals}
 
 
 def _state(tree: Tree, path: str) -> str:
-    """The state of a file on a tree that `mqo` keeps, by its records; else empty."""
+    """Return the state of a file on a tree that `mqo` keeps, by its records; else empty."""
     manifest = tree.manifest()
     if manifest and path in manifest.files:
         return tree.state_of(path, manifest.files[path])

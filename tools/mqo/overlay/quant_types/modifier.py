@@ -44,13 +44,13 @@ class SiteState:
 
     @property
     def type(self) -> str | None:
-        """See the class."""
+        """Return the quant type, as the class says."""
         types = {v if v in literals.TYPES else literals.NONE for v in self.place.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The values that are no quant type."""
+        """Return the values that are no quant type."""
         return tuple(value for value in self.place.values if value not in literals.TYPES)
 
 
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def diff(self) -> bytes:
-        """The change as a unified diff that `patch -p1` and `git apply` take."""
+        """Return the change as a unified diff that `patch -p1` and `git apply` take."""
         return b"".join(unified(path, *pair) for path, pair in sorted(self.files.items()))
 
 
@@ -274,7 +274,7 @@ def _refuse(tree: Tree, place: Place, types: Mapping[str, str], shared: bool) ->
 
 
 def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
-    """The files that hold sites; OverlayError where there is none of them, unless that may be."""
+    """Return the files that hold sites; OverlayError where all are missing, unless `may_lack`."""
     contents = {path: tree.read(path) for path in METHODS}
     if may_lack or any(content is not None for content in contents.values()):
         return contents
@@ -290,7 +290,7 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
-    """What is wrong with the source as it stands."""
+    """Yield what is wrong with the source as it stands."""
     for state in states:
         place = state.place
         if place.due:
@@ -303,7 +303,7 @@ def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
 
 
 def _warnings(places: Sequence[Place], types: Mapping[str, str]) -> Iterator[str]:
-    """What a modification leaves in a state that its user may not expect."""
+    """Yield what a modification leaves in a state that its user may not expect."""
     states = {place.site: SiteState(place) for place in places}
     forward = states["fprop"].type
     odd = [s for s in ("dgrad", "wgrad") if states[s].type not in (None, forward)]

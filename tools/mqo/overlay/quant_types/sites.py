@@ -47,7 +47,7 @@ class Place:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """What the source says, each value once: several where branches differ, none if unknown."""
+        """Return what the source says, each value once; several where branches differ."""
         return tuple(dict.fromkeys(literal.value for literal in self.literals))
 
 

@@ -70,7 +70,7 @@ def verify(
 
 
 def exit_code(results: Sequence[Verified]) -> int:
-    """0 when all are green, 1 when one is not, 2 when one could not be tried."""
+    """Return 0 when all are green, 1 when one is not, 2 when one could not be tried."""
     if any(result.error for result in results):
         return 2
     return 0 if all(result.green for result in results) else 1
@@ -89,7 +89,7 @@ def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
 
 
 def lines(results: Sequence[Verified]) -> list[str]:
-    """Lines for a terminal of 80 columns: the table, the verdict, and what there is to say."""
+    """Return lines for 80 columns: the table, the verdict, and what there is to say."""
     rows = [["", *_heads([result.version for result in results])]]
     for place, entry in enumerate(results[0].entries):
         rows.append([entry.name, *(result.entries[place].outcome for result in results)])
@@ -106,7 +106,7 @@ def lines(results: Sequence[Verified]) -> list[str]:
 
 
 def _heads(versions: Sequence[str]) -> list[str]:
-    """The versions without their last number, where that tells them apart."""
+    """Return the versions without their last number, where that tells them apart."""
     short = [version.rpartition(".")[0] or version for version in versions]
     return short if len(set(short)) == len(versions) else list(versions)
 

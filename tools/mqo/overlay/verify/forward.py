@@ -69,7 +69,7 @@ class Step:
 
 
 def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
-    """One step each without the sites, at none, and quantized, in snapshots made in `folder`."""
+    """Run a step without the sites, one at none, and one quantized, in snapshots in `folder`."""
     bare, none, quantized = folder / "bare", folder / "none", folder / "quantized"
     try:
         snapshot(tree, bare, types={}, without=(SITE_ENTRY,), series=series)
@@ -109,7 +109,7 @@ def _target(root: Path) -> Path:
 
 
 def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
-    """What is wrong with the steps of a model without sites, with sites at 'none', and quantized.
+    """Return what is wrong with the steps without sites, with sites at 'none', and quantized.
 
     All must be finite; the first two bit-equal, with nothing recorded; the second must reach its
     loss by fused attention, too; the third must differ, and must have quantized both operands of
@@ -136,7 +136,7 @@ def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
 
 
 def _record_faults(step: Step) -> list[str]:
-    """Sites and layers that quantized other than two operands: a line a site and count."""
+    """Return a line a site and count, of layers that quantized other than two operands."""
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES

@@ -55,7 +55,7 @@ class Verified:
 
     @property
     def green(self) -> bool:
-        """Whether the series may claim this release."""
+        """Return whether the series may claim this release."""
         sound = all(entry.outcome in ("applied", "not needed") for entry in self.entries)
         fit = ("run",) if self.pinned else ("run", "compiled only")
         return sound and self.forward in fit and not self.faults and not self.error
@@ -167,7 +167,7 @@ def _claim_faults(tree: Tree, series: Series, version: str) -> list[str]:
 
 
 def _drifted(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
-    """Every entry tried by itself, since `apply` stops at the first that fails."""
+    """Try every entry by itself, since `apply` stops at the first that fails."""
     upstream = tree.upstream()
     results = drift(series, upstream.version, upstream.files, tree.pristine)
     for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(upstream.version)):

@@ -11,7 +11,7 @@ from mqo.overlay.tree import Tree, sha256
 
 
 def compile_faults(tree: Tree) -> list[str]:
-    """What is wrong with the files that the patches touched, as found without running them."""
+    """Return what is wrong with the files that the patches touched, without running them."""
     faults = []
     for path, file in sorted(tree.patched().files.items()):
         if not path.endswith(".py"):
@@ -31,7 +31,7 @@ def compile_faults(tree: Tree) -> list[str]:
 
 
 def unbound_names(source: bytes, path: str) -> set[str]:
-    """Names that a file looks up in its module and never binds there.
+    """Return names that a file looks up in its module and never binds there.
 
     A patch that leans on a variable which this release calls otherwise shows here, also in code
     that no check runs.
@@ -54,7 +54,7 @@ def unbound_names(source: bytes, path: str) -> set[str]:
 def restore_faults(
     tree: Tree, packages: tuple[str, ...], members: Mapping[str, bytes]
 ) -> list[str]:
-    """Where the restored tree is not what the wheel holds: {path: bytes}, read from it afresh."""
+    """Return where the restored tree is not what the wheel holds, {path: bytes} read afresh."""
     # vendor may have added the compiled helper of another wheel, and recorded it.
     digests = {**tree.upstream().files, **{path: sha256(data) for path, data in members.items()}}
     files = [path for package in packages for path in (tree.root / package).rglob("*")]
