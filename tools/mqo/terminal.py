@@ -17,6 +17,7 @@ from mqo import process
 from mqo.errors import FULL, DiskFullError, MqoError
 
 SCHEMA = 1
+MARK = "mqo: "  # begins an error
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
@@ -45,7 +46,7 @@ def guarded(command: Callable[[], Any]) -> None:
         # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MqoError as error:
-        print(f"mqo: {error}", file=sys.stderr)
+        print(f"{MARK}{error}", file=sys.stderr)
         if error.detail:
             print(error.detail.rstrip("\n"), file=sys.stderr)
         if "--json" in sys.argv:
@@ -69,6 +70,12 @@ def _run(command: Callable[[], Any]) -> None:
             raise
         named = isinstance(error.filename, str | os.PathLike)
         raise DiskFullError(Path(error.filename).parent if named else Path.cwd()) from error
+
+
+def last_error(output: str) -> str | None:
+    """Return the last error in what a command printed, as `guarded` prints it; None without any."""
+    found = [line for line in output.splitlines() if line.startswith(MARK)]
+    return found[-1].removeprefix(MARK) if found else None
 
 
 def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:

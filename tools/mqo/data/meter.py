@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mqo.display import Display, Rate, duration
+from mqo.display import Display, Rate, Say, duration
 
 
 class Meter:
@@ -15,7 +15,7 @@ class Meter:
 
     def __init__(
         self,
-        report: Callable[[str], None],
+        report: Say,
         interval: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:

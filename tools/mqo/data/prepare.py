@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from mqo.data.encode import load
 from mqo.data.meter import Meter
 from mqo.data.pair import State
 from mqo.data.pipeline import Job, index
+from mqo.display import Say
 from mqo.errors import DataError, UnknownNameError
 from mqo.project import Project
 
@@ -56,7 +57,7 @@ def _inputs(dataset: str) -> dict[str, str | int]:
     return made_of | {"vocab_size": size, "recipe": _RECIPE}
 
 
-def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) -> PreparedData:
+def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
     """Prepare `dataset` and return it; do nothing if it is ready.
 
     It lies below `project.data`, or below `project.own_data` where the former lacks it. `report`
@@ -88,7 +89,7 @@ def prepare(project: Project, dataset: str, *, report: Callable[[str], None]) ->
 
 
 @contextmanager
-def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+def _locked(path: Path, report: Say) -> Iterator[None]:
     # The system drops this lock with its process: one that was killed blocks nobody.
     lock = FileLock(path)
     try:
@@ -102,7 +103,7 @@ def _locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _build(project: Project, target: Path, dataset: str, report: Callable[[str], None]) -> None:
+def _build(project: Project, target: Path, dataset: str, report: Say) -> None:
     """Build beside the target and rename: the target is at all times whole, or not there."""
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
@@ -116,7 +117,7 @@ def _build(project: Project, target: Path, dataset: str, report: Callable[[str],
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _run_steps(project: Project, folder: Path, dataset: str, report: Callable[[str], None]) -> None:
+def _run_steps(project: Project, folder: Path, dataset: str, report: Say) -> None:
     text, words, _ = layout(folder, dataset)
     start = time.monotonic()
     if dataset == "dolma":

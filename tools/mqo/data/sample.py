@@ -4,7 +4,7 @@ import bz2
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from mqo import pip, process
 from mqo.data.wikitext import clean
+from mqo.display import Say
 from mqo.errors import DataError
 
 WHEEL = "gensim==4.4.0"
@@ -42,7 +43,7 @@ class Article:
     text: str
 
 
-def fetch(cache: Path, report: Callable[[str], None]) -> Path:
+def fetch(cache: Path, report: Say) -> Path:
     """Return the compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip.
 
     pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises SetupError if

@@ -113,8 +113,7 @@ def tree_diff(tree: Tree, root: Tree) -> str:
 
 def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]:
     """Return what the named entries changed; without names, what all did and what came after."""
-    for name in names:
-        series[name]
+    series.check_names(names)
     tree.upstream()
     manifest = tree.patched() if names else tree.manifest()
     found: list[EntryDiff] = []

@@ -28,8 +28,7 @@ def export(
             f"{target} lies in {repository}, this project's repository",
             expected="a folder outside, since the hunks hold upstream's text",
         )
-    for name in names:
-        series[name]
+    series.check_names(names)
     tree.patched()  # before the lock, which would make a folder where there is no tree
     with tree.reading("diff --export"):
         manifest = tree.patched()

@@ -138,6 +138,11 @@ class Series:
                 return entry
         raise UnknownNameError("patch", name, self.names)
 
+    def check_names(self, names: Collection[str]) -> None:
+        """Raise UnknownNameError for a name that no entry has."""
+        for name in names:
+            self[name]
+
     def supports(self, version: str) -> bool:
         """Return whether the series was verified on upstream release `version`."""
         return covers(self.supported, version)
@@ -177,9 +182,7 @@ def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:
-    """Refuse a name that is no file's, or not the only one; a bad range; and requiring what is not
-    applied before, so that nothing requires itself.
-    """
+    """Refuse a bad or repeated name, a bad range, and requiring what is not applied before."""
     check_text(NAME, entry.name, path, f"{where}: name", "quant_sites")
     check_specifier(entry.upstream, path, f"{where}: upstream")
     if entry.name in above:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mqo.display import Say
 from mqo.errors import LayoutError, MqoError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
@@ -165,9 +166,7 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     return made, ""
 
 
-def train(
-    project: Project, runs: Sequence[Planned], place: Path, report: Callable[[str], None]
-) -> dict[str, Run]:
+def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -> dict[str, Run]:
     """Train each in a folder below `place`; RunError when one fails."""
     done = {}
     for n, planned in enumerate(runs, 1):

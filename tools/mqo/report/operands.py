@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mqo.matrix.tables import SITES
 from mqo.runs import Series
 
 QUANTITIES = {"sqnr_db": "SQNR", "underflow": "underflow", "saturation": "saturation"}
@@ -60,9 +61,8 @@ def maps(runs: Iterable[Mapping[str, Series]]) -> list[Map]:
 
 def _rank(operand: str) -> tuple[int, str]:
     """Order operands as a step meets their sites."""
-    sites = ("fprop", "dgrad", "wgrad", "qk", "pv")
     site = operand.partition(".")[0]
-    return (sites.index(site) if site in sites else len(sites), operand)
+    return (SITES.index(site) if site in SITES else len(SITES), operand)
 
 
 def _map(operand: str, quantity: str, cells: Mapping[tuple[int, int], Sequence[float]]) -> Map:

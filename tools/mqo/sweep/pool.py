@@ -14,6 +14,7 @@ from mqo.sweep.local import Child, Local, log_of
 from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
 from mqo.sweep.table import View
+from mqo.terminal import last_error
 
 POLL_S = 0.2
 TRIES = 2
@@ -140,13 +141,13 @@ class Pool:
 def reason_of(run: RunFolder, code: int) -> str:
     """Return why a job failed: its own error, or the last line that it printed."""
     try:
-        lines = log_of(run).read_text(encoding="utf-8", errors="replace").splitlines()
+        output = log_of(run).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        lines = []
-    ours = [line.removeprefix("mqo: ") for line in lines if line.startswith("mqo: ")]
-    if ours:
-        return ours[-1]
+        output = ""
+    if own := last_error(output):
+        return own
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
-    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+    lines = reversed(output.splitlines())
+    last = next((line for line in lines if line.strip()), "it printed nothing")
     return f"exit code {code}: {last.strip()}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from mqo.display import Say
 from mqo.process import GRACE_S, started
 from mqo.runs import RunFolder
+from mqo.terminal import last_error
 from mqo.track.session import remedy
 
 END_S = 60  # for what is left to send when a training has ended
@@ -56,7 +57,8 @@ class Follower:
         """Return a warning if it has failed since the last call."""
         if self.warned or self.process.poll() in (None, 0):
             return []
-        return self._warning(self._said() or f"{self.name} ended ({self.process.returncode})")
+        own = last_error(self._output())
+        return self._warning(own or f"{self.name} ended ({self.process.returncode})")
 
     def end(self, limit_s: float) -> list[str]:
         """Have it send the rest, for so many seconds; return what became of it."""
@@ -67,17 +69,12 @@ class Follower:
             return [] if self.warned else self._warning(f"{self.name} took over {limit_s} s")
         if self.process.returncode:
             return self.news()
-        return [f"tracker  : {self.name}: {self._lines()[-1]}"]
+        return [f"tracker  : {self.name}: {self._output().splitlines()[-1]}"]
 
     def _warning(self, text: str) -> list[str]:
         self.warned = True
         help = remedy(self.run, self.name)
         return [f"warning  : {text}" if help in text else f"warning  : {text}. {help}."]
 
-    def _said(self) -> str:
-        """Return its own error."""
-        ours = [line for line in self._lines() if line.startswith("mqo: ")]
-        return ours[-1].removeprefix("mqo: ") if ours else ""
-
-    def _lines(self) -> list[str]:
-        return self.run.tracker_log.read_text(encoding="utf-8", errors="replace").splitlines()
+    def _output(self) -> str:
+        return self.run.tracker_log.read_text(encoding="utf-8", errors="replace")

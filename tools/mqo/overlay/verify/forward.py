@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mqo.errors import MqoError, RunError
-from mqo.overlay.quant_types.gemms import SITES
+from mqo.overlay.quant_types.gemms import ATTEND, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
@@ -25,7 +25,6 @@ from mqo.program import Program, started
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
 SITE_ENTRY = "quant_sites"
-ATTENTION_SITES = ("qk", "pv")
 TIME_LIMIT_S = 300
 FUSED_TOLERANCE = 1e-5  # relative, in fp32: the same sums in another order
 Outcome = Literal["run", "compiled only", "failed", "not tried"]
@@ -140,7 +139,7 @@ def _record_faults(step: Step) -> list[str]:
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES
-        for layer in (step.attention_layers if site in ATTENTION_SITES else step.linear_layers)
+        for layer in (step.attention_layers if site in ATTEND else step.linear_layers)
     }
     layers: dict[tuple[str, str, int, int], list[str]] = {}
     for key in sorted(set(wanted) | set(step.records)):
