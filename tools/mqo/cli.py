@@ -17,7 +17,8 @@ from mqo.data.cli import data
 from mqo.display import stderr
 from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
-from mqo.overlay import cli
+from mqo.overlay import cli as overlay_cli
+from mqo.overlay.cli import TreeOption, settled
 from mqo.perf.cli import perf
 from mqo.project import Project
 from mqo.recipes.cli import WithOption, WithoutOption, recipe
@@ -44,7 +45,7 @@ convert = typer.Typer(
 app.add_typer(convert, name="convert")
 app.add_typer(data, name="data")
 app.add_typer(recipe, name="recipe")
-cli.register(app)
+overlay_cli.register(app)
 evaluation_cli.register(app)
 app.command()(sweep)
 app.command()(report)
@@ -107,7 +108,7 @@ def setup() -> None:
 
 
 @app.command()
-def doctor(as_json: JsonOption = False, tree: cli.TreeOption = None) -> None:
+def doctor(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     """Report what is installed, and what each missing piece costs; exit 1 if action is due."""
     from mqo.doctor import examine, lines
     from mqo.overlay.tree import Tree
@@ -198,7 +199,7 @@ def coverage(
     with_: WithOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
-    tree: cli.TreeOption = None,
+    tree: TreeOption = None,
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
@@ -216,7 +217,7 @@ def coverage(
     # The sizes do not depend on the dataset.
     dataset = next(iter(tables.datasets()))
     config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
-    found = program.of_config(project, cli.settled(tree), Series.of(project), config)
+    found = program.of_config(project, settled(tree), Series.of(project), config)
     facts = program.names(config) | found.as_table()
     emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
 
@@ -226,7 +227,7 @@ def hf_to_megatron(
     source: Annotated[Path, typer.Argument(help="A folder with config.json and safetensors.")],
     target: Annotated[Path, typer.Argument(help="A new folder for the checkpoint.")],
     as_json: JsonOption = False,
-    tree: cli.TreeOption = None,
+    tree: TreeOption = None,
 ) -> None:
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
@@ -249,7 +250,7 @@ def megatron_to_hf(
         str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")
     ] = None,
     as_json: JsonOption = False,
-    tree: cli.TreeOption = None,
+    tree: TreeOption = None,
 ) -> None:
     """Make a folder that transformers loads, with its tokenizer and a model card."""
     from mqo.launch.convert import megatron_to_hf as convert
@@ -274,7 +275,7 @@ def export(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Round to fp32, bf16 or fp16 first.")] = None,
     as_json: JsonOption = False,
-    tree: cli.TreeOption = None,
+    tree: TreeOption = None,
 ) -> None:
     """Write trained weights as codes and scales, and say which programs load them."""
     from mqo.launch.export import export as write

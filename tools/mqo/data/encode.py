@@ -1,8 +1,8 @@
 """Texts to token ids: tiktoken where the vocabulary allows it, Hugging Face's tokenizers else.
 
 tiktoken encodes some ten times faster. It takes byte-level BPE whose ids follow the order of the
-merges, split by a pattern that is known here: GPT-2's, Llama 3's, and what `mqo` trains. Whether
-the two agree is not only read off the vocabulary but tried on the corpus (`agreed`).
+merges, split by a pattern that is known here: GPT-2's, Llama 3's, and what `mqo` trains. `agreed`
+also compares the two on the corpus.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Bytecode of a run's source: compiled once in the tree, and linked into each copy of it.
 
-A copy has other file times than the tree, for which Python would compile all modules of a training
-anew in every run. What is linked here it checks by the hash of the source (PEP 552): a file that
-the copy has otherwise is compiled when it is imported, as ever.
+A copy has other file times than the tree, so Python would compile all modules anew in every run.
+It checks this bytecode by the hash of the source instead (PEP 552), and compiles what was changed.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def describe(project: Project, config: RunConfig, machine: Machine | None = None
     machine, asked = machine or detect(), config.quantization.types
     lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
     tree, diff = _source_of(project, config)
-    # Sites that the tree gives their types: which, is known when it is read.
+    # With `source` the tree gives the sites their types, which are known when it is read.
     sites = asked or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from mqo.errors import CheckpointError
 from mqo.launch import bytecode
 from mqo.launch.checkpoints import TRACKER, require_tracker
 from mqo.launch.flags import platform_flags
-from mqo.launch.machine import detect
+from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
@@ -289,7 +288,7 @@ def run(
     **watching: Watch,
 ) -> dict[str, Any]:
     """Run a program on a snapshot with these types and the run's options, without records."""
-    machine, threads = detect(), os.environ.get("OMP_NUM_THREADS", "")
+    machine = detect()
     with temporary_folder("mqo-evaluation-") as folder:
         source, config = folder / "source", folder / "quant.toml"
         snapshot(tree, source, types=how.types)
@@ -299,8 +298,7 @@ def run(
         options.pop("save_activations", None)
         config.write_text(quant_toml(how.types, options, **how.rows), encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
-        variables = {ENVIRONMENT_VARIABLE: str(config)}
-        variables["OMP_NUM_THREADS"] = threads if threads.isdecimal() else str(machine.cores)
+        variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
         return ask(source / program, before, after=after, **chosen)
 

@@ -15,6 +15,7 @@ from typing import Any
 from mqo.process import run
 from mqo.scale import devices
 
+THREADS = "OMP_NUM_THREADS"
 # Of apex.
 _ACCUMULATION = "fused_weight_gradient_mlp_cuda"
 
@@ -56,6 +57,12 @@ def detect() -> Machine:
 def imagined(device: str, gpus: int) -> Machine:
     """Return a machine with such devices, and this one's cores; UnknownNameError lists them."""
     return Machine(detect().cores, gpus, devices.device(device).memory, device)
+
+
+def threads(share: int) -> str:
+    """Return OMP_NUM_THREADS of a process: the user's own, else its share of the cores."""
+    own = os.environ.get(THREADS, "")
+    return own if own.isdecimal() else str(share)
 
 
 @functools.cache

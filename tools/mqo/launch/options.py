@@ -1,6 +1,6 @@
 """The options of a run: flags of the command line, checked values, and quant.toml.
 
-Which there are, Megatron-LM/megatron/quant/options.py says.
+Megatron-LM/megatron/quant/options.py defines them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
 from mqo.launch.flags import RunData, length, megatron_flags
 from mqo.launch.folder import create, write_facts
-from mqo.launch.machine import Machine, detect
+from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.plan import place
 from mqo.launch.prepare import check_config, has_sample, note_tracker, ready_data, ready_tree
@@ -40,11 +40,11 @@ from mqo.track.live import News, following
 
 _WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
 _ON_CPU = {
-    # glibc gives a large tensor back to the system when it is freed, and to have the next one page
-    # by page takes longer than to fill it: keep the memory, of which every step needs the same.
+    # glibc returns a freed large tensor to the system. To get the next one, page by page, takes
+    # longer than to fill it. So keep the memory: every step needs as much.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    # Threads that spin while they wait for one that has no core, as other work has it, hold up all.
+    # On a busy machine, threads that spin while they wait keep the awaited one from a core.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
@@ -172,12 +172,11 @@ def build_command(
     alone = where.nnodes == where.nproc_per_node == 1
     start = [sys.executable, "-u"] if alone else _torchrun(where)
     share = max(1, machine.cores // max(1, where.nproc_per_node))
-    threads = os.environ.get("OMP_NUM_THREADS", "")
     env = {
         **(_ALONE if alone else {}),
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "OMP_NUM_THREADS": threads if threads.isdecimal() else str(share),
+        THREADS: threads(share),
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

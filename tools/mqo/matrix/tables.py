@@ -194,7 +194,7 @@ class Dataset(Row):
 class Mode(Row):
     """What is quantized: the type of the linear layers' GEMMs, of QK, and of PV.
 
-    `scripts` are written of it; `front_end` says that flash_attention_config.py offers it.
+    `scripts` says that it has scripts; `front_end` that flash_attention_config.py offers it.
     """
 
     linear: str = NONE

@@ -14,7 +14,7 @@ from mqo.display import Say
 from mqo.errors import LayoutError, MqoError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
-from mqo.launch.machine import Machine
+from mqo.launch.machine import THREADS, Machine
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
 from mqo.launch.variants import Variant
@@ -28,7 +28,6 @@ from mqo.runs import RunFolder
 # Steps of the two runs that show scaling, and how many steps the profiler watches of the other.
 SCALING_STEPS, PROFILED = 12, 3
 LEAST = 2
-THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)

@@ -103,12 +103,11 @@ class FileChange(FileDiff):
 class Run:
     """A run that ended well.
 
-    `variant` is the mode with what the user changed in the quantizing, `label` the same as tables
-    and plots show it. `setting` holds what must
-    be the same in runs that are compared. Losses are in nats per token, times in seconds, memory
-    in bytes, `share` is the quantized part of the FLOPs. `implementation` says which
-    norms, optimizers and fusions the run took; it is empty where that was not recorded.
-    `quantizers` are the metrics of theirs, by name.
+    `variant` is the mode with what the user changed in the quantizing, `label` the same for tables
+    and plots. `setting` holds what must be the same in runs that are compared. Losses are in nats
+    per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
+    `implementation` says which norms, optimizers and fusions the run took; it is empty where that
+    was not recorded. `quantizers` are the quantizers' metrics, by name.
     """
 
     folder: RunFolder

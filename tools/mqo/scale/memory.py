@@ -251,8 +251,9 @@ def _scores(model: Model, training: Training, layout: Layout, kept: int, width: 
 
 
 def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int:
-    """Return bytes that attention in chunks works with, in backward: its buffers of scores, and
-    keys and values, by head and with their gradients in fp32.
+    """Return bytes that attention in chunks works with, in backward.
+
+    They are its buffers of scores, and keys and values, by head and with their gradients in fp32.
     """
     heads, sequence, mla = model.num_attention_heads, training.sequence, model.mla
     groups = heads if mla else model.num_query_groups or heads
