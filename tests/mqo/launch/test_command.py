@@ -1,4 +1,6 @@
-from mqo.launch.command import as_shell, flag_values, from_shell, without_flag
+import pytest
+from mqo.errors import LayoutError
+from mqo.launch.command import as_shell, flag_values, from_shell, read_flags, without_flag
 
 
 def test_a_command_is_read_back_from_its_shell_text():
@@ -13,3 +15,16 @@ def test_flags_and_their_values_can_be_taken_out():
     assert without_flag(command, "--load") == ["p", "--seed", "1"]
     assert flag_values(command, "--load") == ["y"]
     assert flag_values(command, "--save") == []
+
+
+def test_flags_of_upstream_are_read_by_their_types_and_defaults():
+    flags = ["--size", "2", "--other", "x", "--size=3", "--switch"]
+    wanted = {"size": 1, "share": 0.5, "switch": False, "off": False, "name": str}
+    found = read_flags(flags, wanted)
+    assert vars(found) == {"size": 3, "share": 0.5, "switch": True, "off": False, "name": None}
+
+
+@pytest.mark.parametrize("flags", [["--size", "many"], ["--size"]])
+def test_a_size_that_is_no_number_is_refused(flags):
+    with pytest.raises(LayoutError, match="--size"):
+        read_flags(flags, {"size": int})

@@ -3,7 +3,7 @@
 import json
 import tarfile
 
-from mqo.runs import SWEEP
+from mqo.runs import SWEEP, MetricsTail
 from mqo.track import content
 
 from .conftest import INPUTS, make_run
@@ -47,6 +47,8 @@ def test_the_archive_depends_on_the_source_alone(tmp_path):
     assert content.pack(other.source, tmp_path / "third").read_bytes() != first.read_bytes()
 
 
-def test_values_are_numbers_again():
-    rows = [{"iteration": 3, "name": "a", "value": "inf"}, {"iteration": 3, "histogram": {}}]
-    assert list(content.values(json.loads(json.dumps(rows)))) == [(3, "a", float("inf"))]
+def test_values_are_numbers_alone(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    rows = [{"name": "a", "value": "inf"}, {"name": "a", "histogram": {}}]
+    file.write_text("".join(json.dumps({"iteration": 3} | row) + "\n" for row in rows))
+    assert list(content.values(MetricsTail(file).rows())) == [(3, "a", float("inf"))]

@@ -1,12 +1,15 @@
-"""A run's command: as shell text and back, and the values of its flags."""
+"""A run's command: as shell text and back, and the values of upstream's flags in it."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from mqo.errors import LayoutError
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
 
@@ -46,6 +49,28 @@ def flag_values(command: Sequence[str], flag: str) -> list[str]:
     rest = list(command[len(command) - list(reversed(command)).index(flag) :])
     ends = [n for n, word in enumerate(rest) if word.startswith("--")]
     return rest[: ends[0]] if ends else rest
+
+
+def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the values of some of upstream's flags; the last mention counts, as it does there.
+
+    `wanted` has the default of each, False for a switch, or a type for one without a default.
+
+    Raises:
+        LayoutError: a value is missing, or is no number.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, default in wanted.items():
+        how: dict[str, Any] = {"type": type(default), "default": default}
+        if default is False:
+            how = {"action": "store_true"}
+        elif isinstance(default, type):
+            how = {"type": default}
+        parser.add_argument(f"--{name}", **how)
+    try:
+        return parser.parse_known_args(list(flags))[0]
+    except argparse.ArgumentError as error:
+        raise LayoutError(str(error), expected="a whole number behind a size") from error
 
 
 def without_flag(command: Sequence[str], flag: str) -> list[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from mqo.errors import MqoError
+from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
+from mqo.launch.command import read_flags
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
@@ -250,11 +250,9 @@ def _experiment(
 
 def num_layers(of: Experiment) -> int:
     """Return the transformer blocks of a model, with what the user's own flags say."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--num-layers", type=int, default=of.model.num_layers)
     try:
-        return parser.parse_known_args(of.extra_flags)[0].num_layers
-    except argparse.ArgumentError:  # check_layout says so
+        return read_flags(of.extra_flags, {"num-layers": of.model.num_layers}).num_layers
+    except LayoutError:  # check_layout says so
         return of.model.num_layers
 
 

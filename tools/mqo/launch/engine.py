@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 
+from mqo.errors import LayoutError
+from mqo.launch.command import read_flags
 from mqo.matrix.tables import LINEAR_SITES, NONE
 from mqo.torch_free import load
 
@@ -15,12 +16,11 @@ LOCAL = ("--transformer-impl", "local")
 
 def is_asked(extra_flags: Sequence[str]) -> bool:
     """Return whether the user's flags ask for Transformer Engine's layers."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--transformer-impl", default="local")
     try:
-        return parser.parse_known_args(list(extra_flags))[0].transformer_impl == _engine.NAME
-    except argparse.ArgumentError:  # without a value: upstream says so
+        found = read_flags(extra_flags, {"transformer-impl": "local"})
+    except LayoutError:  # without a value: upstream says so
         return False
+    return found.transformer_impl == _engine.NAME
 
 
 def flags(

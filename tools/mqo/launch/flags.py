@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from mqo.data.pair_check import document_count
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.launch import engine
+from mqo.launch.command import read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
 from mqo.matrix.tables import NONE, Llama3Rope, Mla, Moe, Shape, Training, Yarn
@@ -104,10 +104,8 @@ class Length:
 
 def length(of: Experiment) -> Length:
     """Return it, with what the user's own flags say."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("train-iters", "train-samples", "global-batch-size", "seq-length"):
-        parser.add_argument(f"--{name}", type=int)
-    sizes = parser.parse_known_args(shape_flags(of))[0]
+    names = ("train-iters", "train-samples", "global-batch-size", "seq-length")
+    sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
     return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
 

@@ -6,16 +6,22 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from mqo.errors import LayoutError
+from mqo.launch.command import read_flags
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import shape_flags
 
-# The flags that a layout is checked by. The last mention counts, as it does for upstream.
-_PARALLEL = ("tensor-model", "pipeline-model", "context", "expert-model")  # 1 by default
+_PARALLEL = ("tensor-model", "pipeline-model", "context", "expert-model")
 _SIZES = (
     *("expert-tensor-parallel-size", "num-layers", "hidden-size", "num-attention-heads"),
     *("kv-channels", "num-query-groups", "ffn-hidden-size", "num-experts", "moe-ffn-hidden-size"),
     *("seq-length", "max-position-embeddings", "micro-batch-size", "global-batch-size"),
 )
+# The flags that a layout is checked by, as `read_flags` takes them.
+_CHECKED = {
+    **{f"{name}-parallel-size": 1 for name in _PARALLEL},
+    **dict.fromkeys(_SIZES, int),
+    **dict.fromkeys(("sequence-parallel", "multi-latent-attention"), False),
+}
 
 
 def check_layout(config: RunConfig) -> None:
@@ -30,17 +36,7 @@ def check_layout(config: RunConfig) -> None:
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
     """Return the sizes that the flags say; LayoutError where one is no number."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in _PARALLEL:
-        parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
-    for name in _SIZES:
-        parser.add_argument(f"--{name}", type=int)
-    for name in ("--sequence-parallel", "--multi-latent-attention"):
-        parser.add_argument(name, action="store_true")
-    try:
-        return parser.parse_known_args(flags)[0]
-    except argparse.ArgumentError as error:
-        raise LayoutError(str(error), expected="a whole number behind a size") from error
+    return read_flags(flags, _CHECKED)
 
 
 def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:

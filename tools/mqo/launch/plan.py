@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
 from mqo.launch.checkpoints import TRACKER
-from mqo.launch.command import flag_values
+from mqo.launch.command import flag_values, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
 from mqo.launch.flags import DTYPES, platform_flags, shape_flags
@@ -39,6 +38,24 @@ _STRANGE = re.compile(
     r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher|grouped-gemm).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
     r"|mtp-.*|hybrid-.*|freeze-.*)"
 )
+# Flags of a layout, and of local attention, as `read_flags` takes them.
+_LAYOUT = {
+    "use-distributed-optimizer": False,
+    "overlap-grad-reduce": False,
+    "dist-ckpt-optim-fully-reshardable": False,
+    "ddp-bucket-size": BUCKET,
+    "recompute-activations": False,
+    "recompute-granularity": str,
+    "recompute-modules": "core_attn",
+    "recompute-method": str,
+}
+_ATTENTION = {
+    "attention-backend": "auto",
+    "softmax-type": "vanilla",
+    "attention-dropout": 0.0,
+    "window-size": str,
+    "reset-attention-mask": False,
+}
 _FRESH = {"--no-load-optim", "--finetune"}
 
 
@@ -106,14 +123,7 @@ def with_layout(
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout that flags of upstream's say, over so many processes."""
     sizes = read_sizes(flags)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    switches = ("use-distributed-optimizer", "overlap-grad-reduce", "recompute-activations")
-    for name in (*switches, "dist-ckpt-optim-fully-reshardable"):
-        parser.add_argument(f"--{name}", action="store_true")
-    for name, default in (("granularity", None), ("modules", "core_attn"), ("method", None)):
-        parser.add_argument(f"--recompute-{name}", default=default)
-    parser.add_argument("--ddp-bucket-size", type=int, default=BUCKET)
-    args = parser.parse_known_args(list(flags))[0]
+    args = read_flags(flags, _LAYOUT)
     # Other ways to recompute count as none: what is computed is then more than is needed.
     recompute: Recompute = "none"
     if args.recompute_granularity == "full" and args.recompute_method == "uniform":
@@ -259,15 +269,9 @@ def keeps_scores(
     `without` are patches that are left out. `rounded` says that its probabilities have a type, and
     `by_tensor` that this scales by a tensor's amax.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, default in (("attention-backend", "auto"), ("softmax-type", "vanilla")):
-        parser.add_argument(f"--{name}", default=default)
-    parser.add_argument("--attention-dropout", type=float, default=0.0)
-    parser.add_argument("--window-size", default=None)
-    parser.add_argument("--reset-attention-mask", action="store_true")
     try:
-        args = parser.parse_known_args(list(flags))[0]
-    except argparse.ArgumentError:  # upstream says so
+        args = read_flags(flags, _ATTENTION)
+    except LayoutError:  # upstream says so
         return False
     return (
         args.attention_backend in ("unfused", "local")

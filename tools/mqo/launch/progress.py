@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.display import facts
-from mqo.launch.command import flag_values
+from mqo.launch.command import read_flags
 from mqo.launch.config import Experiment
 from mqo.launch.flags import length
 from mqo.runs import KD_LOSS, STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail
@@ -22,7 +22,7 @@ class Progress:
     def __init__(self, of: Experiment, metrics: Path) -> None:
         whole = length(of)
         self.steps, self._tokens = whole.steps, whole.tokens_per_step
-        self._exit = int(*flag_values(of.extra_flags, "--exit-interval") or [0])
+        self._exit = read_flags(of.extra_flags, {"exit-interval": 0}).exit_interval
         self._loss, self._tail = loss_name(of), MetricsTail(metrics)
         self.step = 0
         self.loss: float | None = None
@@ -37,15 +37,15 @@ class Progress:
     def _row(self, row: dict[str, Any]) -> list[str]:
         name, step = row["name"], row["iteration"]
         if name == self._loss:
-            first, self.step, self.loss = not self.step, step, float(row["value"])
+            first, self.step, self.loss = not self.step, step, row["value"]
             return [self.line()] if first or step == self._last else []
         if name == VALID_LOSS:
             # When the training is done upstream validates again, on the batches that follow.
             final = "final " if step == self._validated else ""
-            self._validated, self.valid = step, float(row["value"])
+            self._validated, self.valid = step, row["value"]
             return [f"{self._at(step)}  {final}validation loss {self.valid:.4f}"]
         if name == STEP_TIME:
-            self._times.append(float(row["value"]))
+            self._times.append(row["value"])
         return []
 
     @property

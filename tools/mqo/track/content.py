@@ -43,7 +43,7 @@ def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     """Yield the rows that are numbers; the others are histograms."""
     for row in rows:
         if "value" in row:
-            yield Row(row["iteration"], row["name"], float(row["value"]))
+            yield Row(row["iteration"], row["name"], row["value"])
 
 
 def status_of(run: RunFolder) -> Status:
