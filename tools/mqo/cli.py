@@ -18,7 +18,7 @@ from mqo.display import stderr
 from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
 from mqo.overlay import cli as overlay_cli
-from mqo.overlay.cli import TreeOption, settled
+from mqo.overlay.cli import TreeOption, root_of, settled
 from mqo.perf.cli import perf
 from mqo.project import Project
 from mqo.recipes.cli import WithOption, WithoutOption, recipe
@@ -114,7 +114,7 @@ def doctor(as_json: JsonOption = False, tree: TreeOption = None) -> None:
     from mqo.overlay.tree import Tree
 
     project = Project.here()
-    found = examine(project, Tree(_root(tree)))
+    found = examine(project, Tree(root_of(tree)))
     emit("doctor", found, "\n".join(lines(found)), as_json, clean=found.clean)
     raise typer.Exit(0 if found.clean else 1)
 
@@ -232,7 +232,7 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
 
-    made = convert(_root(tree), source.resolve(), target.resolve(), stderr())
+    made = convert(root_of(tree), source.resolve(), target.resolve(), stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -258,7 +258,7 @@ def megatron_to_hf(
 
     kind = tables.check_dtype(dtype)
     paths = source.resolve(), target.resolve(), tokenizer and tokenizer.resolve()
-    made = convert(_root(tree), *paths, vocab_size, kind, stderr())
+    made = convert(root_of(tree), *paths, vocab_size, kind, stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -283,12 +283,8 @@ def export(
 
     kind = tables.check_dtype(dtype)
     places = source.resolve(), target.resolve()
-    made = write(_root(tree), *places, quant_type, layout, kind, stderr())
+    made = write(root_of(tree), *places, quant_type, layout, kind, stderr())
     emit("export", made, "\n".join(made.lines()), as_json)
-
-
-def _root(tree: Path | None) -> Path:
-    return (tree or Project.here().tree).resolve()
 
 
 @matrix.command()

@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,6 +108,12 @@ class DiskFullError(MqoError):
             help="Free some space (df and du show what takes it), or give a folder on another "
             "disk, and start the command again",
         )
+
+
+def check_name(kind: str, name: object, valid: Collection[object]) -> None:
+    """Raise UnknownNameError unless `name` is one of `valid`."""
+    if name not in valid:
+        raise UnknownNameError(kind, str(name), valid)
 
 
 def nearest(path: Path) -> Path:

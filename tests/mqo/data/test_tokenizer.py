@@ -17,7 +17,7 @@ _TEXTS = [
 
 @pytest.fixture
 def folder(tmp_path):
-    assert tokenizer.train(iter(_TEXTS), tmp_path / "tokenizer", 300) == 300
+    tokenizer.train(iter(_TEXTS), tmp_path / "tokenizer", 300)
     return tmp_path / "tokenizer"
 
 
@@ -58,8 +58,7 @@ def test_transformers_opens_the_folder_as_megatron_does(folder):
     assert loaded(_TEXTS[1]).input_ids == _load(folder).encode(_TEXTS[1]).ids
 
 
-@pytest.mark.parametrize(("size", "found"), [(257, "257 entries"), (40000, "entries only")])
-def test_a_size_that_cannot_be_is_an_error(tmp_path, size, found):
-    with pytest.raises(DataError, match=found):
-        tokenizer.train(iter(_TEXTS), tmp_path / "tokenizer", size)
+def test_too_little_text_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="entries only"):
+        tokenizer.train(iter(_TEXTS), tmp_path / "tokenizer", 40000)
     assert not (tmp_path / "tokenizer").exists()

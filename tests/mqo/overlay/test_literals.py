@@ -1,7 +1,5 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.errors import UnknownNameError
 from mqo.overlay import literals
 
 SOURCE = b"""
@@ -55,8 +53,3 @@ def test_neutral_undoes_any_writing(fprop, qk):
 
 def test_neutral_keeps_every_other_difference():
     assert literals.neutral(SOURCE + b"x = 1\n") != literals.neutral(SOURCE)
-
-
-def test_a_site_that_the_tree_does_not_hold_is_named_with_the_valid_ones():
-    with pytest.raises(UnknownNameError, match=r"'qq'.*fprop, qk"):
-        literals.check_sites({"qq": "mxfp8"}, {"fprop": "none", "qk": "none"})

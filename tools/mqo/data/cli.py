@@ -38,10 +38,9 @@ def prepare(
     from mqo.data.encode import ENGINES, load
     from mqo.data.meter import Meter
     from mqo.data.pipeline import Job, index
-    from mqo.errors import UnknownNameError
+    from mqo.errors import check_name
 
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
+    check_name("engine", engine, ENGINES)
     keys = ("text",) if kind == "text" else (key,)
     files = tuple(find(input, kind))
     job = Job(files, kind, keys, load(tokenizer, engine), output, strict=strict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mqo.errors import DataError, UnknownNameError
+from mqo.errors import DataError, check_name
 
 # What a folder is searched for; each name may end in .gz or .zst, too.
 KINDS = {
@@ -53,8 +53,7 @@ def find(inputs: list[Path], kind: str) -> list[Path]:
 
     Raises UnknownNameError for a kind that is none, DataError for an input that gives no file.
     """
-    if kind not in KINDS:
-        raise UnknownNameError("kind of corpus", kind, KINDS)
+    check_name("kind of corpus", kind, KINDS)
     return [file for path in inputs for file in _files(path, kind)]
 
 

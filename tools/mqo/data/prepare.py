@@ -17,7 +17,7 @@ from mqo.data.meter import Meter
 from mqo.data.pair import State
 from mqo.data.pipeline import Job, index
 from mqo.display import Say
-from mqo.errors import DataError, UnknownNameError
+from mqo.errors import DataError, check_name
 from mqo.project import Project
 
 DATASETS = ("dolma", "wikipedia")
@@ -65,8 +65,7 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
     at any time: a folder counts only with a stamp that fits every file in it. Raises
     UnknownNameError for a name that is no dataset, DataError when a step fails.
     """
-    if dataset not in DATASETS:
-        raise UnknownNameError("dataset", dataset, DATASETS)
+    check_name("dataset", dataset, DATASETS)
     # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
     ready = _load(project.data / dataset, dataset)
     if ready:
@@ -125,12 +124,13 @@ def _run_steps(project: Project, folder: Path, dataset: str, report: Say) -> Non
     else:
         documents = sample.articles(sample.fetch(project.cache, report))
     count = sample.write_jsonl(documents, text)
-    size = text.stat().st_size
-    report(f"Cleaned {count} documents, {size / 1e6:.2f} MB, {_seconds(start)}")
+    megabytes = text.stat().st_size / 1e6
+    report(f"Cleaned {count} documents, {megabytes:.2f} MB, {_seconds(start)}")
 
     start = time.monotonic()
-    entries = tokenizer.train(_texts(text), words, tokenizer.DEFAULT_VOCAB_SIZE)
-    report(f"Trained a tokenizer of {entries} entries, {_seconds(start)}")
+    size = tokenizer.DEFAULT_VOCAB_SIZE
+    tokenizer.train(_texts(text), words, size)
+    report(f"Trained a tokenizer of {size} entries, {_seconds(start)}")
 
     start = time.monotonic()
     counts = build_index(text, words, folder / dataset)

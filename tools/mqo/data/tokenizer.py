@@ -10,25 +10,19 @@ END_OF_DOCUMENT = "<|endoftext|>"
 # Of its own: Megatron masks the padding id out of the loss, and would mask document ends with it.
 PADDING = "<|padding|>"
 DEFAULT_VOCAB_SIZE = 4096
-_BYTES = 256
 
 
-def train(texts: Iterator[str], folder: Path, vocab_size: int = DEFAULT_VOCAB_SIZE) -> int:
+def train(texts: Iterator[str], folder: Path, vocab_size: int) -> None:
     """Train on `texts` and write tokenizer.json and tokenizer_config.json into `folder`.
 
     The folder is one that transformers' AutoTokenizer opens, and so Megatron's
     `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`. Id 0 ends a document, id 1 is
-    padding. The same texts give the same files, byte for byte. Returns the number of entries,
-    which is `vocab_size`. Raises DataError where the texts are too small for that many.
+    padding. The same texts give the same files, byte for byte. Raises DataError where the texts are
+    too small for so many entries.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     special = [END_OF_DOCUMENT, PADDING]
-    if vocab_size < _BYTES + len(special):
-        raise DataError(
-            f"A vocabulary of {vocab_size} entries was asked for",
-            expected=f"at least {_BYTES + len(special)}: one a byte, and {len(special)} markers",
-        )
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -48,7 +42,6 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int = DEFAULT_VOCAB_SI
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))
     _write_config(folder)
-    return vocab_size
 
 
 def _write_config(folder: Path) -> None:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mqo.errors import EditedError, OverlayError, UnknownNameError
+from mqo.errors import EditedError, OverlayError, check_name
 from mqo.overlay import records, transaction
 from mqo.overlay.diff import local_diff
 from mqo.overlay.goal import Goal, goal, is_current
@@ -105,8 +105,7 @@ def _names_to_restore(
 ) -> Collection[str]:
     known = {*series.names, *applied}
     for name in names:
-        if name not in known:
-            raise UnknownNameError("patch", name, known)
+        check_name("patch", name, known)
     gone = set(names or applied) & set(applied)
     for entry in series.only(set(applied) - gone).entries:
         if needed := gone.intersection(entry.requires):

@@ -176,11 +176,16 @@ def snapshot(
     emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
 
 
+def root_of(path: Path | None) -> Path:
+    """Return the folder of the tree that --tree names."""
+    return (path or Project.here().tree).resolve()
+
+
 def settled(path: Path | None) -> Tree:
     """Return the tree that --tree names, once what a killed command left there is in order."""
     from mqo.overlay.tree import Tree
 
-    tree = Tree((path or Project.here().tree).resolve())
+    tree = Tree(root_of(path))
     tree.settle()
     return tree
 

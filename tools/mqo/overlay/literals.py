@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mqo.errors import OverlayError, UnknownNameError
+from mqo.errors import OverlayError
 from mqo.torch_free import formats, source
 
 NONE, TYPES = formats.NONE, formats.QUANT_TYPES
@@ -45,13 +45,6 @@ def neutral(content: bytes) -> bytes:
         return splice(content, dict.fromkeys(_all(content), NONE))
     except OverlayError:
         return content
-
-
-def check_sites(types: Mapping[str, str], known: Mapping[str, object]) -> None:
-    """Raise UnknownNameError for a site that the tree does not hold."""
-    for site in types:
-        if site not in known:
-            raise UnknownNameError("GEMM site", site, known)
 
 
 def _all(content: bytes) -> list[Literal]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.errors import OverlayError
+from mqo.errors import OverlayError, check_name
 from mqo.overlay import literals
 from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.plan import plan
@@ -54,7 +54,8 @@ def snapshot(
         manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
         shared = types_in(tree, manifest)
-        literals.check_sites(types or {}, shared)
+        for site in types or ():
+            check_name("GEMM site", site, shared)
         with building(tree.root, target, command="snapshot") as folder:
             shutil.copytree(
                 tree.root, folder, ignore=_left_out, dirs_exist_ok=True, copy_function=_copy

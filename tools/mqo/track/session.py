@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from mqo.errors import FULL, MqoError, RunError, TrackerError, UnknownNameError, one_line
+from mqo.errors import FULL, MqoError, RunError, TrackerError, check_name, one_line
 from mqo.extras import missing
 from mqo.process import temporary_folder
 from mqo.runs import MetricsTail, RunFolder, is_run
@@ -27,8 +27,7 @@ Draw = Callable[[RunFolder, Path], list[Path]]
 
 def check(name: str) -> None:
     """Refuse a tracker that there is none of, or whose package is missing."""
-    if name not in TRACKERS:
-        raise UnknownNameError("tracker", name, TRACKERS)
+    check_name("tracker", name, TRACKERS)
     if importlib.util.find_spec(name) is None:
         raise missing(name)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqo.errors import EditedError, OverlayError, UnknownNameError
+from mqo.errors import EditedError, OverlayError, check_name
 from mqo.overlay import literals, transaction
 from mqo.overlay.literals import Literal, splice
 from mqo.overlay.quant_types import ledger
@@ -141,8 +141,7 @@ def modify(
         UnknownNameError: there is no such type.
     """
     for value in types.values():
-        if value not in literals.TYPES:
-            raise UnknownNameError("quant type", value, literals.TYPES)
+        check_name("quant type", value, literals.TYPES)
     return _run(root, lambda tree: _plan_modification(tree, types, shared), dry_run=dry_run)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mqo.display import stderr
-from mqo.errors import UnknownNameError
+from mqo.errors import check_name
 from mqo.project import Project
 from mqo.terminal import JsonOption, emit
 
@@ -80,8 +80,7 @@ def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
     if named and every:
         raise typer.BadParameter("--all and --version exclude each other")
     for name in named:
-        if name not in pin.releases:
-            raise UnknownNameError("megatron-core release in UPSTREAM.toml", name, pin.releases)
+        check_name("megatron-core release in UPSTREAM.toml", name, pin.releases)
     return pin.releases if every else list(dict.fromkeys(named or [pin.version]))
 
 
