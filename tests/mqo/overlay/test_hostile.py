@@ -11,26 +11,12 @@ from pathlib import Path
 import pytest
 from mqo.overlay import transaction
 from mqo.overlay.apply import apply
-from mqo.overlay.tree import sha256
 
 from ..conftest import FILES, contents, materialize, refused
-from .conftest import wheel
+from .conftest import pin_text, wheel
 
 WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
 LAYERS, GADGET = "megatron/core/layers.py", "megatron/core/gadget.py"
-PIN = """
-schema = 1
-version = "1.2.3"
-packages = ["megatron/core", "megatron/training"]
-pythons = ["3.11"]
-[wheels]
-"{name}" = "{digest}"
-[helper]
-version = "1.0.0"
-pythons = []
-source = ""
-source_sha256 = ""
-"""
 WRITING = ("apply", "restore")
 PATCHED = (["apply"], ["restore"], ["status"], ["diff"], ["snapshot", "{new}"])
 
@@ -59,8 +45,7 @@ def vendor(mqo, mini):
             place = folder / WHEEL
             place.write_bytes(source)
             (folder / "Megatron-LM").mkdir(exist_ok=True)
-            text = PIN.format(name=WHEEL, digest=sha256(source))
-            (folder / "Megatron-LM/UPSTREAM.toml").write_text(text)
+            (folder / "Megatron-LM/UPSTREAM.toml").write_text(pin_text({WHEEL: source}))
         before = contents(mini.tree.root)
         outcome = mqo("vendor", "--from", place, *words)
         assert outcome[0] == 0 or contents(mini.tree.root) == before

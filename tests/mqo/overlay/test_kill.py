@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 from mqo.overlay import transaction
 from mqo.overlay.apply import apply
-from mqo.overlay.tree import Tree, sha256
+from mqo.overlay.tree import Tree
 
 from ..conftest import FILES, contents, make_mini
-from .conftest import wheel
+from .conftest import pin_text, wheel
 from .killing import BUILD_PHASES, COMMIT_PHASES, ROLLED_BACK
 from .processes import Processes
 
@@ -27,19 +27,6 @@ NEXT = {
     "megatron/core/new/deep.py": b"x = 1\r\n",
 }
 del NEXT["megatron/core/table.bin"]
-PIN = """
-schema = 1
-version = "1.2.3"
-packages = ["megatron/core", "megatron/training"]
-pythons = ["3.11"]
-[wheels]
-"{name}" = "{digest}"
-[helper]
-version = "1.0.0"
-pythons = []
-source = ""
-source_sha256 = ""
-"""
 # What each command is, and whether its tree is patched before.
 COMMANDS = {
     "apply": (["apply"], False),
@@ -97,8 +84,7 @@ class Scene:
         content = wheel(NEXT)
         (self.origin / WHEEL).write_bytes(content)
         (self.origin / "Megatron-LM").mkdir()
-        pin = PIN.format(name=WHEEL, digest=sha256(content))
-        (self.origin / "Megatron-LM/UPSTREAM.toml").write_text(pin)
+        (self.origin / "Megatron-LM/UPSTREAM.toml").write_text(pin_text({WHEEL: content}))
         if patched:
             apply(mini.tree, mini.series)
         self.words = [word.format(project=self.project) for word in words]
