@@ -17,6 +17,7 @@ from mqo.data.cli import data
 from mqo.display import stderr
 from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
+from mqo.launch.evaluation_cli import TokenizerOption
 from mqo.overlay import cli as overlay_cli
 from mqo.overlay.cli import TreeOption, root_of, settled
 from mqo.perf.cli import perf
@@ -240,9 +241,7 @@ def hf_to_megatron(
 def megatron_to_hf(
     source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest are taken.")],
     target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Rows to keep; by default the tokenizer's tokens.")
     ] = None,
