@@ -127,6 +127,15 @@ def test_options_of_the_quantizers_make_a_variant(runs):
     assert only(runs).variant == "mxfp4, all GEMMs, block 64, without out*"
 
 
+def test_what_quantizes_nothing_has_no_variants(runs):
+    """A sweep gives --gemms and --exclude to all its runs, the unquantized ones among them."""
+    folder = runs("one", gemms="all")
+    text = folder.quant_config.read_text()
+    folder.quant_config.write_text(text + '[layers]\nexclude = ["output_layer"]\n')
+    run = only(runs)
+    assert (run.variant, run.label) == ("bf16", "bf16 (unquantized)")
+
+
 def test_a_diff_is_taken_apart_by_file(runs):
     runs("one", "FA_mxfp8")
     site, added = only(runs).changes

@@ -16,6 +16,7 @@ from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import Environment
 from mqo.launch.run import Result
+from mqo.matrix.tables import NONE
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
 from mqo.run_records import Coverage, Device, QuantToml, Stat, parsed
@@ -301,7 +302,12 @@ def _share(folder: RunFolder) -> float | None:
 
 
 def changed_quantization(run: RunFolder, how: Quantization) -> str:
-    """Return what a run changed in its mode or recipe, to follow the name."""
+    """Return what a run changed in its mode or recipe, to follow the name.
+
+    Nothing where it quantizes nothing: then no option of the quantizers changes a number.
+    """
+    if how.types and set(how.types.values()) == {NONE} and not how.schedule:
+        return ""
     which = [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
     own = how.recipe.options if how.recipe else {}
     return "".join(f", {text}" for text in (*which, *_options(run, own)))
