@@ -41,14 +41,30 @@ def report(
     groups, repeated = compare(found, tolerance / 100)
     left_out += repeated
     write(groups, left_out, out, latex=latex)
-    for group in groups:
-        found, count = group.verdict, len(group.runs)
-        said = [f"by the rule {group.choice}, but:" if found.doubts else f"take {group.choice}"]
-        words = " ".join((said if found.choice else []) + list(found.doubts))
-        print(f"{group.title}: {count} run{'s' * (count > 1)}; {words}")
+    for line in (line for group in groups for line in summary(group)):
+        print(line)
     if left_out:
         print(f"left out, with the reason of each: {len(left_out)}")
     print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")
+
+
+def summary(group: Group) -> Iterator[str]:
+    """Yield a comparison for the terminal: each mode's gap, and what the rule makes of them."""
+    from mqo.report.page import shown, unseen
+
+    count, width = len(group.runs), max(len(row.label) for row in group.rows)
+    yield f"{group.title}: {count} run{'s' * (count > 1)}"
+    yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
+    for row in group.rows:
+        gap = row.evidence.get("gap")
+        words = "; ".join(filter(None, (shown(gap), unseen(gap))))
+        yield f"  {row.label:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {words}"
+    found = group.verdict
+    if found.choice and not found.doubts:
+        yield f"  Take {group.choice}."
+    elif found.choice:
+        yield f"  The evidence does not separate the modes. By the rule it would be {group.choice}."
+    yield from (f"  {text}" for text in found.doubts)
 
 
 def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool = False) -> None:

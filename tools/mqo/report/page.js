@@ -72,8 +72,8 @@
   function gapLayout(base, count) {
     return {
       ...base, hovermode: "closest", dragmode: false, height: 90 + 26 * count,
-      xaxis: { ...base.xaxis, range: undefined, autorange: true, zeroline: true, tickformat: "+.2~%",
-        title: { text: "loss, from the unquantized run's", standoff: 6 } },
+      xaxis: { ...base.xaxis, range: undefined, autorange: true, rangemode: "tozero", zeroline: true,
+        tickformat: "+.2~%", title: { text: "loss, from the unquantized run's", standoff: 6 } },
       yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false },
     };
   }
@@ -109,7 +109,8 @@
       if (kind === "gaps") {
         const traces = group.gaps.map(interval);
         const base = layout(group, kind);
-        return Plotly.react(plot, traces, gapLayout(base, traces.length), config);
+        const still = { ...config, displayModeBar: false }; // its buttons would lie over an interval
+        return Plotly.react(plot, traces, gapLayout(base, traces.length), still);
       }
       const curves = group.curves.filter((one) => one[kind].x.length);
       if (!curves.length) {

@@ -135,7 +135,7 @@ def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
         axes.plot([100 * found.mean], [place], marker="o", color=gap.color)
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
     axes.set_xlabel("final loss, % from the unquantized run of the same seed; 95 % interval")
     axes.set_title(title, fontsize=10, loc="left")
     axes.grid(axis="x", alpha=0.25)

@@ -49,7 +49,7 @@ def verdict(rows: Sequence[Row], tolerance: float, *, continued: bool) -> Verdic
         return Verdict(BASELINE, tolerance, ("No mode stays within T.", text), doubts)
     reasons = [
         f"Its loss is {gap_of(best):+.2%} from the unquantized run's, and it quantizes "
-        f"{best.share:.1%} of the FLOPs, the most of the {len(within)} within T.",
+        f"{best.share:.1%} of the FLOPs, the most of the modes within T.",
         *_equals(best, within),
         *_next(best, others),
     ]
