@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = _run(_options(arguments))
+        code = _run(options_of(arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # who reads the output, `head` say, has seen enough
@@ -71,7 +71,8 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; raise MqoError where it is not understood."""
     parser = _Parser(
         prog="quant_type_modifier.py",
         description="Show and set the quant types in Megatron's source.",
