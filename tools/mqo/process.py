@@ -219,6 +219,19 @@ def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
                 worker.kill()
 
 
+def end_left(variable: str, value: str) -> None:
+    """Kill every process of this user's whose environment says that `variable` is `value`.
+
+    A process that the kernel killed leaves what it started behind, in a session of its own.
+    """
+    import psutil  # not at the top: see `_below`
+
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if one.environ().get(variable) == value:
+                one.kill()
+
+
 def _below(process: subprocess.Popen) -> list[Any]:
     """Return every descendant of the process."""
     try:

@@ -142,6 +142,31 @@ def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
     assert error.value.exit_code == 128 + 9
 
 
+# A worker that the kernel kills, as it does when memory is short. Its helper has the worker's
+# output, as the one has that upstream's first save starts, and would run on.
+KILLED = """
+import os, signal, subprocess, sys
+helper = "import signal; pipe = open({pipe!r}, 'wb', 0); pipe.write(b'xx'); signal.pause()"
+subprocess.Popen([sys.executable, "-c", helper], start_new_session={apart})
+open({pipe!r}, "rb", 0).read(1)
+print("last words", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["its session", "another session"])
+def test_what_a_killed_process_leaves_behind_is_ended_and_holds_nothing_up(folder, tmp_path, apart):
+    os.mkfifo(pipe := str(tmp_path / "pipe"))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(RunError, match=r"was ended by SIGKILL"):
+        train(folder, KILLED.format(pipe=pipe, apart=apart))
+    assert folder.log.read_text() == "last words\n"
+    os.set_blocking(reader, True)
+    assert os.read(reader, 2) == b"x"
+    assert os.read(reader, 1) == b"", "the helper lives on"
+    os.close(reader)
+
+
 def test_an_error_behind_which_the_process_aborted_comes_first(folder):
     with pytest.raises(RunError, match="exit code -6: ValueError: no such head size"):
         train(folder, "import os; print('ValueError: no such head size', flush=True); os.abort()")

@@ -32,7 +32,7 @@ from mqo.launch.prepare import check_config, has_sample, note_tracker, ready_dat
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
-from mqo.process import leaves_on_signal, started, temporary_folder
+from mqo.process import end_left, leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.recipes.show import kept_out
 from mqo.runs import VALID_LOSS, RunFolder
@@ -253,6 +253,8 @@ def _train(
                 display(line)
             display.show(progress.line())
         code = process.wait()
+        if code != 0:
+            end_left("TMPDIR", str(scratch))
     if code != 0:
         ended = Ended(0, process.pid, platform.node(), -code) if alone and code < 0 else None
         raise RunError(
@@ -281,14 +283,21 @@ def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
 
 
 def _output(process: subprocess.Popen) -> Iterator[str]:
-    """Yield what it prints when it prints it, and an empty text each second without any."""
+    """Yield what it prints when it prints it, and an empty text each second without any.
+
+    Until it has ended: what a killed worker leaves behind holds the output open.
+    """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    ended = False
     while True:
         chunk = b""
-        if select.select([process.stdout], [], [], 1)[0]:
+        if select.select([process.stdout], [], [], 0 if ended else 1)[0]:
             chunk = os.read(process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
             if not chunk:
                 break
+        elif ended:
+            break
+        ended = process.poll() is not None
         yield decode(chunk)
     yield decode(b"", final=True)
 
