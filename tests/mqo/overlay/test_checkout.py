@@ -204,14 +204,19 @@ def test_edits_of_files_that_no_entry_touches_survive(repo):
     assert (repo.disk(), repo.dirt()) == (before, dirt)
 
 
-def test_an_edit_of_a_file_to_be_patched_is_refused_with_a_diff(repo):
+def test_an_edit_of_a_file_to_be_patched_is_refused_until_it_is_committed(repo):
     repo.write(LOOP, FILES[LOOP] + b"# mine\n")
     before = repo.disk()
-    with pytest.raises(EditedError, match=r"training/loop\.py.*--force") as error:
+    with pytest.raises(EditedError, match=r"training/loop\.py.*Commit.*--force") as error:
         repo.apply()
     assert "+# mine\n" in error.value.detail
     assert repo.disk() == before
     assert repo.tree.manifest() is None
+    repo.commit()
+    repo.apply()
+    assert repo.read(LOOP).endswith(b"# mine\n") and repo.read(LOOP) != before[Path(LOOP)][0]
+    repo.restore()
+    assert repo.disk() == before
 
 
 @pytest.mark.parametrize("patched", [False, True])
@@ -231,7 +236,7 @@ def test_an_edit_of_a_patched_file_is_not_lost_by_restore(repo):
     repo.apply()
     repo.write(LAYERS, repo.read(LAYERS) + b"# mine\n")
     before = repo.disk()
-    with pytest.raises(EditedError, match=r"core/layers\.py"):
+    with pytest.raises(EditedError, match=r"core/layers\.py.*Undo the change"):
         repo.restore()
     assert repo.disk() == before
 
@@ -324,7 +329,7 @@ def submodule(repo, path):
 
 def test_an_untracked_file_in_the_place_of_ours_is_refused(repo):
     repo.write("megatron/ours.py", b"mine\n")
-    with pytest.raises(EditedError, match=r"megatron/ours\.py"):
+    with pytest.raises(EditedError, match=r"megatron/ours\.py.*Undo the change"):
         repo.apply()
     assert repo.dirt() == ["?? megatron/ours.py"]
     assert repo.read("megatron/ours.py") == b"mine\n"

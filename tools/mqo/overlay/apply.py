@@ -158,11 +158,21 @@ def _edits(tree: Tree, target: Goal) -> list[str]:
 
 def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError:
     more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
+    files = f"{', '.join(edited[:3])}{more} in {tree.root}"
+    detail = "".join(local_diff(tree, path) for path in edited)
+    aside = f"{remedy} and keeps a copy in .mqo/kept"
+    if tree.is_checkout and tree.manifest() is None and tree.upstream().files.keys() >= {*edited}:
+        return EditedError(
+            f"{files}: changed since HEAD, and patches are to change it, too",
+            expected="the files that patches change to be as in HEAD",
+            help=f"Commit the change, shown below, or stash it with git; or {aside}",
+            detail=detail,
+        )
     return EditedError(
-        f"{', '.join(edited[:3])}{more} in {tree.root}: changed by hand since mqo wrote it",
+        f"{files}: changed by hand since mqo wrote it",
         expected="upstream's bytes or the patched ones",
-        help=f"Undo the change, shown below; or {remedy} and keeps a copy in .mqo/kept",
-        detail="".join(local_diff(tree, path) for path in edited),
+        help=f"Undo the change, shown below; or {aside}",
+        detail=detail,
     )
 
 
