@@ -75,11 +75,15 @@ class Piece:
 TORCH = Piece("torch", "nothing trains; `python3 tools/bootstrap.py` installs it")
 TRANSFORMER_ENGINE = Piece(
     "transformer_engine",
-    "no --transformer-impl transformer_engine; the matrix uses Megatron's own layers anyway",
+    "no --transformer-impl transformer_engine; without that flag Megatron's own layers are used",
     "transformer-engine",
     "Transformer Engine",
 )
-APEX = Piece("apex", "no fused Adam, and no fused LayerNorm: torch's are used")
+APEX = Piece(
+    "apex",
+    "no fused Adam, no fused LayerNorm, and no kernel that adds up weight gradients: torch's are "
+    "used",
+)
 TRITON = "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error"
 MODELOPT = "no distillation, no post-training quantization, no export"
 OTHERS = (
