@@ -356,6 +356,20 @@ def test_flags_that_the_formulas_do_not_know_are_named():
 
 
 @pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ((), f"{Layout(8, sharded=False)}: none is chosen"),
+        (Layout(8, tensor=2).flags(), "as given; "),
+    ],
+)
+def test_without_a_plan_the_layout_that_a_run_has_is_said(own, said):
+    flags = " ".join(("--transformer-impl transformer_engine", *own))
+    made = cell(mode="linear_mxfp8", flags=flags)
+    (line,) = with_layout(made, H100, made.quantization.types).lines
+    assert line.startswith(said) and "--transformer-impl" in line
+
+
+@pytest.mark.parametrize(
     "layout",
     [
         Layout(8),

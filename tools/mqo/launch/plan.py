@@ -97,8 +97,7 @@ def with_layout(
     if not _is_real(of, machine):
         return Planned(bare)
     if strange := sorted(_names(of, _STRANGE)):
-        text = f"as given; what it needs is not known, since {strange[0]} changes the memory"
-        return Planned(bare, (text,))
+        return Planned(bare, (_unplanned(bare, strange[0]),))
     job = job_of(bare, machine, types)
     if not decides(of, machine):
         return Planned(bare, tuple(_judged(bare, machine, job)))
@@ -118,6 +117,17 @@ def with_layout(
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
     line = f"{whence}{fit.layout}; {_how(fit)}: {_gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
+
+
+def _unplanned(config: RunConfig, why: str) -> str:
+    """Say which layout a run has that is not planned, for the flag `why` changes its memory."""
+    of = config.experiment
+    unknown = f"what it needs is not known, since {why} changes the memory"
+    if _names(of, _OWN):
+        return f"as given; {unknown}"
+    check_layout(config)
+    none = layout_of(of.extra_flags, config.placement.cluster.processes)
+    return f"{none}: none is chosen, and {unknown}; flags behind `--` can give one"
 
 
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
