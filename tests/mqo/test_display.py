@@ -48,6 +48,15 @@ def test_a_log_gets_a_line_a_minute_and_what_stays_at_once(said, clock):
     assert said == ["after 60 s", "after 120 s", "after 180 s", "done"]
 
 
+def test_a_log_does_not_get_a_line_twice(said, clock):
+    display = Display(said.append, now=clock)
+    display("step 160/160")
+    clock.seconds = EVERY_S
+    display.show("step 160/160")  # while the last step is validated
+    display.show("another")
+    assert said == ["step 160/160", "another"]
+
+
 def test_a_terminal_gets_a_line_that_is_drawn_anew_and_goes_away(said, clock):
     console = terminal()
     display = Display(said.append, console, clock)

@@ -36,7 +36,7 @@ class Display:
         alive = console is not None and console.is_terminal and not console.is_dumb_terminal
         self._say, self._console, self._now = say, console if alive else None, now
         self._live: Live | None = None
-        self._shown = now()
+        self._shown, self._last = now(), ""
 
     @classmethod
     def on(cls, stream: TextIO) -> Display:
@@ -61,15 +61,16 @@ class Display:
         if self._live:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
+            self._last = line
             self._say(line)
 
     def show(self, line: str) -> None:
-        """Say how far the work is: now in a terminal, else if a minute has passed."""
+        """Say how far the work is: now in a terminal, else if it is news after a minute."""
         since = self._now() - self._shown
         if self._live is None:
-            if since >= EVERY_S:
+            if since >= EVERY_S and line != self._last:
                 self._shown = self._now()
-                self._say(line)
+                self(line)
         elif since >= REDRAWN_S:
             from rich.text import Text
 
