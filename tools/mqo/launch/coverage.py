@@ -91,7 +91,8 @@ def check_share(config: RunConfig, coverage: Coverage) -> None:
     if share < LEAST_SHARE:
         raise RunError(
             f"The recipe {how.recipe.name} quantizes {share:.1%} of the linear layers' FLOPs at "
-            f"{', '.join(sites)}; its rules and the excludes leave out the others",
+            f"{', '.join(sites)}; its rules, the excludes or operands of type none leave out the "
+            "others",
             expected=f"{LEAST_SHARE:.0%} or more",
             help="--allow-mostly-unquantized runs it none the less",
         )
