@@ -9,10 +9,11 @@ fails is shown with the end of its output, and the others run. Exits with 1 if o
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import torch
-from parts import Part, introduction, options, run_all
+from parts import ROOT, Part, introduction, options, run_all
 
 TESTS = " ".join(
     f"tests/megatron/{name}"
@@ -27,6 +28,7 @@ VARIANTS = (
 )
 ENGINE_RUN = "script/train_config.py --model llama32-1b --dataset wikipedia --training-config tiny"
 ENGINE_WORDS = "-- --transformer-impl transformer_engine --train-samples 160"
+STUBBED = "2.20.2"  # the release of Transformer Engine whose Python code a rehearsal runs
 
 PARTS = (
     Part(
@@ -68,7 +70,7 @@ PARTS = (
     Part(
         "Transformer Engine: our emulation beside its own kernels",
         "benchmarks/engine.py",
-        "benchmarks/engine.py --stub 2.20.2 --tokens 128 --hidden 128 --repeats 1",
+        f"benchmarks/engine.py --stub {STUBBED} --tokens 128 --hidden 128 --repeats 1",
         "Decides whether mxfp8 and nvfp4 as emulated train as the hardware's do (differences "
         "beyond those of accumulation in mxfp8 and fp8 are faults), and what the factory costs.",
     ),
@@ -94,6 +96,11 @@ def main() -> None:
     rehearsal, target = options("gpu", __doc__)
     if not (rehearsal or torch.cuda.is_available()):
         sys.exit("There is no CUDA device here. --rehearse tries the programs on a CPU.")
+    if rehearsal and (names := lacking()):
+        sys.exit(
+            f"The rehearsal lacks {' and '.join(names)}. `.venv/bin/python tests/get_packages.py` "
+            "brings what tests and rehearsals need."
+        )
     machine = "a CPU" if rehearsal else torch.cuda.get_device_name()
     text = introduction("On a GPU", "bash benchmarks/gpu_all.sh", machine, rehearsal)
     run_all(PARTS, rehearsal, target, text)

@@ -33,3 +33,10 @@ def test_without_a_device_it_says_what_it_needs(program, monkeypatch):
     monkeypatch.setattr(program.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="--rehearse"):
         program.main()
+
+
+def test_a_rehearsal_says_which_packages_it_lacks(program, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu_all.py", "--rehearse"])
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"Transformer Engine .*get_packages\.py"):
+        program.main()
