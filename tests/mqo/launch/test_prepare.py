@@ -7,7 +7,7 @@ from mqo.data.pair import CODES, HEADER, MAGIC
 from mqo.errors import DataError, EditedError, OverlayError
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.prepare import check_config, note_tracker, ready_tree
+from mqo.launch.prepare import check_config, note_checkpoint, ready_tree
 from mqo.overlay.series import Series
 from mqo.project import Project
 
@@ -105,18 +105,24 @@ def test_a_teacher_is_a_run_or_its_checkpoints(trained):
         check_config(cell(teacher=path))
 
 
-def test_a_missing_tracker_beside_checkpoints_is_said(trained):
+def test_the_checkpoint_that_a_run_goes_on_from_is_said(trained):
     folder, said = trained / "checkpoints", []
-    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
-    (folder / TRACKER).unlink()
-    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
-    assert said == []
+
+    def noted(**given):
+        said.clear()
+        note_checkpoint(cell(**given).experiment.checkpoint, said.append)
+        return " ".join(said)
+
+    tracker = folder / TRACKER
+    assert noted() == ""
+    assert f"iteration {tracker.read_text()} in {folder}" in noted(checkpoint=folder)
+    tracker.write_text("")  # as a kill may leave it
+    assert noted(checkpoint=folder) == ""
+    tracker.unlink()
+    assert noted(checkpoint=folder) == ""
     (folder / "iter_0000160").mkdir()
     (folder / "iter_0000160/metadata.json").write_text("{}")
-    note_tracker(cell(checkpoint=folder).experiment.checkpoint, said.append)
-    note_tracker(cell().experiment.checkpoint, said.append)
-    assert len(said) == 1
-    assert "160" in said[0]
+    assert f"no {TRACKER}" in noted(checkpoint=folder) and "160" in said[0]
 
 
 def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):

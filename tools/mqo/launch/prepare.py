@@ -10,7 +10,7 @@ from mqo.data.prepare import prepare
 from mqo.display import Say
 from mqo.errors import DataError, OverlayError
 from mqo.extras import missing
-from mqo.launch.checkpoints import TRACKER, require_tracker, saved
+from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.layout import check_layout
@@ -155,9 +155,17 @@ def _check_version(tree: Tree, pin: Pin) -> None:
         )
 
 
-def note_tracker(folder: Path | None, report: Say) -> None:
-    """Say that CHECKPOINT, `folder`, has checkpoints and no tracker: the newest is taken."""
-    if folder is not None and not (folder / TRACKER).is_file() and (found := saved(folder)):
+def note_checkpoint(folder: Path | None, report: Say) -> None:
+    """Say from which checkpoint in CHECKPOINT, `folder`, the run goes on, if there is one.
+
+    A damaged one is passed over later, which the log says.
+    """
+    if folder is None:
+        return
+    if (folder / TRACKER).is_file():
+        if step := newest(folder):
+            report(f"resume   : from iteration {step} in {folder}")
+    elif found := saved(folder):
         report(
             f"note     : {folder} has no {TRACKER}; the run goes on from the newest whole one of "
             f"the checkpoints {', '.join(found)}"

@@ -28,7 +28,7 @@ from mqo.launch.folder import create, write_facts
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.plan import place
-from mqo.launch.prepare import check_config, has_sample, note_tracker, ready_data, ready_tree
+from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.overlay.series import Series
@@ -113,11 +113,11 @@ def run(
     for line in planned.lines:
         report(f"layout   : {line}")
     data = ready_data(project, of, report)
-    note_tracker(of.checkpoint, report)
+    note_checkpoint(of.checkpoint, report)
     folder = folder or create(project.runs, config.title)
     shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
-        report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run does not")
+        report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run goes by its own")
     report(f"source   : {_types(shot.types)}")
     if asked.recipe is not None:
         report(f"recipe   : {kept_out(asked.recipe, num_layers(of))}")
