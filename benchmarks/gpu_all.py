@@ -106,5 +106,15 @@ def main() -> None:
     run_all(PARTS, rehearsal, target, text)
 
 
+def lacking() -> list[str]:
+    """Return the packages of a GPU's that a rehearsal needs, and that are not there."""
+    engine = ROOT / ".cache/transformer_engine" / STUBBED
+    there = {
+        "Triton": importlib.util.find_spec("triton") or (ROOT / ".cache/triton").is_dir(),
+        f"Transformer Engine {STUBBED}": engine.is_dir(),
+    }
+    return [name for name, found in there.items() if not found]
+
+
 if __name__ == "__main__":
     main()
