@@ -54,7 +54,10 @@ def _recipe(args: Namespace) -> list[str]:
         )
     for name, flag in (
         ("fp8_param_gather", "--fp8-param-gather: weights would be kept in its own fp8"),
-        ("first_last_layers_bf16", "--first-last-layers-bf16: a recipe's `kept` says which layers"),
+        (
+            "first_last_layers_bf16",
+            "--first-last-layers-bf16: `[[rules]]` of a recipe say which layers stay unquantized",
+        ),
     ):
         if getattr(args, name, False):
             found.append(f"{flag}; leave it out")
