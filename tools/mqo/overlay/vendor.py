@@ -119,7 +119,7 @@ def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
     return _fetch(pin, version, f"{tag[2]}.{tag[3:]}", cache, report)
 
 
-def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say) -> Path:
+def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say, why: str = "") -> Path:
     """Return the wheel of a release for a Python, from the cache or through pip."""
     folder = cache / "wheels"
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
@@ -127,7 +127,7 @@ def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say) -> Pat
         cached = folder / name
         if name.startswith(tag) and cached.exists() and sha256(cached.read_bytes()) == digest:
             return cached
-    report(f"downloading megatron-core {version} for Python {python}")
+    report(f"downloading megatron-core {version} for Python {python}{why}")
     return pip.download(f"megatron-core=={version}", folder, python=python)
 
 
@@ -224,7 +224,8 @@ def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Say) -> Files:
     if sha256(files.get(pin.helper.source, b"")) != pin.helper.source_sha256:
         report(f"{pin.helper.source} differs: the helper will be compiled at the first run")
         return {}
-    wheel = _fetch(pin, pin.helper.version, running_python(), cache, report)
+    why = ", for its compiled dataset helper alone"
+    wheel = _fetch(pin, pin.helper.version, running_python(), cache, report, why)
     return {path: data for path, data in _from_wheel(pin, wheel).items() if _is_helper(path)}
 
 
