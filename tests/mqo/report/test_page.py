@@ -67,7 +67,7 @@ def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
     assert title == "llama32-1b on wikipedia, smoke: 2 runs"
     assert rows[0].split() == ["bf16", "(unquantized)", "1", "6.0000", NOTHING]
     assert rows[1].split() == ["mxfp4", "1", "6.1000", "+1.67%"]
-    assert "By the rule it would be bf16 (unquantized)." in rows[2]
+    assert "T = 0.50%, take bf16 (unquantized), but" in rows[2]
     assert "One seed" in rows[3]
     assert "left out, with the reason of each: 1\n" in out
     made = {path.name for path in (tmp_path / "the report").iterdir()}

@@ -60,10 +60,10 @@ def summary(group: Group) -> Iterator[str]:
         words = "; ".join(filter(None, (shown(gap), unseen(gap))))
         yield f"  {row.label:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {words}"
     found = group.verdict
-    if found.choice and not found.doubts:
-        yield f"  Take {group.choice}."
-    elif found.choice:
-        yield f"  The evidence does not separate the modes. By the rule it would be {group.choice}."
+    if found.choice:
+        rule = f"  By the rule of docs/report.md, with T = {found.tolerance:.2%}"
+        firm = "." if not found.doubts else ", but the evidence does not separate the modes:"
+        yield f"{rule}, take {group.choice}{firm}"
     yield from (f"  {text}" for text in found.doubts)
 
 
