@@ -112,7 +112,7 @@ def status(as_json: JsonOption = False, tree: TreeOption = None) -> None:
         lines.append(f"not supported: {known}; `mqo verify --tree` tries it on this version")
     width = max((len(entry.name) for entry in now.entries), default=0)
     for entry in now.entries:
-        count = f"{entry.files} files" if entry.files else ""
+        count = f"{entry.files} file{'s' * (entry.files > 1)}" if entry.files else ""
         lines.append(f"  {entry.name:{width}} {entry.kind:7} {entry.state:12} {count}".rstrip())
     lines += [f"  changed by hand: {path}" for path in now.edited]
     for path, literal in now.types:
