@@ -224,10 +224,15 @@ def test_an_error_of_ours_in_the_log_comes_first(folder):
         train(
             folder,
             """
-            print("mqo: the source is not patched")
+            print("mqo: the source is not patched. Expected: a patched one.")
             raise RuntimeError("later")
         """,
         )
+
+
+def test_a_note_of_ours_in_the_log_is_no_error(folder):
+    with pytest.raises(RunError, match="exit code 1: NameError: name 'mine'"):
+        train(folder, 'print("mqo: norms torch.RMSNorm; fusions none", flush=True); mine()')
 
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):

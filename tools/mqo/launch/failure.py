@@ -26,7 +26,7 @@ _ENDED = re.compile(
 )
 _NAMED = (
     r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
-    r"mqo: ",
+    r"mqo: .*\. Expected: ",  # other lines of ours are notes
     r"\S+\.py: error: ",
     r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
 )
