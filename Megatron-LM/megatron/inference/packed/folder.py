@@ -108,6 +108,8 @@ def write(
         specs = uniform(found, quant_type or NONE)
     _check_shapes(specs)
     name, why = _choose(layout, specs)
+    if dtype := LAYOUTS[name].dtype(specs):  # else transformers multiplies two dtypes, and fails
+        facts["dtype" if "dtype" in facts else "torch_dtype"] = dtype
     _write_files(weights, specs, LAYOUTS[name], target)
     left = [one.module for one in found if one not in specs]
     head = {"lm_head"} - {one.module for one in specs}  # a tied one has no weight in the files

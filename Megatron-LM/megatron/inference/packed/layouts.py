@@ -31,13 +31,15 @@ class Layout:
 
     `tensors` returns by suffix what stands for a weight, of its packed form. `configuration` makes
     config.json's `quantization_config`, of the packed projections and the modules that are left.
-    `refusal` says why a model's weights cannot be stored so; None where they can. `prefix` begins
-    the names of its files.
+    `refusal` says why a model's weights cannot be stored so; None where they can. `dtype` is the
+    one that its reader computes in; None where it computes in the model's. `prefix` begins the
+    names of its files.
     """
 
     tensors: Callable[[PackedTensor, Tensor | None], Tensors]
     configuration: Callable[[Specs, list[str]], dict[str, Any]]
     refusal: Callable[[Specs], str | None]
+    dtype: Callable[[Specs], str | None] = lambda specs: None
     prefix: str = ""
 
 
@@ -92,7 +94,7 @@ class _Compressed:
     """A format of compressed-tensors: its name, its arguments, its tensors.
 
     `reads_experts` says whether transformers 5.23 decodes packed experts rightly; the test has
-    tried each.
+    tried each. `dtype` is the one that it decodes to; None where that is the model's.
     """
 
     name: str
@@ -100,6 +102,7 @@ class _Compressed:
     weights: Mapping[str, Any]
     tensors: Callable[[PackedTensor, Tensor | None], Tensors]
     reads_experts: bool
+    dtype: str | None = "bfloat16"
 
 
 _GROUP = {"type": "float", "symmetric": True, "dynamic": False, "strategy": "group"}
@@ -107,14 +110,15 @@ _MXFP4 = _GROUP | {"num_bits": 4, "group_size": 32, "scale_dtype": "torch.uint8"
 _MXFP8 = _MXFP4 | {"num_bits": 8}
 _NVFP4 = _GROUP | {"strategy": "tensor_group", "num_bits": 4, "group_size": 16}
 _NVFP4 |= {"scale_dtype": "torch.float8_e4m3fn"}
-_BLOCK = _GROUP | {"strategy": "block", "block_structure": [128, 128], "num_bits": 8}
+_FP8 = _GROUP | {"strategy": "block", "block_structure": [128, 128], "num_bits": 8}
+_SCALED = _fp8("weight_scale")
 COMPRESSED = {
     one.spec.quant_type: one
     for one in (
         _Compressed("mxfp4-pack-quantized", QuantSpec("mxfp4"), _MXFP4, _mxfp4, True),
         _Compressed("mxfp8-quantized", QuantSpec("mxfp8"), _MXFP8, _mxfp8, False),
         _Compressed("nvfp4-pack-quantized", QuantSpec("nvfp4"), _NVFP4, _nvfp4, False),
-        _Compressed("float-quantized", SQUARES["fp8_block"], _BLOCK, _fp8("weight_scale"), True),
+        _Compressed("float-quantized", SQUARES["fp8_block"], _FP8, _SCALED, True, None),
     )
 }
 
@@ -123,9 +127,12 @@ def _compressed_tensors(packed: PackedTensor, amax: Tensor | None) -> Tensors:
     return COMPRESSED[packed.spec.quant_type].tensors(packed, amax)
 
 
+def _compressed(specs: Specs) -> _Compressed:
+    return COMPRESSED[next(iter(specs.values())).quant_type]
+
+
 def _compressed_config(specs: Specs, left: list[str]) -> dict[str, Any]:
-    (kind,) = set(specs.values())
-    own = COMPRESSED[kind.quant_type]
+    own = _compressed(specs)
     group = {"targets": ["Linear"], "weights": dict(own.weights), "format": own.name}
     return {
         "quant_method": "compressed-tensors",
@@ -140,7 +147,7 @@ def _compressed_refusal(specs: Specs) -> str | None:
     known = {name: one.spec for name, one in COMPRESSED.items()}
     if why := _one_spec(specs, known):
         return why
-    own = COMPRESSED[next(iter(specs.values())).quant_type]
+    own = _compressed(specs)
     if not own.reads_experts and any(one.is_expert for one in specs):
         return f"transformers reads experts in {own.name} with other values than these"
     return None
@@ -207,8 +214,13 @@ def _rows(spec: QuantSpec) -> int:
 
 # By preference: those that most programs read are first.
 LAYOUTS = {
-    "compressed-tensors": Layout(_compressed_tensors, _compressed_config, _compressed_refusal),
+    "compressed-tensors": Layout(
+        _compressed_tensors,
+        _compressed_config,
+        _compressed_refusal,
+        lambda specs: _compressed(specs).dtype,
+    ),
     "fp8": Layout(_fp8("weight_scale_inv"), _fp8_config, _fp8_refusal),
     # transformers, which would not know the tensors and go on with random ones, finds no files.
-    "mqo": Layout(_own_tensors, _own_config, lambda specs: None, "packed_"),
+    "mqo": Layout(_own_tensors, _own_config, lambda specs: None, prefix="packed_"),
 }

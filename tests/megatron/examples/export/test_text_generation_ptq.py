@@ -11,6 +11,7 @@ from mqo.launch import convert
 from mqo.project import Project
 
 from .... import forking
+from ....small_llama import small_llama
 
 pytestmark = pytest.mark.slow
 
@@ -43,20 +44,12 @@ def place(vendored, tmp_path_factory):
     """A Hugging Face folder with a tokenizer of 256 bytes, and texts."""
     import tokenizers
     from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("ptq")
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-        vocab_size=256,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "hf")
+    own = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
+    own |= {"max_position_embeddings": 64, "tie_word_embeddings": True}
+    small_llama(**own).save_pretrained(folder / "hf")
     alphabet = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
     own = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
     own.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import warnings
 from pathlib import Path
 
 import megatron.inference
@@ -15,6 +16,8 @@ from megatron.quant import QuantSpec, fake_quantize
 from megatron.quant.config import parse
 from megatron.quant.formats import FORMATS
 from safetensors.torch import load_file, save_file
+
+from ....small_llama import small_llama
 
 transformers = pytest.importorskip("transformers")
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -83,6 +86,18 @@ def test_transformers_computes_with_our_values(folder, tmp_path, quant_type):
     assert not actual.equal(logits(folder))
 
 
+@pytest.mark.parametrize("quant_type", COMPRESSED)
+def test_transformers_loads_a_model_in_fp32_without_being_told_a_dtype(tmp_path, quant_type):
+    pytest.importorskip("compressed_tensors")
+    full, small = tmp_path / "full", tmp_path / "packed"
+    small_llama().save_pretrained(full)
+    small.mkdir()
+    write(full, small, quant_type=quant_type)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with torch.no_grad():
+        assert load(small)(TOKENS).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("quant_type", FP8)
 def test_transformers_own_layout_has_our_values_too(folder, tmp_path, quant_type):
     small = tmp_path / "packed"
@@ -98,8 +113,10 @@ def test_transformers_own_layout_has_our_values_too(folder, tmp_path, quant_type
 
 
 def dequantized(small, target):
-    """What the reader that lies in a folder makes of it."""
-    runpy.run_path(str(READER))["main"](small, target)
+    """What the reader that lies in a folder makes of it, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runpy.run_path(str(READER))["main"](small, target)
     return weights(target)
 
 
