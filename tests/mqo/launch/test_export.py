@@ -10,20 +10,13 @@ import torch
 transformers = pytest.importorskip("transformers")
 from mqo.launch.export import READERS  # noqa: E402
 
+from ...small_llama import small_llama  # noqa: E402
+
 
 @pytest.fixture
 def model(tmp_path):
     """A small model with random weights, with a file of a tokenizer beside."""
-    config = transformers.LlamaConfig(
-        vocab_size=96,
-        hidden_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=256,
-    )
-    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    made.save_pretrained(tmp_path / "a model")
+    small_llama(num_hidden_layers=1).bfloat16().save_pretrained(tmp_path / "a model")
     (tmp_path / "a model" / "tokenizer.json").write_text("{}")
     return tmp_path / "a model"
 

@@ -100,6 +100,17 @@ def test_the_page_holds_the_facts_and_leaves_the_license_open(folder, run):
     assert "pipeline(" in (folder / "README.md").read_text()
 
 
+def test_the_page_of_packed_weights_says_how_to_load_those(folder, run, tmp_path):
+    (folder / "tokenizer_config.json").touch()
+    (tmp_path / "packed").mkdir()
+    training, packed = Training(ARGS, "3", run), "7 in nvfp4.\n\n    load them"
+    model_card.write(folder, "little", training, packed, into=tmp_path / "packed")
+    text = (tmp_path / "packed/README.md").read_text()
+    assert "packed here: 7 in nvfp4.\n\n    load them\n\n## How" in text
+    assert "6 weights" in text and "pipeline(" not in text
+    assert not (folder / "README.md").exists()
+
+
 def test_nothing_is_made_up_without_a_run(folder):
     training = Training(ARGS, "3")
     found = rows(folder, training)

@@ -40,19 +40,35 @@ _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and the flags by which Megatron's programs take it for the same model.
+    """What was written.
 
-    `notes` say what the user should know, a sentence or two each.
+    `flags` are those by which Megatron's programs take a checkpoint for the same model. `notes` say
+    what the user should know, a sentence or two each.
     """
 
     target: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return what the terminal shows."""
-        notes = [f"note: {note}" for note in self.notes]
-        return [self.target, f"model flags: {shlex.join(self.flags)}", *notes]
+        flags = [f"model flags: {shlex.join(self.flags)}"] if self.flags else []
+        return [self.target, *flags, *(f"note: {note}" for note in self.notes)]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint that has a form in transformers: its folder, its training, its tokenizer.
+
+    `shape` has as many tokens as are kept, `sequence` is in tokens. `notes` are those of Converted.
+    """
+
+    folder: Path
+    training: model_card.Training
+    shape: Shape
+    sequence: int
+    tokenizer: Path | None
+    notes: tuple[str, ...]
 
 
 def hf_to_megatron(
@@ -91,23 +107,41 @@ def megatron_to_hf(
         ConvertError: `source` holds no checkpoint that has a form in transformers; `tokenizer` does
             not fit; a value is too large for `dtype`; `target` exists.
     """
+    found = trained(tree, source, tokenizer, vocab_size)
+    with staged(target) as stage:
+        write_in_full(tree, found, stage, dtype, report)
+        model_card.write(stage, target.name, found.training)
+    return Converted(str(target), notes=found.notes)
+
+
+def trained(
+    tree: Path, source: Path, tokenizer: Path | None = None, vocab_size: int | None = None
+) -> Trained:
+    """Find the newest checkpoint of `source` and what belongs to it, as `megatron_to_hf` says."""
     run, source = run_of(source), checkpoints_of(source)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = describe(tree, source)
-    found, sequence = shape_of_args(args), context_of("the checkpoint", args)
+    shape, sequence = shape_of_args(args), context_of("the checkpoint", args)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:
-        rows, note = hf_tokenizer.rows(args, found.vocab_size, tokenizer)
-    shape, own = found.model_copy(update={"vocab_size": rows}), dtype_of_args(args)
-    flags = [*program_flags(shape, sequence), *DTYPES[own]]
+        rows, note = hf_tokenizer.rows(args, shape.vocab_size, tokenizer)
+    shape = shape.model_copy(update={"vocab_size": rows})
     step = (source / TRACKER).read_text(encoding="utf-8").strip()
-    with staged(target) as stage:
-        write_configs(stage, config_of(shape, dtype or own, sequence), tokenizer)
-        _run(tree, ["to-hf", str(source), str(stage), *flags], report)
-        model_card.write(stage, target.name, model_card.Training(args, step, run))
     notes = tuple(filter(None, (lacks, note)))
-    return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes)
+    training = model_card.Training(args, step, run)
+    return Trained(source, training, shape, sequence, tokenizer, notes)
+
+
+def write_in_full(
+    tree: Path, found: Trained, folder: Path, dtype: Dtype | None, report: Say
+) -> None:
+    """Write the weights, their config.json and the tokenizer into `folder`."""
+    own = dtype_of_args(found.training.args)
+    config = config_of(found.shape, dtype or own, found.sequence)
+    write_configs(folder, config, found.tokenizer)
+    flags = [*program_flags(found.shape, found.sequence), *DTYPES[own]]
+    _run(tree, ["to-hf", str(found.folder), str(folder), *flags], report)
 
 
 def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:

@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
+from typing import NamedTuple
 
 from mqo.display import Say
 from mqo.errors import ConvertError
-from mqo.launch import model_card
-from mqo.launch.convert import megatron_to_hf, staged
+from mqo.launch import convert, model_card
 from mqo.launch.evaluation import Place
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
@@ -20,13 +21,32 @@ from mqo.torch_free import formats
 PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"
 CONFIG = "config.json"
 OWN = "mqo"
-# {layout: which programs read it}. Those that are named were tried, on a CPU.
+
+
+class Reader(NamedTuple):
+    """Which programs read a layout, of those that were tried on a CPU, and what loads FOLDER."""
+
+    said: str
+    code: str
+
+
 READERS = {
-    "compressed-tensors": "transformers 5.23 with compressed-tensors 0.20 loads it, in bf16; other "
-    "readers of that layout, vLLM among them, were not tried",
-    "fp8": "transformers 5.23 loads it, with FineGrainedFP8Config(dequantize=True) on a CPU; other "
-    "readers of DeepSeek-V3's layout, vLLM among them, were not tried",
-    OWN: f"{Path(READER).name}, which lies in the folder, writes the weights in full",
+    "compressed-tensors": Reader(
+        "transformers 5.23 with compressed-tensors 0.20 loads it; other readers of that layout, "
+        "vLLM among them, were not tried",
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+    ),
+    "fp8": Reader(
+        "transformers 5.23 loads it, on a CPU dequantized; other readers of DeepSeek-V3's layout, "
+        "vLLM among them, were not tried",
+        "how = FineGrainedFP8Config(dequantize=True)\n"
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER", quantization_config=how)',
+    ),
+    OWN: Reader(
+        f"{Path(READER).name}, which lies in the folder, writes the weights in full, for "
+        "transformers",
+        f"python FOLDER/{Path(READER).name} FOLDER IN_FULL",
+    ),
 }
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
@@ -36,7 +56,7 @@ class Exported:
     """The folder, the layout and its name in config.json, and how many weights have which type.
 
     `left` counts linear layers that stay as they are. `why` says why the layout is not one that
-    more programs read, where that is so.
+    more programs read, where that is so. `notes` say what the user should know.
     """
 
     target: str
@@ -46,6 +66,7 @@ class Exported:
     left: int
     why: str | None
     readers: str
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> str:
@@ -56,11 +77,13 @@ class Exported:
     def lines(self) -> list[str]:
         """Return what the terminal shows."""
         why = f" ({self.why})" if self.why else ""
-        return [self.target, self.counts, f"layout {self.name}{why}", f"read by: {self.readers}"]
+        lines = [self.target, self.counts, f"layout {self.name}{why}", f"read by: {self.readers}"]
+        return lines + [f"note: {note}" for note in self.notes]
 
-    def sentences(self) -> str:
-        """Return what the folder's own page says."""
-        return f"Packed weights: {self.counts}. The layout is {self.name}; {self.readers}."
+    def section(self) -> str:
+        """Return what the model card says, in Markdown."""
+        code = indent(READERS[self.layout].code, "    ")
+        return f"{self.counts}. The layout is {self.name}; {self.readers}.\n\n{code}"
 
 
 def export(
@@ -89,25 +112,42 @@ def export(
         raise ConvertError(f"{target} is there already", expected="a new folder")
     how = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
     how += ["--layout", layout] if layout else []
+    found = None if _is_transformers(source) else convert.trained(tree, source)
+    if found is None and dtype is not None:
+        raise ConvertError(
+            f"{source} is a folder of transformers', whose dtype stays",
+            expected="no --dtype with it",
+        )
     with temporary_folder("mqo-export-") as folder:
-        plain = source if _is_transformers(source) else folder / target.name
-        if plain is not source:
-            megatron_to_hf(tree, source, plain, dtype=dtype, report=report)
-        elif dtype is not None:
-            raise ConvertError(
-                f"{source} is a folder of transformers', whose dtype stays",
-                expected="no --dtype with it",
-            )
-        with staged(target) as stage:
-            rest = [path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS)]
-            for path in (path for path in rest if path.is_file()):
-                shutil.copyfile(path, stage / path.name)
+        plain = source
+        if found is not None:
+            plain = folder / "in full"
+            with convert.staged(plain) as stage:
+                convert.write_in_full(tree, found, stage, dtype, report)
+        with convert.staged(target) as stage:
             facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
-            made = Exported(str(target), **facts, readers=READERS[facts["layout"]])
+            made = Exported(
+                str(target),
+                **facts,
+                readers=READERS[facts["layout"]].said,
+                notes=found.notes if found else (),
+            )
+            _copy_rest(plain, stage)
             if made.layout == OWN:
                 shutil.copyfile(tree / READER, stage / Path(READER).name)
-            model_card.note_packed(stage, made.sentences())
+            if found is None:
+                model_card.add_packed(stage, made.section())
+            else:
+                model_card.write(plain, target.name, found.training, made.section(), into=stage)
     return made
+
+
+def _copy_rest(plain: Path, stage: Path) -> None:
+    """Copy what lies beside the weights, but for the config.json that is there already."""
+    rest = (path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS))
+    for path in rest:
+        if path.is_file() and not (stage / path.name).exists():
+            shutil.copyfile(path, stage / path.name)
 
 
 def _is_transformers(source: Path) -> bool:

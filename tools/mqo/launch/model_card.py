@@ -21,7 +21,6 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
 TEMPLATE, PAGE = "model_card.md.j2", "README.md"
 UNQUANTIZED = ("none", "bf16")
-_IN_FULL = "The weights here are not quantized, and transformers multiplies them unquantized."
 Row = tuple[str, str]
 
 
@@ -37,32 +36,34 @@ class Training:
     run: RunFolder | None = None
 
 
-def write(folder: Path, title: str, training: Training) -> None:
-    """Write README.md into `folder`, which holds a converted model."""
+def write(
+    folder: Path, title: str, training: Training, packed: str = "", into: Path | None = None
+) -> None:
+    """Write README.md of the model in `folder` there, or `into` that of its packed weights.
+
+    `packed` says how those are packed and loaded, in Markdown.
+    """
     import jinja2
 
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     options |= {"undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
-    text = template.render(card=describe(folder, title, training))
-    (folder / PAGE).write_text(text, encoding="utf-8")
+    text = template.render(card=describe(folder, title, training, packed))
+    ((into or folder) / PAGE).write_text(text, encoding="utf-8")
 
 
-def note_packed(folder: Path, sentences: str) -> None:
-    """Say on the page of a folder, if it has one, how its weights are packed."""
+def add_packed(folder: Path, packed: str) -> None:
+    """Add how its weights are packed to somebody's page of a model, if it has one."""
     page = folder / PAGE
-    if not page.is_file():
-        return
-    text = page.read_text(encoding="utf-8")
-    if _IN_FULL in text:
-        text = text.replace(_IN_FULL, sentences)
-    else:
-        text = f"{text.rstrip()}\n\n## Packed weights\n\n{sentences}\n"
-    page.write_text(text, encoding="utf-8")
+    if page.is_file():
+        before = "Up to here, this page is about the model before its weights were packed."
+        text = page.read_text(encoding="utf-8").rstrip()
+        text += f"\n\n## Packed weights\n\n{before}\n\nThese are: {packed}\n"
+        page.write_text(text, encoding="utf-8")
 
 
-def describe(folder: Path, title: str, training: Training) -> dict[str, Any]:
+def describe(folder: Path, title: str, training: Training, packed: str = "") -> dict[str, Any]:
     """Return what the page of the converted model in `folder` says, by the template's names."""
     config = read_json(folder / "config.json")
     config_of_run = _config(training.run)
@@ -75,6 +76,7 @@ def describe(folder: Path, title: str, training: Training) -> dict[str, Any]:
         "dtype": config["torch_dtype"],
         "has_tokenizer": (folder / "tokenizer_config.json").exists(),
         "rows": rows,
+        "packed": packed,
         "notes": list(_notes(training, config_of_run, types)),
         "options": _options(training.run),
     }
@@ -177,7 +179,8 @@ def _notes(
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {dtype_of_args(training.args)}. {_IN_FULL}"
+            f"the format and multiplied in {dtype_of_args(training.args)}. Transformers rounds no "
+            "operands."
         )
     if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."
