@@ -227,7 +227,7 @@ def lines(found: Sequence[Loss]) -> list[str]:
         for one in losses:
             apart = "" if one is first else f"{one.loss - first.loss:+.4f}"
             name = tables.mode_label(one.mode, one.dtype)
-            row = f"{name:<24} {one.loss:>9.4f} {one.perplexity:>12.5g} {apart:>11}"
+            row = f"{name:<24} {one.loss:>9.4f} {one.perplexity:>#12.5g} {apart:>11}"
             text.append(row.rstrip())
         text.append("")
     return text[:-1]
