@@ -55,7 +55,7 @@ def test_packed_weights_have_the_loss_of_the_quantized_run(vendored, run, tmp_pa
     assert made.types == {"nvfp4": 7}
     page = (packed / "README.md").read_text()
     assert page.count("# packed\n") == 1
-    assert "packed here: 7 weights in nvfp4" in page and "| training loss |" in page
+    assert "packed here: 7 weight matrices in nvfp4" in page and "| training loss |" in page
     reader = [sys.executable, packed / "dequantize.py", packed, full]
     subprocess.run(reader, check=True, capture_output=True)
     convert.hf_to_megatron(vendored.root, full, back)

@@ -37,8 +37,8 @@ def test_a_folder_is_packed_and_says_who_reads_it(command_line, model, tmp_path)
     target = tmp_path / "made" / "packed"
     code, out, err = command_line("export", model, target, "--format", "nvfp4")
     assert code == 0, err
-    assert out.startswith(f"{target}\n7 weights in nvfp4")
-    assert "\nlayout nvfp4-pack-quantized\nread by: transformers" in out
+    assert out.startswith(f"{target}\n7 weight matrices in nvfp4")
+    assert "\nlayout compressed-tensors, nvfp4-pack-quantized\nread by: transformers" in out
     assert {path.name for path in target.iterdir()} == {path.name for path in model.iterdir()}
     said = json.loads((target / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "compressed-tensors"
@@ -56,7 +56,7 @@ def test_the_reader_in_the_folder_needs_nothing_of_ours(command_line, model, tmp
     assert "layout mqo (not compressed-tensors: it has no hif4)" in out
     page = (target / "README.md").read_text()
     assert page.startswith("# A model\n")
-    assert "7 weights in hif4" in page
+    assert "7 weight matrices in hif4" in page
     with pytest.raises(OSError, match=r"model\.safetensors"):  # no random weights in their place
         loaded(target)
     command = [sys.executable, "-I", target / "dequantize.py", target, full]

@@ -91,7 +91,7 @@ def test_the_page_holds_the_facts_and_leaves_the_license_open(folder, run):
     fields = [line for line in header.splitlines() if not line.startswith("#")]
     assert fields == ["library_name: transformers", "pipeline_tag: text-generation"]
     assert "# little\n" in body and "6 weights in bfloat16" in body
-    assert "emulated" in body and "## License" in body
+    assert "emulated" in body and "# license" in header
     assert '    [asked]\n    qk = "mxfp8"\n' in body and "# A comment" not in body
     assert "no tokenizer" in body
     assert str(run.root.parent) not in text

@@ -69,21 +69,26 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """The layout, and its name in config.json where that is another."""
+        return self.layout + (f", {self.name}" if self.name != self.layout else "")
+
+    @property
     def counts(self) -> str:
-        """How many weights have which type."""
-        said = ", ".join(f"{count} weights in {kind}" for kind, count in self.types.items())
+        """How many weight matrices have which type."""
+        said = ", ".join(f"{count} weight matrices in {kind}" for kind, count in self.types.items())
         return said + (f"; {self.left} of linear layers as they were" if self.left else "")
 
     def lines(self) -> list[str]:
         """Return what the terminal shows."""
         why = f" ({self.why})" if self.why else ""
-        lines = [self.target, self.counts, f"layout {self.name}{why}", f"read by: {self.readers}"]
+        lines = [self.target, self.counts, f"layout {self.kind}{why}", f"read by: {self.readers}"]
         return lines + [f"note: {note}" for note in self.notes]
 
     def section(self) -> str:
         """Return what the model card says, in Markdown."""
         code = indent(READERS[self.layout].code, "    ")
-        return f"{self.counts}. The layout is {self.name}; {self.readers}.\n\n{code}"
+        return f"{self.counts}. The layout is {self.kind}; {self.readers}.\n\n{code}"
 
 
 def export(

@@ -46,11 +46,11 @@ def write(
     import jinja2
 
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    options |= {"undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
+    options |= {"undefined": jinja2.StrictUndefined}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
-    text = template.render(card=describe(folder, title, training, packed))
-    ((into or folder) / PAGE).write_text(text, encoding="utf-8")
+    text = template.render(card=describe(folder, title, training, packed)).rstrip()
+    ((into or folder) / PAGE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def add_packed(folder: Path, packed: str) -> None:
@@ -179,8 +179,8 @@ def _notes(
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {dtype_of_args(training.args)}. Transformers rounds no "
-            "operands."
+            f"the format and multiplied in {dtype_of_args(training.args)}. Transformers rounds "
+            "nothing while it runs."
         )
     if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."
