@@ -158,9 +158,9 @@ def materialize(root, files, version="1.2.3"):
     return tree
 
 
-def make_mini(folder):
+def make_mini(folder, files=FILES):
     """A vendored tree in miniature and its patch series, in a folder that is there."""
-    tree = materialize(folder / "tree", FILES)
+    tree = materialize(folder / "tree", files)
     (folder / "tree/megatron/ours.py").write_text("def operands(*args): ...\n")
     patches = folder / "patches"
     patches.mkdir()

@@ -35,9 +35,24 @@ def test_the_folder_of_a_file_that_has_no_room_is_named(capsys, tmp_path):
     assert f"The disk of {tmp_path}/gone is full" in ended(write, capsys)[1]
 
 
-def test_other_errors_of_the_system_are_not_the_disks(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        guarded(tmp_path.read_bytes)
+def test_a_file_that_cannot_be_read_is_one_paragraph(capsys, tmp_path):
+    code, said = ended(tmp_path.read_bytes, capsys)
+    assert code == 2
+    assert said.startswith(f"mqo: {tmp_path} cannot be used: Is a directory. ")
+    assert said.count("\n") == 1
+
+
+def test_an_error_of_the_system_that_names_no_file_is_no_users(tmp_path):
+    def fail():
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with pytest.raises(OSError, match="Bad file"):
+        guarded(fail)
+
+
+def test_a_name_that_is_no_text_is_printed(capfd):
+    guarded(lambda: print("name\udcff"))
+    assert capfd.readouterr().out == "name\\udcff\n"
 
 
 def test_json_has_no_number_that_is_none_and_no_bytes(capsys):

@@ -1,6 +1,7 @@
 """The typed errors of `mqo`: each says what was found, what was expected, and what helps."""
 
 import errno
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,17 @@ def check_name(kind: str, name: object, valid: Collection[object]) -> None:
     """Raise UnknownNameError unless `name` is one of `valid`."""
     if name not in valid:
         raise UnknownNameError(kind, str(name), valid)
+
+
+class FileError(MqoError):
+    """A file or folder that the system does not let a command read or write."""
+
+    def __init__(self, path: str | os.PathLike[str], error: OSError) -> None:
+        super().__init__(
+            f"{os.fspath(path)} cannot be used: {error.strerror or error}",
+            expected="a path that this user may read, or write where it is to be written",
+            help="Correct it (`ls -ld` shows whose it is), or give another path",
+        )
 
 
 def nearest(path: Path) -> Path:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,13 @@ _stops = _Stops()
 
 @contextmanager
 def command() -> Iterator[None]:
-    """End a whole command cleanly at a stop signal, with exit code 128 + the signal."""
+    """End a whole command cleanly at a stop signal, with exit code 128 + the signal.
+
+    What it prints may name files whose names are no text: their bytes are shown as escapes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with stops_raise():
         try:
             yield

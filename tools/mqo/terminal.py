@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mqo import process
-from mqo.errors import FULL, DiskFullError, MqoError
+from mqo.errors import FULL, DiskFullError, FileError, MqoError
 
 SCHEMA = 1
 MARK = "mqo: "  # begins an error
@@ -33,11 +33,12 @@ AxisOption = Annotated[
 ]
 
 
-def guarded(command: Callable[[], Any]) -> None:
+def guarded(command: Callable[[], Any], name: str = "mqo") -> None:
     """Run `command`; an MqoError becomes one paragraph on stderr and its exit code.
 
-    With --json among the arguments it is printed as one JSON object, too. Ctrl-C, SIGTERM and
-    SIGHUP end it cleanly, with the exit codes 130, 143 and 129.
+    So does a file that the system does not let it read or write. With --json among the arguments
+    the error is printed as one JSON object, too. Ctrl-C, SIGTERM and SIGHUP end the command
+    cleanly, with the exit codes 130, 143 and 129.
     """
     try:
         with process.command():
@@ -46,7 +47,7 @@ def guarded(command: Callable[[], Any]) -> None:
         # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MqoError as error:
-        print(f"{MARK}{error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         if error.detail:
             print(error.detail.rstrip("\n"), file=sys.stderr)
         if "--json" in sys.argv:
@@ -56,6 +57,7 @@ def guarded(command: Callable[[], Any]) -> None:
 
 def _run(command: Callable[[], Any]) -> None:
     try:
+        _check_words()
         command()
         sys.stdout.flush()
     except ModuleNotFoundError as error:
@@ -66,10 +68,21 @@ def _run(command: Callable[[], Any]) -> None:
 
         raise missing(module) from error
     except OSError as error:
-        if error.errno not in FULL:
+        path = error.filename if isinstance(error.filename, str | os.PathLike) else None
+        if error.errno in FULL:
+            raise DiskFullError(Path(path).parent if path else Path.cwd()) from error
+        if path is None:
             raise
-        named = isinstance(error.filename, str | os.PathLike)
-        raise DiskFullError(Path(error.filename).parent if named else Path.cwd()) from error
+        raise FileError(path, error) from error
+
+
+def _check_words() -> None:
+    """MqoError for a word that is no text: what commands write is, and may name it."""
+    for word in sys.argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise MqoError(f"The word {word!a} is no UTF-8", expected="names in UTF-8") from None
 
 
 def last_error(output: str) -> str | None:

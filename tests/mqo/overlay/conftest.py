@@ -29,11 +29,11 @@ def wheel(files, *, record=None, extra=()):
     ]
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-        for member, data in extra:
-            archive.writestr(member, data)
-        archive.writestr("megatron_core-1.2.3.dist-info/RECORD", "\n".join(rows))
+        last = ("megatron_core-1.2.3.dist-info/RECORD", "\n".join(rows))
+        for member, data in (*files.items(), *extra, last):
+            # Of one time, so that the same files are the same wheel.
+            info = member if isinstance(member, zipfile.ZipInfo) else zipfile.ZipInfo(member)
+            archive.writestr(info, data)
     return content.getvalue()
 
 

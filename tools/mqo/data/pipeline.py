@@ -29,6 +29,7 @@ from mqo.process import STOPS, held
 
 _SAVED_EVERY = 64  # chunks: seconds of work
 _AHEAD = 4  # chunks a worker that are read and not yet written
+_MOST_WORKERS = 1024  # each is forked at once, whatever there is to do
 _SHOWN = 20  # bad documents that are reported one by one
 _FORMAT = 1  # raised when the same inputs give other chunks or files than before
 
@@ -73,8 +74,13 @@ def index(job: Job, workers: int, meter: Meter) -> State:
     """Index the corpus of `job`, and return the counts, summed over the keys.
 
     Raises DataError for a corpus without any text, a file that cannot be read, a bad document when
-    strict, an encoder without an end of document, and when another process writes there.
+    strict, an encoder without an end of document, too many workers, and when another process writes
+    there.
     """
+    if not job.prefix.name:
+        raise DataError(f"{job.prefix} names no file", expected="the prefix of the files to write")
+    if not 1 <= workers <= _MOST_WORKERS:
+        raise DataError(f"{workers} workers were asked for", expected=f"1 to {_MOST_WORKERS}")
     if job.eod and job.encoder.eod is None:
         raise DataError(
             "The tokenizer names no token that ends a document",

@@ -6,26 +6,26 @@ line of the output is JSON: documents, tokens, empty documents skipped, bad line
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from mqo.data import allocator, encode
 from mqo.data.corpus import find
 from mqo.data.meter import Meter
 from mqo.data.pipeline import Job, index
-from mqo.errors import DataError, MqoError
+from mqo.errors import DataError
+from mqo.terminal import guarded
 
 TYPES = ("HuggingFaceTokenizer", "TikTokenizer", "GPT2BPETokenizer")
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line; names as in upstream's tool of the same name."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the options; names as in upstream's tool of the same name."""
+    made = argparse.ArgumentParser(
         prog="preprocess_data.py",
         description="Tokenize JSON lines into Megatron's .bin/.idx pair.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = made.add_argument
     texts = "files, folders or patterns of JSON lines or parquet; .gz and .zst are unpacked"
     add("--input", type=Path, nargs="+", required=True, help=texts)
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files a key")
@@ -46,9 +46,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--log-interval", type=int, default=10_000, help="documents a progress line")
     add("--strict", action="store_true", help="stop at a bad line, rather than count it")
     add("--split-sentences", action="store_true", help="refused: see the message")
-    args = parser.parse_args(argv)
+    return made
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line, parsed."""
+    options = parser()
+    args = options.parse_args(argv)
     if args.split_sentences:
-        parser.error(
+        options.error(
             "--split-sentences serves BERT and T5 only, which nothing here trains; "
             "leave it out, and each document stays one sequence"
         )
@@ -82,11 +88,7 @@ def run(args: argparse.Namespace) -> dict[str, int]:
 
 def main() -> None:
     """Run the command line; the last line printed is the counts as JSON."""
-    try:
-        print(json.dumps(run(parse_args())))
-    except MqoError as error:
-        print(f"preprocess_data: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    guarded(lambda: print(json.dumps(run(parse_args()))), "preprocess_data")
 
 
 if __name__ == "__main__":

@@ -71,33 +71,39 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; raise MqoError where it is not understood."""
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """Return the options; which go together, `options_of` checks."""
+    made = _Parser(
         prog="quant_type_modifier.py",
         description="Show and set the quant types in Megatron's source.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
     )
-    parser.add_argument("--check", action="store_true", help="show the sites and their types")
+    made.add_argument("--check", action="store_true", help="show the sites and their types")
     for site, name in OPTIONS.items():
-        parser.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
-    parser.add_argument(
+        made.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
+    made.add_argument(
         "--shared", action="store_true", help="set a literal that several sites read for all"
     )
-    parser.add_argument("--restore", action="store_true", help="undo all modifications")
-    parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
-    parser.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
-    options = parser.parse_args(arguments)
+    made.add_argument("--restore", action="store_true", help="undo all modifications")
+    made.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
+    made.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    made.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
+    return made
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; raise MqoError where it is not understood."""
+    known = parser()
+    options = known.parse_args(arguments)
     options.types = {
         site: getattr(options, site) for site in SITES if getattr(options, site) is not None
     }
     asked = [options.check, options.restore, bool(options.types)]
     if sum(asked) != 1:
-        parser.error("nothing is asked for" if not any(asked) else "these do not go together")
+        known.error("nothing is asked for" if not any(asked) else "these do not go together")
     if options.shared and not options.types:
-        parser.error("--shared goes with a type")
+        known.error("--shared goes with a type")
     return options
 
 
