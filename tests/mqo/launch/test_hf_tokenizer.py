@@ -107,7 +107,8 @@ def test_what_cannot_be_copied_is_said(kind, place, word):
 def test_a_tokenizer_that_has_changed_since_the_run_is_not_taken(folder, tmp_path):
     run = RunFolder(tmp_path)
     recorded = Inputs.of(["--tokenizer-model", str(folder)])
-    run.environment.write_text(json.dumps({"inputs": asdict(recorded)}))
+    facts = {"python": "3.11.9", "cores": 2, "packages": {}, "inputs": asdict(recorded)}
+    run.environment.write_text(json.dumps(facts))
     args = {"tokenizer_type": TYPE, "tokenizer_model": str(folder)}
     assert hf_tokenizer.choose(None, args, run) == (folder, "")
     write(folder, "tokenizer_config.json", {"eos_token": "a"})

@@ -37,6 +37,7 @@ def run(tmp_path):
     (made.source / "megatron/core/package_info.py").write_text(info)
     made.config.write_text(cell().model_dump_json())
     facts = {"commit": "abc123+", "packages": {"torch": "2.13.0", "mqo": "0.1.0"}}
+    facts |= {"python": "3.11.9", "cores": 2}
     made.environment.write_text(json.dumps(facts | {"inputs": {"files": {}, "iteration": None}}))
     keys = ("name", "iteration", "value")
     rows = [json.dumps(dict(zip(keys, row, strict=True))) for row in METRICS]
@@ -141,7 +142,8 @@ def test_an_unquantized_run_does_not_speak_of_emulation(folder, run):
 
 
 def test_a_training_that_began_with_other_weights_says_so(folder, run):
-    facts = json.loads(run.environment.read_text()) | {"inputs": {"iteration": "release"}}
+    facts = json.loads(run.environment.read_text())
+    facts["inputs"]["iteration"] = "release"
     run.environment.write_text(json.dumps(facts))
     notes = model_card.describe(folder, "t", Training(ARGS, "3", run))["notes"]
     assert any("weights of another checkpoint" in note for note in notes)

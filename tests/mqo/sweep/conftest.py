@@ -17,6 +17,7 @@ WELL = """
         for iteration, name, value in rows:
             lines.write(json.dumps({"iteration": iteration, "name": name, "value": value}) + "\\n")
     result = {"iterations": 2, "train_loss": 7.5, "valid_loss": 7.25, "seconds": 1.5}
+    result |= {"run": str(run), "vocab_size": 4096, "types": {}}
     (run / "result.json").write_text(json.dumps(result))
 """
 HEAD = """

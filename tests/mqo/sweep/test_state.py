@@ -15,6 +15,11 @@ def jobs(**rest):
 RESULT = {"iterations": 8, "train_loss": 7.5, "valid_loss": None, "seconds": 9.0}
 
 
+def write_result(run):
+    more = {"run": str(run.root), "vocab_size": 4096, "types": {}}
+    run.result.write_text(json.dumps(RESULT | more))
+
+
 def test_a_new_folder_has_all_runs_queued(folder):
     entries = folder.entries(jobs())
     assert list(entries) == [job.name for job in jobs()]
@@ -35,7 +40,7 @@ def test_a_run_that_ended_after_its_sweep_was_killed_counts(folder, ended):
     entry = Entry(job.name, job.digest, "running", run.root.name, 1)
     folder.write({job.name: entry})
     if ended:
-        run.result.write_text(json.dumps(RESULT))
+        write_result(run)
     expected = replace(entry, state="done", **RESULT) if ended else replace(entry, state="queued")
     assert folder.entries(jobs())[job.name] == expected
 
@@ -56,7 +61,7 @@ def test_a_run_with_other_settings_is_refused(folder):
 def test_a_digest_of_an_earlier_version_counts_if_the_run_has_the_same_settings(folder, same):
     job = jobs()[0]
     run = folder.new_run(job)
-    run.result.write_text(json.dumps(RESULT))
+    write_result(run)
     folder.write({job.name: Entry(job.name, "of old", "done", run.root.name, 1, **RESULT)})
     if same:
         found = folder.entries(jobs())[job.name]

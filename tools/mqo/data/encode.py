@@ -125,17 +125,15 @@ def huggingface(folder: Path, engine: str) -> Encoder:
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        eos = config.get("eos_token")
+        eos = eos["content"] if isinstance(eos, dict) else eos
+        eod = None if eos is None else tokenizer.token_to_id(eos)
     except Exception as error:  # tokenizers raises bare Exception
         raise DataError(
             f"{folder} holds no readable tokenizer.json with tokenizer_config.json ({error})",
             expected="a folder as transformers saves a fast tokenizer",
         ) from error
-    eos = config.get("eos_token")
-    if isinstance(eos, dict):
-        eos = eos["content"]
-    return _chosen(
-        _of(tokenizer, None if eos is None else tokenizer.token_to_id(eos)), engine, folder
-    )
+    return _chosen(_of(tokenizer, eod), engine, folder)
 
 
 def gpt2(vocabulary: Path, merges: Path, engine: str = "auto") -> Encoder:
@@ -167,7 +165,12 @@ def _of(tokenizer: Tokenizer, eod: int | None) -> Encoder:
 
     def encode(texts: list[str]) -> list[np.ndarray]:
         parts = (texts[n : n + _BATCH] for n in range(0, len(texts), _BATCH))
-        return [_array(each.ids) for part in parts for each in tokenizer.encode_batch_fast(part)]
+        try:
+            return [_array(one.ids) for part in parts for one in tokenizer.encode_batch_fast(part)]
+        except Exception as error:  # tokenizers raises bare Exception
+            raise DataError(
+                f"The tokenizer cannot encode the text: {error}", expected="one that is whole"
+            ) from error
 
     size = tokenizer.get_vocab_size()
     slow = Encoder("tokenizers", encode, size, eod, digest)
@@ -252,6 +255,10 @@ def ranks(path: Path) -> Encoder:
             f"{path} is no file of ranks ({error})",
             expected="lines of a token in base64 and its id, as Llama 3's tokenizer.model has them",
         ) from error
+    if sorted(table.values()) != list(range(len(pairs))):
+        raise DataError(
+            f"{path} does not count its {len(pairs):,} tokens from 0 on", expected="a rank for each"
+        )
     if len(table) not in _RANK_FILES:
         raise DataError(
             f"{path} holds {len(table):,} ranks",

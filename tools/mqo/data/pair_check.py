@@ -222,7 +222,7 @@ def vocabulary_size(tokenizer: Path) -> int | None:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         added = [token["id"] for token in table.get("added_tokens", [])]
-        ids = [*table["model"]["vocab"].values(), *added]
+        largest = max([*table["model"]["vocab"].values(), *added])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return max(ids) + 1 if ids else None
+    return largest + 1 if isinstance(largest, int) else None

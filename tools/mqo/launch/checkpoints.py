@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mqo.errors import MqoError
 
-TRACKER = "latest_checkpointed_iteration.txt"
+TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+MOST_DIGITS = 18  # of an iteration
 
 
 def newest(folder: Path) -> str | None:
@@ -14,9 +15,15 @@ def newest(folder: Path) -> str | None:
 
     None where there is none. A damaged one counts, which a training passes over.
     """
-    if (folder / TRACKER).is_file():
-        return (folder / TRACKER).read_text(encoding="utf-8").strip()
+    found = tracked(folder) if (folder / TRACKER).is_file() else ""
+    if found == RELEASE or (found.isdecimal() and len(found) < MOST_DIGITS):
+        return found
     return max(saved(folder), key=int, default=None)
+
+
+def tracked(folder: Path) -> str:
+    """Return what the tracker of a folder says, whatever that is."""
+    return (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
 
 
 def saved(folder: Path) -> list[str]:
@@ -30,7 +37,7 @@ def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose
     """Raise `error` for a folder without a tracker, with what helps there."""
     if (folder / TRACKER).is_file():
         return
-    found = (["release"] if (folder / "release").is_dir() else []) + saved(folder)
+    found = ([RELEASE] if (folder / RELEASE).is_dir() else []) + saved(folder)
     what = f"There is no checkpoint{whose} in {folder}"
     help = "Give the run a CHECKPOINT (the first argument): `tiny` and `study` save only then"
     if found:

@@ -19,7 +19,7 @@ from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
 from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
-from mqo.launch.checkpoints import TRACKER, require_tracker
+from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
 from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
 from mqo.launch.hf_config import (
     config_of,
@@ -127,7 +127,7 @@ def trained(
     if rows is None:
         rows, note = hf_tokenizer.rows(args, shape.vocab_size, tokenizer)
     shape = shape.model_copy(update={"vocab_size": rows})
-    step = (source / TRACKER).read_text(encoding="utf-8").strip()
+    step = tracked(source)
     notes = tuple(filter(None, (lacks, note)))
     training = model_card.Training(args, step, run)
     return Trained(source, training, shape, sequence, tokenizer, notes)

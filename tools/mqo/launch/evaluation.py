@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
-from mqo.errors import CheckpointError
+from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
 from mqo.launch.checkpoints import TRACKER, require_tracker
 from mqo.launch.flags import platform_flags
 from mqo.launch.machine import THREADS, detect, threads
-from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, quant_toml
+from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import Watch, ask
-from mqo.run_records import QuantToml, parsed
+from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
@@ -307,7 +309,11 @@ def _options(config: Path | None) -> dict[str, Any]:
     """Return how a run quantized: its options, and the layers that it left out."""
     said = _said(config)
     options = {name: value for name, value in said.quantizer.items() if name in OPTIONS}
-    return options | ({"exclude": said.layers.exclude} if said.layers.exclude else {})
+    options |= {"exclude": said.layers.exclude} if said.layers.exclude else {}
+    try:
+        return TypeAdapter(Chosen).validate_python(options)
+    except MqoError as error:
+        raise damaged(config, error) from error  # type: ignore[arg-type]
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from mqo.launch.config import RunConfig
 from mqo.launch.inputs import Inputs
 from mqo.launch.machine import cpu_model
 from mqo.project import Project
+from mqo.run_records import parsed
 from mqo.runs import RunFolder, new_folder
 
 
@@ -56,6 +57,11 @@ def write_facts(
         "inputs": asdict(Inputs.of(command)),
     }
     folder.environment.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def environment_of(run: RunFolder) -> Environment | None:
+    """Return what environment.json says; None without one, RunError where it is damaged."""
+    return parsed(run.environment, Environment) if run.environment.is_file() else None
 
 
 def packages() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mqo.data.pair_check import vocabulary_size
 from mqo.errors import ConvertError
+from mqo.launch.folder import environment_of
 from mqo.launch.inputs import Inputs
 from mqo.runs import RunFolder
 
@@ -70,10 +71,10 @@ def _is_tokenizer(folder: Path) -> bool:
 
 def _changed(folder: Path, run: RunFolder | None) -> list[str]:
     """Say how the tokenizer's files differ from what the run recorded; nothing without a record."""
-    facts = read_json(run.environment) if run and run.environment.is_file() else {}
-    if not facts.get("inputs"):
+    facts = environment_of(run) if run else None
+    if facts is None or facts.inputs is None:
         return []
-    marks = Inputs(**facts["inputs"]).files
+    marks = facts.inputs.files
     own = {str((folder / name).absolute()) for name in FILES}
     return Inputs({path: mark for path, mark in marks.items() if path in own}).changed()
 
@@ -98,12 +99,19 @@ def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[
         )
     if args.get("vocab_size"):  # the checkpoint says itself how many are tokens
         return stored, ""
-    multiple = args.get("make_vocab_size_divisible_by") or 1
-    multiple *= args.get("tensor_model_parallel_size") or 1
+    multiple = _size(args, "make_vocab_size_divisible_by")
+    multiple *= _size(args, "tensor_model_parallel_size")
     if -(-size // multiple) * multiple != stored:
         kept = "more than padding: all rows are kept. --vocab-size N cuts them."
         return stored, f"The model has {stored:,} rows for {size:,} tokens, {kept}"
     return size, ""
+
+
+def _size(args: Mapping[str, Any], name: str) -> int:
+    found = args.get(name) or 1
+    if not isinstance(found, int) or found < 1:
+        raise ConvertError(f"The checkpoint's {name} is {found!r}", expected="a number from 1 on")
+    return found
 
 
 def special_ids(tokenizer: Path | None) -> dict[str, Id]:
@@ -178,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         what = f"There is no {path.name} in {path.parent}"
         raise ConvertError(what, expected="a folder as transformers saves one") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConvertError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConvertError(f"{path} holds no object", expected="names and values")

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
+from mqo.launch.checkpoints import RELEASE
 from mqo.launch.config import Experiment, RunConfig
+from mqo.launch.folder import environment_of
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.overlay.tree import release_in
@@ -161,15 +163,15 @@ def _losses(training: Training) -> Iterator[Row]:
 def _versions(run: RunFolder | None) -> Iterator[Row]:
     """Yield the versions that trained, and the one that converted."""
     if run is not None:
-        facts = read_json(run.environment) if run.environment.is_file() else {}
-        packages = facts.get("packages") or {}
+        facts = environment_of(run)
+        packages = facts.packages if facts else {}
         versions = [("megatron-core", release_in(run.source))]
         versions += [(name, packages.get(name)) for name in ("torch", "mqo")]
         if known := ", ".join(f"{name} {version}" for name, version in versions if version):
             yield "trained with", known
-        if commit := facts.get("commit"):
-            changed = " with uncommitted changes" if commit.endswith("+") else ""
-            yield "commit of mqo", f"{commit.rstrip('+')}{changed}"
+        if facts and facts.commit:
+            changed = " with uncommitted changes" if facts.commit.endswith("+") else ""
+            yield "commit of mqo", f"{facts.commit.rstrip('+')}{changed}"
     yield "converted with", f"mqo {importlib.metadata.version('mqo')}"
 
 
@@ -186,7 +188,7 @@ def _notes(
         yield "The model learned from a teacher (knowledge distillation)."
     if _started_from_weights(training):
         yield "The training began with the weights of another checkpoint; its tokens do not count."
-    if training.iteration == "release":
+    if training.iteration == RELEASE:
         yield "The checkpoint holds weights that were imported; no training is recorded in it."
     if training.run is None:
         yield (
@@ -198,14 +200,13 @@ def _notes(
 def _started_from_weights(training: Training) -> bool:
     if training.args.get("pretrained_checkpoint"):
         return True
-    run = training.run
-    facts = read_json(run.environment) if run and run.environment.is_file() else {}
-    return (facts.get("inputs") or {}).get("iteration") == "release"
+    facts = environment_of(training.run) if training.run else None
+    return bool(facts and facts.inputs and facts.inputs.iteration == RELEASE)
 
 
 def _options(run: RunFolder | None) -> str:
     """Return quant.toml without its comments."""
     if run is None or not run.quant_config.is_file():
         return ""
-    lines = run.quant_config.read_text(encoding="utf-8").splitlines()
+    lines = run.quant_config.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#")).strip()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
-from mqo.launch.checkpoints import TRACKER
+from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_values, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
@@ -168,7 +168,7 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
     folder = Path(given[0]) if given else of.checkpoint
     if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
         return None
-    if (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip() == "release":
+    if tracked(folder) == RELEASE:
         return None
     args = _arguments(tree, folder.resolve())
     return None if args.get("no_save_optim") else _layout_of_args(args)

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from pydantic import FiniteFloat
+
 from mqo.data.prepare import layout
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
@@ -71,7 +73,7 @@ class Result:
     train_loss: float | None
     valid_loss: float | None
     vocab_size: int | None
-    seconds: float
+    seconds: FiniteFloat
     types: dict[str, str]
 
     def line(self) -> str:

@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Collection, Mapping
+from math import inf
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mqo.errors import MqoError
@@ -18,7 +21,7 @@ PROFILER = (
     *("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end"),
     *("--profile-ranks", "--timing-log-level", "--no-barrier-with-level-1-timing"),
 )
-Steps = Mapping[int, float]
+Steps = Mapping[int, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Timed:
     facts: Mapping[str, str]
     versions: Mapping[str, str]
     machine: str
-    repeats: tuple[Steps, ...]
+    repeats: Annotated[tuple[Steps, ...], Field(min_length=1)]
 
 
 def timed(*runs: Run) -> Timed:
@@ -134,4 +137,4 @@ def _seconds(run: Run) -> dict[int, float]:
             int(flag_values(command, f"--profile-step-{at}")[0]) for at in ("start", "end")
         )
         watched = range(first - 1, end + 2)  # it gets ready before, and writes its trace after
-    return {step: seconds for step, seconds in rows.items() if step not in watched}
+    return {step: s for step, s in rows.items() if step not in watched and 0 < s < inf}

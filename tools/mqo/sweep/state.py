@@ -4,14 +4,18 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, Self
 
 from filelock import FileLock, Timeout
+from pydantic import FiniteFloat
+from pydantic.dataclasses import dataclass
 
-from mqo.errors import MqoError
+from mqo.errors import MqoError, RunError, one_line
 from mqo.launch.config import RunConfig
+from mqo.launch.run import Result
+from mqo.run_records import SHOWN, parsed
 from mqo.runs import SWEEP, RunFolder, new_folder, replace_text
 from mqo.sweep.configs import Job
 
@@ -35,16 +39,18 @@ class Entry:
     iterations: int | None = None
     train_loss: float | None = None
     valid_loss: float | None = None
-    seconds: float | None = None
+    seconds: FiniteFloat | None = None
 
     def ended_well(self, run: RunFolder) -> Self | None:
         """Return the entry with the run's result; None where the run left none."""
         try:
-            result = json.loads(run.result.read_text(encoding="utf-8"))
-            names = ("iterations", "train_loss", "valid_loss", "seconds")
-            return replace(self, state="done", reason="", **{name: result[name] for name in names})
-        except (OSError, ValueError, KeyError):
+            result = parsed(run.result, Result)
+        except RunError:
             return None
+        names = ("iterations", "train_loss", "valid_loss", "seconds")
+        return replace(
+            self, state="done", reason="", **{name: getattr(result, name) for name in names}
+        )
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class SweepFolder:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            who = holder.read_text(encoding="utf-8") if holder.exists() else ""
+            who = holder.read_text(encoding="utf-8", errors="replace") if holder.exists() else ""
             raise MqoError(
                 f"Another sweep is at work in {self.root}{who and f' (process {who})'}",
                 expected="one sweep at a time in a folder",
@@ -131,7 +137,7 @@ class SweepFolder:
             return []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MqoError(
-                f"{self.file} cannot be read: {error}",
+                f"{self.file} cannot be read: {one_line(error)[:SHOWN]}",
                 expected="what a sweep of this version wrote",
                 help="Move it away to begin anew, or give another folder with -o",
             ) from error
