@@ -44,19 +44,12 @@ def describe(checkpoint: Path, target: Path) -> None:
 
     It is the newest of a folder of checkpoints, or that of one iteration.
     """
-    from megatron.core import dist_checkpointing
+    from megatron.inference.checkpoint_args import check_format, read_args
     from megatron.run.checkpoints import TRACKER, loaded
-    from megatron.run.ranks import with_group
-    from megatron.run.unpickle import check_metadata, typed_errors
 
     folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
-        raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")
-    with_group()
-    check_metadata(folder)
-    with typed_errors():
-        args = dist_checkpointing.load_common_state_dict(str(folder))["args"]
-    target.write_text(json.dumps(vars(args), default=str), encoding="utf-8")
+    check_format(folder)
+    target.write_text(json.dumps(vars(read_args(folder)), default=str), encoding="utf-8")
 
 
 def to_megatron(source: Path, target: Path, flags: list[str]) -> None:

@@ -10,14 +10,30 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 PREFIX = "packed_"
+# What reading a damaged folder raises.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError)
+UNREADABLE += (SafetensorError,)
 
 
 def main(folder: Path, target: Path) -> None:
-    """Write the folder `target`."""
+    """Write the folder `target`, whole or not at all."""
+    if target.exists():
+        sys.exit(f"{target} is there already. Expected: a new folder.")
+    try:
+        write(folder, target)
+    except UNREADABLE as error:
+        shutil.rmtree(target, ignore_errors=True)
+        found = f"{type(error).__name__}: {error}"
+        sys.exit(f"{folder} cannot be read ({found}). Expected: what `mqo export` wrote.")
+
+
+def write(folder: Path, target: Path) -> None:
+    """Write the folder `target`; any of UNREADABLE where `folder` holds something else."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     packed = config.pop("quantization_config")
     dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])

@@ -23,7 +23,19 @@ def main(argv: list[str]) -> None:
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     args = parser().parse_args(argv)
+    from megatron.inference.errors import SavedError, leave
     from megatron.quant.record import jsonable
+    from safetensors import SafetensorError
+
+    try:
+        found = jsonable(measured_file(args))
+    except (OSError, SafetensorError) as error:
+        leave(SavedError(f"{args.file} cannot be read: {error}", "a file of safetensors"))
+    args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+
+
+def measured_file(args: argparse.Namespace) -> dict[str, Any]:
+    """The tensors that the file holds, and the tables of those that are chosen."""
     from safetensors import safe_open
 
     with safe_open(args.file, "pt") as file:
@@ -36,8 +48,7 @@ def main(argv: list[str]) -> None:
         if not args.tensor and len(held) == 1:
             chosen = [held[0]["name"]]
         tables = [table(name, file.get_tensor(name), args.axis) for name in chosen]
-    found = jsonable({"held": held, "tables": tables})
-    args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+    return {"held": held, "tables": tables}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -23,7 +23,13 @@ def main(checkpoint: Path, target: Path) -> None:
     """Write {name of a tensor: [dtype, shape, SHA-256]} of the folder of an iteration."""
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
-    target.write_text(json.dumps(digests(checkpoint), indent=1), encoding="utf-8")
+    from megatron.run import CheckpointError
+
+    try:
+        found = digests(checkpoint)
+    except (CheckpointError, OSError) as error:
+        sys.exit(str(error))
+    target.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def digests(folder: Path) -> dict[str, list]:
@@ -32,16 +38,17 @@ def digests(folder: Path) -> dict[str, list]:
     Raises:
         CheckpointError: the index is damaged, or would run code.
     """
-    import megatron.run  # noqa: F401 - has torch read the index without running what it names
+    from megatron.run.unpickle import typed_errors  # and megatron.run has torch run no foreign code
 
-    index = FileSystemReader(folder).read_metadata().state_dict_metadata
     found = {}
-    for name, about in sorted(index.items()):
-        if isinstance(about, TensorStorageMetadata):
-            tensor = torch.empty(about.size, dtype=about.properties.dtype)
-            load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
-            digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy())
-            found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
+    with typed_errors():
+        index = FileSystemReader(folder).read_metadata().state_dict_metadata
+        for name, about in sorted(index.items()):
+            if isinstance(about, TensorStorageMetadata):
+                tensor = torch.empty(about.size, dtype=about.properties.dtype)
+                load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
+                digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy())
+                found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
     return found
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import megatron.run
-from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.run import modelopt
 from megatron.run.checkpoints import TRACKER, loaded
-from megatron.run.unpickle import check_metadata, typed_errors
+from megatron.run.unpickle import typed_errors
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
 from .arguments import TEACHER_ARG
+from .checkpoint_args import common_state
 
 NEMO_WEIGHTS = "model_weights"
 # Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.
@@ -40,7 +40,7 @@ def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / modelopt.STATE).is_dir():
         return {}
-    return _common_state(checkpoint / modelopt.STATE)
+    return common_state(checkpoint / modelopt.STATE)
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:
@@ -48,14 +48,7 @@ def read_arguments(load_dir: str | Path) -> dict[str, Any]:
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / "metadata.json").is_file():
         return {}
-    return dict(vars(_common_state(checkpoint).get("args", Namespace())))
-
-
-def _common_state(checkpoint: Path) -> dict[str, Any]:
-    """Return what is no tensor of a sharded checkpoint; CheckpointError if it would run code."""
-    check_metadata(checkpoint)
-    with typed_errors():
-        return load_common_state_dict(str(checkpoint))
+    return dict(vars(common_state(checkpoint).get("args", Namespace())))
 
 
 def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:

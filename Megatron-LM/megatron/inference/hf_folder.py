@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,17 @@ class StoredTensor:
             return file.get_tensor(name)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; SavedError where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SavedError(f"{path} cannot be read: {error}", "a JSON object") from None
+    if not isinstance(found, dict):
+        raise SavedError(f"{path} holds no object", "names and values")
+    return found
+
+
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a folder, by name, from its one file or those of its index.
 
@@ -40,7 +52,11 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX
     names = {ONE_FILE}
     if index.exists():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        listed = read_object(index).get("weight_map")
+        found = [*listed.values()] if isinstance(listed, dict) else [None]
+        if not all(isinstance(name, str) and Path(name).name == name for name in found):
+            raise SavedError(f"{index} names no files", "those that lie beside it, for each tensor")
+        names = set(found)
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(folder / name for name in names):
         try:

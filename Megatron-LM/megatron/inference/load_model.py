@@ -10,16 +10,15 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from megatron.core import dist_checkpointing
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
-from megatron.run.ranks import with_group
 from megatron.run.unpickle import check_metadata, check_spec, typed_errors
 from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
+from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError, leave
 from .one_process import build
@@ -71,32 +70,12 @@ def find_checkpoint(path: Path) -> Path:
             f"There is no checkpoint in {path}",
             f"a run's folder, a folder with {TRACKER}, or that of an iteration",
         )
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(found)):
-        raise SavedError(f"{found} is no checkpoint", "one that torch_dist wrote")
+    check_format(found)
     whole = (found / checkpoints.MANIFEST).is_file()
     if why := (checkpoints.fault(found) if whole else None):
         raise SavedError(f"The checkpoint {found} is damaged: {why}", "files as they were written")
     check_metadata(found)
     return found
-
-
-def read_args(folder: Path) -> Namespace:
-    """Read the arguments that an iteration's folder was written with.
-
-    Raises:
-        SavedError: it has none, or cannot be read.
-    """
-    with_group()
-    try:
-        with typed_errors():
-            state = dist_checkpointing.load_common_state_dict(str(folder))
-    except checkpoints.CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle raises whatever it likes
-        raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
-    if "args" not in state:
-        raise SavedError(f"{folder} says nothing of its model", "a checkpoint of a training")
-    return state["args"]
 
 
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ MANIFEST = "integrity.json"
 # Holds the name of the first iteration that is saved to a folder, until the tracker is there.
 FIRST_SAVE = "first_save_under_way.txt"
 _MANIFEST_BYTES = 64 << 20  # a line of 100 bytes for each of several 100,000 files
+_MOST_DIGITS = 18  # of an iteration
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 # Where there may be a checkpoint more than is to be kept.
@@ -318,7 +319,7 @@ def _tracked(folder: Path) -> int | None:
         return -1
     if text == "release":
         return None
-    return int(text) if text.isdecimal() else -1
+    return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else -1
 
 
 def _name_newest(folder: Path, iteration: int) -> None:

@@ -5,7 +5,6 @@ A file at a time: memory is that of the largest one, which transformers writes w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ..errors import PtqError
 from ..export import write_json
-from ..hf_folder import INDEX, StoredTensor, stored_tensors
+from ..hf_folder import INDEX, StoredTensor, read_object, stored_tensors
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 
@@ -71,14 +70,23 @@ def _check_squares(one: Projection, spec: QuantSpec, model: Mapping[str, Any]) -
     """Raise PtqError where a square of Megatron's weight spans parts that transformers splits."""
     if spec.tile != "square" or len(one.parts) == 1:
         return
-    head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-    rows = head if one.has_heads else one.shape[0]
+    rows = _head_size(model) if one.has_heads else one.shape[0]
     if rows % (spec.block or 1):
         raise PtqError(
             f"Squares of {spec.block} span the parts of {one.layer}, which have {rows} rows",
             f"parts of a multiple of {spec.block} rows",
             "--format TYPE rounds each part on its own",
         )
+
+
+def _head_size(model: Mapping[str, Any]) -> int:
+    try:
+        head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
+    except (KeyError, TypeError, ZeroDivisionError):
+        head = None
+    if not isinstance(head, int) or head < 1:
+        raise PtqError("config.json does not say how large a head is", "hidden_size and heads")
+    return head
 
 
 def write(
@@ -99,7 +107,7 @@ def write(
         PtqError: there is nothing to pack; the layout cannot store it.
         SavedError: a file is missing, or cannot be read.
     """
-    facts = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    facts = read_object(source / "config.json")
     weights = stored_tensors(source)
     found = projections({name: one.shape for name, one in weights.items()}).values()
     if config is not None:

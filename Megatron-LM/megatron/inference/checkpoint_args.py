@@ -1,0 +1,52 @@
+"""The arguments that a checkpoint was written with, of whoever wrote it."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from megatron.core import dist_checkpointing
+from megatron.run.ranks import with_group
+from megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
+
+from .errors import SavedError
+
+
+def check_format(folder: Path) -> None:
+    """SavedError unless torch_dist wrote an iteration's folder."""
+    try:
+        known = dist_checkpointing.check_is_distributed_checkpoint(str(folder))
+    except Exception as error:  # whatever reading a damaged metadata.json raises
+        raise SavedError(
+            f"{folder / 'metadata.json'} cannot be read: {error}", "a whole checkpoint"
+        ) from error
+    if not known:
+        raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")
+
+
+def common_state(folder: Path) -> dict[str, Any]:
+    """What is no tensor of an iteration's folder.
+
+    Raises:
+        CheckpointError: it would run code.
+        SavedError: it cannot be read.
+    """
+    with_group()
+    check_metadata(folder)
+    try:
+        with typed_errors():
+            return dist_checkpointing.load_common_state_dict(str(folder))
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle raises whatever it likes
+        raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
+
+
+def read_args(folder: Path) -> Namespace:
+    """The arguments that an iteration's folder was written with; raises what `common_state` does.
+
+    SavedError where it has none, too.
+    """
+    state = common_state(folder)
+    if not isinstance(state.get("args"), Namespace):
+        raise SavedError(f"{folder} says nothing of its model", "a checkpoint of a training")
+    return state["args"]
