@@ -97,14 +97,10 @@ class SweepFolder:
         """
         found = {entry.name: self._seen(entry) for entry in self.read()}
         for job in jobs:
-            known = found.setdefault(job.name, Entry(job.name, job.digest))
-            if known.digest != job.digest and self._was_another(known, job):
-                raise MqoError(
-                    f"{self.file} holds {job.name} with other settings",
-                    expected="the same training configuration and flags as before",
-                    help="Give another folder with -o",
-                )
-            found[job.name] = replace(known, digest=job.digest)
+            found.setdefault(job.name, Entry(job.name, job.digest))
+        self._check_same([(found[job.name], job) for job in jobs])
+        for job in jobs:
+            found[job.name] = replace(found[job.name], digest=job.digest)
         asked = {job.name for job in jobs}
         return {
             name: replace(entry, state="queued")
@@ -113,13 +109,29 @@ class SweepFolder:
             for name, entry in found.items()
         }
 
-    def _was_another(self, entry: Entry, job: Job) -> bool:
-        """Return whether its run had other settings: earlier versions took digests otherwise."""
+    def _check_same(self, pairs: Sequence[tuple[Entry, Job]]) -> None:
+        """MqoError where an entry's run has other settings than its job.
+
+        Earlier versions took digests otherwise: then the runs that began tell, for the others, too.
+        """
+        begun = {entry.name: self._has_settings(entry, job) for entry, job in pairs if entry.run}
+        for entry, job in pairs:
+            same = entry.digest == job.digest or begun.get(entry.name, any(begun.values()))
+            if not same:
+                raise MqoError(
+                    f"{self.file} holds {entry.name} with other settings",
+                    expected="the same training configuration and flags as before",
+                    help="Give another folder with -o",
+                )
+
+    def _has_settings(self, entry: Entry, job: Job) -> bool:
+        if entry.digest == job.digest:
+            return True
         try:
             was = RunConfig.read(self.run_of(entry))
         except MqoError:
-            return True
-        return was.with_layout(()) != job.config.with_layout(())
+            return False
+        return was.with_layout(()) == job.config.with_layout(())
 
     def _seen(self, entry: Entry) -> Entry:
         if entry.run is None or entry.state == "failed":
