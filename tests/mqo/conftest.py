@@ -1,10 +1,12 @@
 """A tree and a patch series in miniature: one entry of each kind, in source of our own."""
 
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from mqo import cli
 from mqo.overlay import records, transaction
 from mqo.overlay.records import Upstream
@@ -210,6 +212,14 @@ def patched(mini):
 
     apply(mini.tree, mini.series)
     return mini
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_built_once():
+    """Have typer make the command line once, not at each call, which takes most of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -105,8 +105,7 @@ def undo(folder, sound):
             shutil.copystat(sound / path, folder / path)
         else:
             shutil.copy2(sound / path, folder / path, follow_symlinks=False)
-    missing = [path for path in was if path not in state(folder)]
-    if missing:  # below what was removed
+    if state(folder).keys() != was.keys():  # what lay below something that was removed
         undo(folder, sound)
 
 
