@@ -301,6 +301,10 @@ def _tiktoken(
     import numpy as np
     import tiktoken
 
+    if lacking := [byte for byte in range(256) if bytes([byte]) not in table]:
+        raise DataError(
+            f"The vocabulary has no token for {len(lacking)} bytes", expected="one for each of 256"
+        )
     # No special tokens: a marker within a text is text.
     code = tiktoken.Encoding("mqo", pat_str=pattern, mergeable_ranks=table, special_tokens={})
 
