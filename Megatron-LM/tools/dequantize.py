@@ -29,7 +29,10 @@ def main(folder: Path, target: Path) -> None:
     except UNREADABLE as error:
         shutil.rmtree(target, ignore_errors=True)
         found = f"{type(error).__name__}: {error}"
-        sys.exit(f"{folder} cannot be read ({found}). Expected: what `mqo export` wrote.")
+        sys.exit(
+            f"{folder} cannot be read, or {target} not be written ({found}). "
+            "Expected: what `mqo export` wrote, and room for the weights in full."
+        )
 
 
 def write(folder: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from mqo.data.cli import data
 from mqo.display import stderr
-from mqo.errors import MqoError
+from mqo.errors import MqoError, full_disk_of
 from mqo.launch import evaluation_cli
 from mqo.launch.evaluation_cli import TokenizerOption
 from mqo.overlay import cli as overlay_cli
@@ -312,7 +312,9 @@ def generate(
             expected="--types with --out and another folder, or neither",
         )
     named = types and expand("quant type", dict.fromkeys(quant_types()), types)
-    changed = write(out.resolve() if out else own, named)
+    place = out.resolve() if out else own
+    with full_disk_of(place):
+        changed = write(place, named)
     print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
 
 

@@ -99,12 +99,15 @@ class CheckpointError(MqoError):
 
 
 class DiskFullError(MqoError):
-    """A disk, or a user's share of it, that is full."""
+    """A disk, or a user's share of it, that is full: that of `folder`, or of one not known."""
 
-    def __init__(self, folder: Path) -> None:
-        free = shutil.disk_usage(nearest(folder.absolute())).free
+    def __init__(self, folder: Path | None) -> None:
+        found = "A disk is full"
+        if folder is not None:
+            free = shutil.disk_usage(nearest(folder.absolute())).free
+            found = f"The disk of {folder} is full: {free:,} bytes are free"
         super().__init__(
-            f"The disk of {folder} is full: {free:,} bytes are free",
+            found,
             expected="room for what is written there",
             help="Free some space (df and du show what takes it), or give a folder on another "
             "disk, and start the command again",

@@ -169,8 +169,11 @@ class MetricsTail:
 def replace_text(path: Path, text: str) -> None:
     """Write a file; at any time it is the old one or the new one, whole."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # of a disk that is full
 
 
 def latest(runs: Path) -> RunFolder:

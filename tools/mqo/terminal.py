@@ -70,7 +70,7 @@ def _run(command: Callable[[], Any]) -> None:
     except OSError as error:
         path = error.filename if isinstance(error.filename, str | os.PathLike) else None
         if error.errno in FULL:
-            raise DiskFullError(Path(path).parent if path else Path.cwd()) from error
+            raise DiskFullError(Path(path).parent if path else None) from error
         if path is None:
             raise
         raise FileError(path, error) from error

@@ -81,8 +81,10 @@ class Pairs:
         try:
             saved: dict[str, Any] = json.loads((self._folder / "state.json").read_bytes())
             state, sizes = State(**saved["state"]), saved["sizes"]
+            if not all(_counts(value) for value in (*asdict(state).values(), *sizes.values())):
+                return State(), {}
             whole = all((self._folder / n).stat().st_size >= size for n, size in sizes.items())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return State(), {}
         if saved.get("inputs") != self._inputs or not whole:
             return State(), {}
@@ -132,6 +134,10 @@ class Pairs:
     def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _write_index(path: Path, lengths: Path, width: int) -> None:

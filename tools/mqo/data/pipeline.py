@@ -24,7 +24,7 @@ from mqo.data.corpus import Bad, Chunk
 from mqo.data.encode import Encoder, agreed
 from mqo.data.meter import Meter
 from mqo.data.pair import Pairs, State, id_type
-from mqo.errors import DataError
+from mqo.errors import DataError, full_disk_of
 from mqo.process import STOPS, held
 
 _SAVED_EVERY = 64  # chunks: seconds of work
@@ -89,7 +89,10 @@ def index(job: Job, workers: int, meter: Meter) -> State:
     job = _tried(job)
     meter.say(f"Encoding with {job.encoder.engine}, {workers} workers")
     width = id_type(job.encoder.vocab_size)().itemsize
-    with Pairs(job.prefix, job.keys, job.digest(), width) as pairs:
+    with (
+        full_disk_of(job.prefix.parent),
+        Pairs(job.prefix, job.keys, job.digest(), width) as pairs,
+    ):
         if pairs.state.documents:
             meter.say(f"Going on after {pairs.state.documents:,} documents of an earlier run")
         state = _filled(pairs, job, workers, meter)

@@ -65,6 +65,12 @@ def check_records(root: Path, records: Iterable[str]) -> None:
                 expected="a file of this tree's own",
                 help="Remove the link",
             )
+        if (store / name).is_dir():
+            raise OverlayError(
+                f"{store / name} is a folder; nothing was changed",
+                expected="a file, or nothing, in its place",
+                help="Move it away",
+            )
 
 
 def refuse_clash(paths: Iterable[str]) -> None:

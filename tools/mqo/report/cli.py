@@ -94,7 +94,7 @@ def replaced(target: Path) -> Iterator[Path]:
 
     RunError where something else stands there.
     """
-    from mqo.errors import RunError
+    from mqo.errors import RunError, full_disk_of
 
     target = target.resolve()
     ours = (target / PAGE).exists() and (target / "report.json").exists()
@@ -104,7 +104,10 @@ def replaced(target: Path) -> Iterator[Path]:
             expected="a new folder, or an older report, which is replaced",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(f".{target.name}-", target.parent) as place:
+    with (
+        full_disk_of(target.parent),
+        temporary_folder(f".{target.name}-", target.parent) as place,
+    ):
         new, old = place / "new", place / "old"
         new.mkdir()
         yield new

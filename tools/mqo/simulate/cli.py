@@ -49,7 +49,8 @@ def simulate(
     pipeline stage; exit 1 if it does not fit.
     """
     from mqo.display import stderr
-    from mqo.errors import MqoError
+    from mqo.errors import MqoError, full_disk_of
+    from mqo.runs import replace_text
     from mqo.simulate.command import Asked, simulated
     from mqo.simulate.lines import lines
 
@@ -62,7 +63,8 @@ def simulate(
     if page is not None:
         from mqo.simulate.page import page as render
 
-        page.write_text(render(found), encoding="utf-8")
+        with full_disk_of(page.absolute().parent):
+            replace_text(page, render(found))
         print(page, file=sys.stderr)
     emit("simulate", None, "\n".join(lines(found)), as_json, **found.as_table())
     raise typer.Exit(0 if found.fits else 1)
