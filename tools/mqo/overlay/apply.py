@@ -94,8 +94,11 @@ def restore(
             return AlreadyPristine(tuple(tree.edited_files()))
         rest = series.only(set(applied) - gone)
         target = goal(tree, rest)
+        # Before anything is written: a file that cannot be read refuses here.
+        edited = () if rest.entries else tree.edited_files()
         kept = _move(tree, target, "restore", force=force)
-        left = () if rest.entries else tuple(tree.edited_files())
+        written = {change.path for change in target.changes}
+        left = tuple(path for path in edited if path not in written)
         undone = tuple(name for name in applied if name in gone)
         return Restored(len(target.changes), undone, rest.names, kept, left)
 
