@@ -36,7 +36,7 @@ def main() -> None:
         facts = write(
             args.source, args.target, quant_type=args.type, config=config, layout=args.layout
         )
-    except (InferenceError, ValueError) as error:
+    except (InferenceError, ValueError, OSError) as error:
         leave(error)
     args.facts.write_text(json.dumps(facts), encoding="utf-8")
 

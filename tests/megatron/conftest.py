@@ -4,11 +4,18 @@ import pytest
 import torch
 
 
+def join_alone():
+    """Make the process a group of its own, in the place of its groups of before."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
 @pytest.fixture(scope="module")
 def one_rank():
     """Make the process a group of its own, and return that group."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    join_alone()
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
 

@@ -122,7 +122,11 @@ def explain(error: BaseException) -> CheckpointError | None:
 
 
 def _collected(error: CheckpointException) -> CheckpointError:
-    found = "; ".join(str(one) for one, _ in error.failures.values())
+    # Some errors of torch's readers have no text.
+    found = "; ".join(
+        str(one) or f"The checkpoint cannot be read: {type(one).__name__}"
+        for one, _ in error.failures.values()
+    )
     return CheckpointError(" ".join(found.split()))
 
 

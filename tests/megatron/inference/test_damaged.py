@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ...mqo.damage import attempt
+from ..conftest import join_alone
 from .conftest import VOCABULARY
 
 # Some of torch's readers warn of what is damaged.
@@ -51,6 +52,7 @@ def forget():
     destroy_rerun_state_machine()
     destroy_num_microbatches_calculator()
     global_vars.unset_global_variables()
+    join_alone()  # or each group's threads stay
 
 
 @pytest.fixture
