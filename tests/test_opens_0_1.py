@@ -1,12 +1,14 @@
-"""A tree that version 0.1 patched, by its own code from this repository's history, in this version.
+"""What version 0.1 makes, by its own code from this repository's history, in this version.
 
-Runs of 0.1 were opened by hand: docs/reliability.md.
+More of it was opened by hand: docs/reliability.md.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 from mqo.project import Project
@@ -30,13 +32,21 @@ def old(tmp_path_factory):
         tar.extractall(folder / "clone", filter="data")
     (folder / "clone/.cache").mkdir()
     (folder / "clone/.cache/wheels").symlink_to(PROJECT.cache / "wheels")
+    mqo("vendor", of=folder / "clone")
+    mqo("apply", of=folder / "clone")
+    (folder / "clone/data").symlink_to(PROJECT.root / "data")
     return folder / "clone"
 
 
 def mqo(*words, of=PROJECT.root, code=0):
     """What `mqo` of a clone prints, and that it ends with the exit code."""
+    return python("-m", "mqo", *words, of=of, code=code)
+
+
+def python(*words, of=PROJECT.root, code=0):
+    """What a Python program of a clone prints, and that it ends with the exit code."""
     environment = os.environ | {"PYTHONPATH": str(of / "tools")}
-    command = [sys.executable, "-m", "mqo", *map(str, words)]
+    command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, env=environment, cwd=of, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
@@ -53,3 +63,34 @@ def test_a_patched_tree_is_brought_up_to_date_and_restored(old, tmp_path):
     assert "outdated" not in said and "not applied" not in said
     mqo("restore", "--tree", tree)
     assert {path: path.read_bytes() for path in tree.rglob("*.py")} == before
+
+
+def test_a_run_that_stopped_half_way_goes_on_to_the_bit_and_is_read(old, tmp_path):
+    cell = "--model llama32-1b --dataset wikipedia --training-config tiny".split()
+    cell += ["--quantization", "mxfp4", "--gemms", "all", "--block", "16"]
+    flags = ["--", "--save-interval", "4", "--seed", "5"]
+
+    def train(place, *more, of=PROJECT.root, runs=()):
+        words = [tmp_path / place, *cell, *runs, *flags, *more]
+        said = python("script/train_config.py", *words, of=of)
+        return Path(said.split("\nfolder   : ")[1].splitlines()[0])
+
+    whole = train("whole", of=old)
+    half = train("half", "--exit-interval", "4", of=old)
+    resumed = train("half", runs=("--runs", tmp_path / "runs"))
+    assert "mxfp4" in mqo("eval", half, "--text", text(tmp_path))
+    mqo("plot", half, "-o", tmp_path / "losses.svg")
+    assert losses(half) | losses(resumed) == losses(whole)
+
+
+def text(folder):
+    path = folder / "text.txt"
+    path.write_text("A few words that are read again and again. " * 20)
+    return path
+
+
+def losses(run):
+    """{(step, name): value} of each loss and gradient norm of a run."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    kept = [row for row in rows if "loss" in row["name"] or "norm" in row["name"]]
+    return {(row["iteration"], row["name"]): row["value"] for row in kept}

@@ -122,12 +122,15 @@ def explain(error: BaseException) -> CheckpointError | None:
 
 
 def _collected(error: CheckpointException) -> CheckpointError:
-    # Some errors of torch's readers have no text.
-    found = "; ".join(
-        str(one) or f"The checkpoint cannot be read: {type(one).__name__}"
-        for one, _ in error.failures.values()
-    )
+    found = "; ".join(_said(one) for one, _ in error.failures.values())
     return CheckpointError(" ".join(found.split()))
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's own words, and of one that is not about checkpoints what they are about."""
+    if isinstance(error, CheckpointError | pickle.UnpicklingError):
+        return str(error)
+    return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:
