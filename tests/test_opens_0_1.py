@@ -66,7 +66,7 @@ def test_a_patched_tree_is_brought_up_to_date_and_restored(old, tmp_path):
 
 
 def test_a_run_that_stopped_half_way_goes_on_to_the_bit_and_is_read(old, tmp_path):
-    cell = "--model llama32-1b --dataset wikipedia --training-config tiny".split()
+    cell = ["--model", "llama32-1b", "--dataset", "wikipedia", "--training-config", "tiny"]
     cell += ["--quantization", "mxfp4", "--gemms", "all", "--block", "16"]
     flags = ["--", "--save-interval", "4", "--seed", "5"]
 
