@@ -198,6 +198,7 @@ def folder(tmp_path_factory, place, vendored):
 def score(vendored, place, tmp_path, monkeypatch):
     """A function that gives {(mode, task, metric): score} of the run."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hugging face"))
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")  # what scores.py sets, for the harness itself
 
     def run(names, modes, *text, **options):
         words = tasks.options(names, text, **options)

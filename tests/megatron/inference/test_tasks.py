@@ -5,6 +5,7 @@ The model is a table of bigrams, whose answers are computed by hand.
 
 import json
 import math
+import multiprocessing
 from argparse import Namespace
 from itertools import pairwise
 
@@ -197,6 +198,13 @@ def test_the_text_that_was_held_out_is_measured_per_byte_and_word(saved, bigrams
     assert rows["bits_per_byte"]["documents"] == 2
     with pytest.raises(SavedError, match="no document"):
         load(["mqo_heldout"], None, [""])
+
+
+def test_a_standard_error_is_found_without_a_fork_of_this_process(saved, folder, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "Pool", None)
+    how = {"output_type": "loglikelihood", "doc_to_target": "{{options[0]}}"}
+    rows = evaluate(saved, load(["likely"], folder("likely", **how)), None, None)
+    assert {row["metric"]: row["stderr"] for row in rows}["perplexity"] > 0
 
 
 def test_shots_and_a_limit_are_as_asked_unless_the_task_has_no_examples(saved, folder):

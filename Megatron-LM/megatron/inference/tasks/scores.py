@@ -1,5 +1,6 @@
 """What the harness measures of a model on tasks, as rows."""
 
+import os
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
@@ -24,6 +25,9 @@ def evaluate(
         if own is None or (own and shots is not None):
             task.set_config("num_fewshot", shots or 0)
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    # The harness would fork this process, which has torch's threads, to draw samples for standard
+    # errors, and could wait for such a child forever. Without it draws the same ones.
+    os.environ["DISABLE_MULTIPROC"] = "1"
     found = lm_eval.evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
     return list(_rows(found))
 
