@@ -3,7 +3,6 @@
 More of it was opened by hand: docs/reliability.md.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from mqo.project import Project
+from mqo.runs import RunFolder
 
 pytestmark = pytest.mark.slow
 PROJECT = Project.here()
@@ -91,6 +91,6 @@ def text(folder):
 
 def losses(run):
     """{(step, name): value} of each loss and gradient norm of a run."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    kept = [row for row in rows if "loss" in row["name"] or "norm" in row["name"]]
-    return {(row["iteration"], row["name"]): row["value"] for row in kept}
+    series = RunFolder(run).read_metrics()
+    names = [name for name in series if "loss" in name or "norm" in name]
+    return {(step, name): value for name in names for step, value in series[name]}

@@ -5,7 +5,7 @@ import torch
 
 
 def join_alone():
-    """Make the process a group of its own, in the place of its groups of before."""
+    """Replace all process groups by one of this process alone."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     store = torch.distributed.HashStore()

@@ -52,6 +52,10 @@ class CheckpointError(RuntimeError):
     """No checkpoint of a folder can be gone on from."""
 
 
+# What is raised for an entry of a checkpoint that is not loaded.
+_REFUSALS = (CheckpointError, pickle.UnpicklingError)
+
+
 class ForeignError(Exception):
     """A name that has no business in a checkpoint's metadata."""
 
@@ -114,21 +118,20 @@ def explain(error: BaseException) -> CheckpointError | None:
     if isinstance(error, pickle.UnpicklingError):
         return _refusal("The checkpoint", _wanted(error))
     if isinstance(error, CheckpointException) and any(
-        isinstance(one, CheckpointError | pickle.UnpicklingError)
-        for one, _ in error.failures.values()
+        isinstance(one, _REFUSALS) for one, _ in error.failures.values()
     ):
         return _collected(error)
     return None
 
 
 def _collected(error: CheckpointException) -> CheckpointError:
-    found = "; ".join(_said(one) for one, _ in error.failures.values())
+    found = "; ".join(_describe(one) for one, _ in error.failures.values())
     return CheckpointError(" ".join(found.split()))
 
 
-def _said(error: BaseException) -> str:
-    """Return an error's own words, and of one that is not about checkpoints what they are about."""
-    if isinstance(error, CheckpointError | pickle.UnpicklingError):
+def _describe(error: BaseException) -> str:
+    """Return the message of a refusal as it is, and of any other error with what it is about."""
+    if isinstance(error, _REFUSALS):
         return str(error)
     return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
 
