@@ -54,11 +54,15 @@ class QuantConfig(Options):
 
     def layer_type(self, site: str, layer: str, quant_type: str) -> str:
         """Return the type of `layer` at `site`, whose literal or schedule says `quant_type`."""
-        left_out = any(excludes.matches(pattern, site, layer) for pattern in self.exclude)
-        if quant_type == NONE or left_out:
+        return self.ruled_type(site, layer, quant_type) or quant_type
+
+    def ruled_type(self, site: str, layer: str, quant_type: str) -> str | None:
+        """Return the type that a rule or an exclude gives `layer`; None if it has the site's."""
+        excluded = any(excludes.matches(pattern, site, layer) for pattern in self.exclude)
+        if quant_type == NONE or excluded:
             return NONE
         rule = rule_for(self.rules, site, layer)
-        return rule.quant_type if rule else quant_type
+        return rule.quant_type if rule else None
 
     def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
         """Return the format of an operand of `layer` where the site's type is `quant_type`.
@@ -66,28 +70,32 @@ class QuantConfig(Options):
         It is 'none' for one that is not quantized, as those of an excluded layer are. Raises
         ValueError where no row says what an operand of a 'mixed' site is.
         """
-        found = self.layer_type(site, layer, quant_type)
-        own = self.operands.get(f"{site}.{operand}", PLAIN).quant_type
-        # It belongs to the type in the source, and not to what a rule or a later phase puts there.
-        is_the_sources = quant_type == self.asked.get(site, quant_type)
-        if own and found != NONE and is_the_sources and not rule_for(self.rules, site, layer):
-            found = own
-        if (kind := member(found, operand)) is None:
-            where = f"{site}.{operand}"
-            raise ValueError(f"{site} is '{found}', and [operands] has no quant_type for {where}")
-        return kind
+        return self.operand_spec(site, operand, layer, quant_type).spec.quant_type
 
     def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
         """Return how an operand of `layer` is quantized; arguments as `operand_type`."""
-        return self._operand(
-            f"{site}.{operand}", self.operand_type(site, operand, layer, quant_type)
-        )
+        return self.spec_in(site, operand, quant_type, self.ruled_type(site, layer, quant_type))
 
-    def _operand(self, name: str, quant_type: str) -> OperandSpec:
-        row = self.operands.get(name, PLAIN)
+    def spec_in(
+        self, site: str, operand: str, quant_type: str, ruled: str | None = None
+    ) -> OperandSpec:
+        """Return how an operand is quantized in layers that a rule gives the type `ruled`.
+
+        A row of [operands] belongs to the type in the source. Layers with a rule, and a later phase
+        of a schedule with another type, use the defaults of their own type. Raises what
+        `operand_type` raises.
+        """
+        name, is_the_sources = f"{site}.{operand}", quant_type == self.asked.get(site, quant_type)
+        row = self.operands.get(name, PLAIN) if is_the_sources and ruled is None else PLAIN
+        site_type = quant_type if ruled is None else ruled
+        own = row.quant_type if site_type != NONE else None
+        if (kind := member(own or site_type, operand)) is None:
+            raise ValueError(
+                f"{site} is '{site_type}', and [operands] has no quant_type for {name}"
+            )
         hadamard = row.hadamard and Hadamard(row.hadamard, row.signs or "fixed")
-        smooth = self.smooth_key and name == "qk.key"
-        return OperandSpec(self._spec(quant_type, row), hadamard, row.gain, smooth)
+        smooth = self.smooth_key and name == "qk.key" and kind != NONE
+        return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth)
 
     def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
         return QuantSpec(
@@ -127,14 +135,14 @@ class QuantConfig(Options):
     def _ever(self, site: GemmSite) -> Iterator[tuple[str, OperandSpec]]:
         """Yield how each operand of a site is quantized, at any step and in any layer."""
         types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
-        # Which layers match a rule, the model knows.
-        rules = (rule for rule in self.rules if excludes.is_for(rule.layers, site))
-        types += [rule.quant_type for rule in rules] if types else []
+        # The model knows which layers match a rule.
+        rules = [rule.quant_type for rule in self.rules if excludes.is_for(rule.layers, site)]
         for operand in (site.lhs, site.rhs):
-            for quant_type in types:
-                kind = self.operand_type(site.name, operand, "", quant_type)
-                if kind != NONE:
-                    yield operand, self._operand(f"{site.name}.{operand}", kind)
+            for site_type in types:
+                for ruled in (None, *rules):
+                    how = self.spec_in(site.name, operand, site_type, ruled)
+                    if how.spec.quant_type != NONE:
+                        yield operand, how
 
 
 # The tables of the file, with a check for each of their keys.

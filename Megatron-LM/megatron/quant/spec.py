@@ -37,8 +37,9 @@ class QuantSpec:
         tile: 'row' for blocks along one axis; 'square' for squares of that side, where the format
             has them: a matrix has the same ones along both axes.
 
-    A choice that its format has no use for is checked and then ignored, since one run may
-    quantize to several formats. Raises ValueError, naming the valid ones, for an unknown choice.
+    A choice that the format does not read is checked and set to its default, since one run may
+    quantize to several formats: specs that round alike are equal. Raises ValueError, naming the
+    valid ones, for an unknown choice.
     """
 
     quant_type: str
@@ -60,11 +61,18 @@ class QuantSpec:
         check_choice("tensor scale", self.tensor_scale, (False, True))
         check_choice("tile", self.tile, TILES)
         own = FORMATS.get(self.quant_type)
-        block = self.block if own and own.is_mx else None
-        object.__setattr__(self, "block", block or (own.block if own else None))
-        rounding = self.rounding or (own.rounding if own else ROUNDINGS[0])
-        object.__setattr__(self, "rounding", rounding)
-        object.__setattr__(self, "tile", self.tile if own and own.square else TILES[0])
+        is_mx = own is not None and own.is_mx
+        is_tapered = own is not None and isinstance(own.element, TaperedFormat)
+        read = {
+            "block": (is_mx and self.block) or (own.block if own else None),
+            "scale_rule": self.scale_rule if is_mx else SCALE_RULES[0],
+            "rounding": (own and self.rounding) or (own.rounding if own else ROUNDINGS[0]),
+            "overflow": self.overflow if is_tapered else OVERFLOWS[0],
+            "tensor_scale": self.tensor_scale and is_tapered,
+            "tile": self.tile if own and own.square else TILES[0],
+        }
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
 
     @property
     def format(self) -> Format:
@@ -79,8 +87,7 @@ class QuantSpec:
     @property
     def scales_by_tensor(self) -> bool:
         """Whether its scales follow from that magnitude: with `tensor_scale` hifp8's, of a rank."""
-        tapered = self.quant_type != NONE and isinstance(self.format.element, TaperedFormat)
-        return self.needs_tensor_amax or (self.tensor_scale and tapered)
+        return self.needs_tensor_amax or self.tensor_scale
 
 
 @dataclass(frozen=True)

@@ -89,22 +89,16 @@ def test_a_field_that_no_part_has_is_a_mistake_of_the_caller():
         made(color="red")
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "complaint"),
-    [
-        ("linear_mxfp8", {"smooth_key": True}, "--smooth-key is for a type of qk"),
-        ("pv_mxfp8", {"smooth_key": True}, "--smooth-key is for a type of qk"),
-        ("FA_mxfp8", {"unnormalized_probs": True}, "--unnormalized-probs is for a type of pv"),
-        (
-            "pv_mxfp8",
-            {"unnormalized_probs": True, "without": ("fused_attention",)},
-            "--without fused_attention",
-        ),
-    ],
-)
-def test_an_option_of_attention_that_would_do_nothing_is_refused(mode, options, complaint):
-    with pytest.raises(MqoError, match=complaint):
-        resolve("llama32-1b", "wikipedia", mode, "tiny", **options)
+def test_an_option_of_a_patch_that_is_left_out_is_refused():
+    options = {"unnormalized_probs": True, "without": ("fused_attention",)}
+    with pytest.raises(MqoError, match="--without fused_attention"):
+        resolve("llama32-1b", "wikipedia", "pv_mxfp8", "tiny", **options)
+
+
+def test_keeping_checkpoints_needs_a_run_that_saves(tmp_path):
+    with pytest.raises(MqoError, match="--keep-last changes nothing"):
+        made(keep_checkpoints=2)
+    assert made(keep_checkpoints=2, checkpoint=tmp_path).recording.options["keep_checkpoints"] == 2
 
 
 def test_an_option_may_be_for_a_later_type():

@@ -180,7 +180,7 @@ def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
 
     assert [kept(name) for name in tables.trainings()] == [0, 0, 0, 0, 3]
     assert kept("standard", keep_checkpoints=0) == 0
-    assert kept("tiny", keep_checkpoints=2) == 2
+    assert kept("tiny", keep_checkpoints=2, checkpoint=Path("checkpoints")) == 2
 
 
 # -- upstream's own parser -------------------------------------------------------------------------

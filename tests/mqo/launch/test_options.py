@@ -5,6 +5,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from mqo.errors import MqoError, UnknownNameError
@@ -54,7 +55,11 @@ def test_each_option_goes_from_its_flag_into_its_table(name):
     args = cli.parser().parse_args(words_of(option, value))
     assert given(args) == {name: value}
     written = tomllib.loads(
-        resolve("llama32-1b", "wikipedia", "qk_pv_mxfp8", "tiny", **given(args)).quant_toml({})
+        resolve(
+            *("llama32-1b", "wikipedia", "qk_pv_mxfp8", "tiny"),
+            checkpoint=Path("checkpoints"),
+            **given(args),
+        ).quant_toml({})
     )
     assert written == {"asked": {}, option.table: {name: value}}
 

@@ -202,7 +202,12 @@ def resolve(
         _check_beside(recipe, mode, gemms, options)
         types, gemms = (types or {}) | recipe.types.model_dump(), "all"
         options = recipe.options | options
-    _check_attention(types, how.get("schedule", ()), options, where.get("without", ()))
+    saves = bool(
+        experiment.training.save_interval
+        or experiment.checkpoint
+        or "--save" in experiment.extra_flags
+    )
+    _check_options(options, where.get("without", ()), saves=saves)
     if engine.is_asked(experiment.extra_flags):
         options.setdefault("cache_weights", True)  # as it does, so that weights draw once a step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
@@ -283,27 +288,20 @@ def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict
             )
 
 
-def _check_attention(
-    types: dict[str, str] | None,
-    schedule: Sequence[str],
-    options: dict[str, Any],
-    without: Sequence[str],
-) -> None:
-    """Raise MqoError for an option of attention that would do nothing."""
-    for name, site in (("smooth_key", "qk"), ("unnormalized_probs", "pv")):
-        later = any(text.partition(":")[0].strip() in (site, "attention") for text in schedule)
-        if not options.get(name) or types is None:
-            continue
-        flag = OPTIONS[name].flag
-        if types.get(site, NONE) == NONE and not later:
-            raise MqoError(
-                f"{flag} is for a type of {site}, which has none", expected=f"one of {site}"
-            )
-        if name == "unnormalized_probs" and "fused_attention" in without:
-            raise MqoError(
-                f"{flag} stands beside --without fused_attention, which runs attention in chunks",
-                expected="the one or the other",
-            )
+def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bool) -> None:
+    """Raise MqoError for options that contradict a patch that is left out, or that do nothing."""
+    if "fused_attention" in without and options.get("unnormalized_probs"):
+        flag = OPTIONS["unnormalized_probs"].flag
+        raise MqoError(
+            f"{flag} was given with --without fused_attention, which runs attention in chunks",
+            expected="one of them",
+        )
+    if saves or not options.get("keep_checkpoints"):
+        return
+    raise MqoError(
+        f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
+        expected="CHECKPOINT, the first argument, or a configuration that saves",
+    )
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:

@@ -10,6 +10,7 @@ from mqo.matrix.tables import LINEAR_SITES, NONE
 from mqo.torch_free import load
 
 _engine = load("quant.engine")
+NAME = _engine.NAME
 # What follows all other flags where a program is to take local layers none the less.
 LOCAL = ("--transformer-impl", "local")
 
@@ -20,7 +21,7 @@ def is_asked(extra_flags: Sequence[str]) -> bool:
         found = read_flags(extra_flags, {"transformer-impl": "local"})
     except LayoutError:  # without a value: upstream says so
         return False
-    return found.transformer_impl == _engine.NAME
+    return found.transformer_impl == NAME
 
 
 def flags(

@@ -10,13 +10,16 @@ from mqo.data.prepare import prepare
 from mqo.display import Say
 from mqo.errors import DataError, OverlayError
 from mqo.extras import missing
+from mqo.launch import engine
 from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
+from mqo.launch.effects import check_effects
 from mqo.launch.flags import RunData
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import decides
 from mqo.launch.source import ready_checkout
+from mqo.launch.upstream_flags import check_flags
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series, added_files
@@ -37,6 +40,10 @@ def check_config(config: RunConfig, machine: Machine | None = None) -> None:
     of, nodes = config.experiment, config.placement.cluster.nnodes
     if not decides(of, machine or detect()):
         check_layout(config)
+    how = config.quantization
+    check_flags(of.extra_flags, engine.flags(of.extra_flags, how.types, how.schedule))
+    if how.types is not None:  # else the tree gives them
+        check_effects(config, how.types)
     check_distillation(of, config.placement.megatron)
     if of.teacher:
         expected = f"a folder with {TRACKER}, or a run with checkpoints"

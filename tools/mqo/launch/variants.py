@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mqo.errors import MqoError
+from mqo.launch.effects import quant_config, unread_options, unread_schedules
 from mqo.launch.options import OPTIONS, split
 from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
@@ -31,39 +32,80 @@ class Variant:
     words: tuple[str, ...] = ()
 
 
-def variants(modes: str | None, recipe_list: str = "", axes: Sequence[str] = ()) -> list[Variant]:
+def variants(
+    modes: str | None,
+    recipe_list: str = "",
+    axes: Sequence[str] = (),
+    gemms: tables.Gemms = "fprop",
+) -> list[Variant]:
     """Return the modes, each with each combination of the axes' values, and then the recipes.
 
-    `modes` None are those that have scripts, beside recipes bf16 alone; '' is none. What quantizes
-    nothing has no options, and a recipe its own. `recipe_list` has commas between, each a name or
-    a file and what is switched, as in 'nvfp4 without hadamard'.
+    `modes` None means those that have scripts, or only bf16 if there are recipes; '' means none. A
+    mode that reads no value of an axis appears once, without it. Axes do not apply to recipes.
+    `recipe_list` is separated by commas; each item is a name or a file and what is switched, as in
+    'nvfp4 without hadamard'.
 
     Raises:
-        MqoError: a text that is no axis or no recipe.
+        MqoError: a text is not an axis or not a recipe, or no mode reads an axis.
         UnknownNameError: a name that is none.
     """
     if modes is None:
         scripts = ",".join(mode.name for mode in tables.script_modes())
         modes = tables.UNQUANTIZED if recipe_list else scripts
     chosen, names = dict(map(_axis, axes)), tables.expand_modes(modes) if modes else []
-    if chosen and not {*names} - {tables.UNQUANTIZED}:
-        raise MqoError(
-            f"--axis {axes[0]} changes nothing here",
-            expected="modes that quantize; a recipe has options of its own",
-        )
-    made = []
+    read: dict[str, set[str]] = {mode: _read_axes(mode, chosen, gemms) for mode in names}
+    for name, text in zip(chosen, axes, strict=False):
+        if not any(name in axes_read for axes_read in read.values()):
+            raise MqoError(
+                f"--axis {text} changes nothing here: no mode of {', '.join(names) or 'none'} "
+                "reads it",
+                expected="modes whose operands read it; a recipe has options of its own",
+            )
+    made: dict[tuple, Variant] = {}
     for mode in names:
-        values = [()] if mode == tables.UNQUANTIZED else itertools.product(*chosen.values())
-        made += [_of_mode(mode, dict(zip(chosen, these, strict=False))) for these in values]
-    return made + [
+        for values in itertools.product(*chosen.values()):
+            options = dict(zip(chosen, values, strict=True))
+            options = {k: v for k, v in options.items() if k in read[mode]}
+            variant = _of_mode(mode, _read_options(mode, options, gemms))
+            made.setdefault((mode, tuple(variant.rest.items())), variant)
+    return [*made.values()] + [
         _of_recipe(text) for text in filter(None, map(str.strip, recipe_list.split(",")))
     ]
+
+
+def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms) -> set[str]:
+    """Return the axes of which some combination of values changes an operand of the mode."""
+    found: set[str] = set()
+    for values in itertools.product(*axes.values()):
+        options = dict(zip(axes, values, strict=True))
+        read = _read_options(mode, options, gemms)
+        found |= {name for name in read if options[name] != ()}
+    return found
+
+
+def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) -> dict[str, Any]:
+    """Return those of the options that an operand of the mode reads."""
+    types = tables.modes()[mode].types(gemms)
+    schedule = options.get(SCHEDULE, ())
+    chosen = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v != ()}
+    chosen.pop(SCHEDULE, None)
+    try:
+        config = quant_config(types, chosen, schedule)
+    except MqoError:  # a schedule of linear layers in a mode of attention
+        config, options = quant_config(types, chosen), {**options, SCHEDULE: ()}
+        schedule = ()
+    unread = set(unread_options(config, chosen))
+    if schedule and len(unread_schedules(config)) == len(config.schedule):
+        unread.add(SCHEDULE)
+    return {k: v for k, v in options.items() if k not in unread}
 
 
 def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
     shown = {name: _shown(value) for name, value in options.items()}
     name = "_".join([mode, *(f"{k.replace('_', '-')}-{v}" for k, v in shown.items())])
     rest = {key: value for key, value in options.items() if value not in ((), False)}
+    if tables.modes()[mode].linear == tables.NONE:
+        rest["gemms"] = "fprop"  # --gemms all of the other modes changes nothing here
     return Variant(name, mode, rest, ("--quantization", mode, *_words(rest)))
 
 
@@ -118,6 +160,8 @@ def _shown(value: Any) -> str:
 def _words(options: Mapping[str, Any]) -> list[str]:
     found = []
     for name, value in options.items():
+        if name == "gemms":
+            continue
         flag = "--schedule" if name == SCHEDULE else OPTIONS[name].flag
         values = value if isinstance(value, tuple) else (value,)
         for one in values:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
+from mqo.launch.effects import quant_config, unread_excludes
 from mqo.launch.prepare import check_config
-from mqo.launch.variants import variants
+from mqo.launch.variants import Variant, variants
 from mqo.matrix import tables
 
 
@@ -54,20 +55,48 @@ def jobs(
     names; mqo.launch.variants says what `modes`, `recipes` and `axes` are. `rest` goes to
     `resolve`, which a variant may override. Neighbors have different datasets: see `data_key`.
     """
+    gemms = rest.get("gemms", "fprop")
+    ways = variants(modes, recipes, axes, gemms)
+    if gemms != "fprop" and all(how.rest.get("gemms") == "fprop" for how in ways):
+        raise MqoError(
+            f"--gemms {gemms} changes nothing: no run has a mode with a type of linear layers",
+            expected="such a mode; a recipe has a type for each GEMM",
+        )
+    excludes = _excludes(ways, rest.pop("exclude", ()), gemms)
     product = itertools.product(
         tables.expand("model", tables.models(), models),
-        variants(modes, recipes, axes),
+        ways,
         list(dict.fromkeys(seeds)) or [None],
         tables.expand("dataset", tables.datasets(), datasets),
     )
     made = []
     for model, how, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        more = rest | how.rest
+        more = rest | {"exclude": excludes[how.name]} | how.rest
         config = resolve(model, dataset, how.mode, training, extra_flags=flags, **more)
         name = f"{model}_{dataset}_{how.name}" + ("" if seed is None else f"_seed{seed}")
         made.append(Job(name, config))
     return made
+
+
+def _excludes(
+    ways: Sequence[Variant], patterns: Sequence[str], gemms: tables.Gemms
+) -> dict[str, tuple[str, ...]]:
+    """Return {variant: the patterns at whose sites it quantizes}; MqoError for one at none."""
+    found = {}
+    for how in ways:
+        recipe = how.rest.get("recipe")
+        types = tables.modes()[how.mode].types(how.rest.get("gemms", gemms))
+        types |= recipe.types.model_dump() if recipe else {}
+        unread = unread_excludes(quant_config(types, {"exclude": list(patterns)}))
+        found[how.name] = tuple(one for one in patterns if one not in unread)
+    for pattern in patterns:
+        if not any(pattern in read for read in found.values()):
+            raise MqoError(
+                f"--exclude {pattern} changes nothing: no run quantizes a GEMM at its sites",
+                expected="a pattern for sites that some mode quantizes",
+            )
+    return found
 
 
 def check(jobs: Sequence[Job]) -> None:

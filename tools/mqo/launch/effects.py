@@ -1,0 +1,189 @@
+"""Refuse options that change nothing, from the resolved table of a run.
+
+Megatron-LM/megatron/quant/table.py resolves a run's options. Here its answers become errors that
+name the option, what reads it, and what this run has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mqo.errors import MqoError
+from mqo.launch import engine
+from mqo.launch.config import RunConfig
+from mqo.launch.flags import length
+from mqo.launch.options import OPTIONS, quant_toml
+from mqo.matrix.tables import LINEAR_SITES, NONE
+from mqo.torch_free import formats, load
+
+_config, _table = load("quant.config"), load("quant.table")
+Layers = Mapping[str, Iterable[str]]  # the names of a model's layers, by site
+
+
+class NoEffectError(MqoError):
+    """An option changes nothing in this run."""
+
+
+def quant_config(
+    types: Mapping[str, str], options: Mapping[str, Any], schedule: Iterable[str] = ()
+) -> Any:
+    """Return the tree's QuantConfig of a mode's types with these options."""
+    return _parsed(quant_toml(types, options, schedule))
+
+
+def unread_options(config: Any, names: Iterable[str], layers: Layers | None = None) -> list[str]:
+    """Return those of `names` that change no entry of a QuantConfig's table."""
+    return [
+        name
+        for name in names
+        if (
+            _table.unread_excludes(config, layers) == list(config.exclude)
+            if name == "exclude"
+            else OPTIONS[name].table in _table.READ_TABLES and _table.unread(config, name, layers)
+        )
+    ]
+
+
+def unread_excludes(config: Any) -> list[str]:
+    """Return the patterns of a QuantConfig that are only for sites without a type."""
+    return _table.unread_excludes(config, None)
+
+
+def unread_schedules(config: Any) -> list[str]:
+    """Return the sites of a QuantConfig whose schedule has only one type."""
+    return _table.unread_schedules(config)
+
+
+def check_effects(
+    config: RunConfig, types: Mapping[str, str], layers: Layers | None = None
+) -> None:
+    """Raise NoEffectError for the first option that changes nothing in this run.
+
+    Args:
+        config: the run.
+        types: the types of its sites: the mode's, or those in the tree.
+        layers: the model's layers by site; None if they are not known yet. Then patterns are
+            checked by their sites only.
+    """
+    for found, expected in _faults(config, types, layers):
+        raise NoEffectError(
+            found,
+            expected=expected,
+            help="Leave it out; `--dry-run` shows what a run quantizes",
+        )
+
+
+def _faults(
+    config: RunConfig, types: Mapping[str, str], layers: Layers | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (what has no effect, what would have one)."""
+    how = config.quantization
+    steps = length(config.experiment).steps
+    resolved = _parsed(config.quant_toml(dict(types)))
+    table = _table.entries(resolved, layers, steps)
+    has = _kinds(table)
+    if how.gemms == "all" and how.recipe is None and not _quantizes_backward(types):
+        yield (
+            f"--gemms all changes nothing: {how.mode} quantizes no linear layer; this run has "
+            f"{has}",
+            "a mode with a type of linear layers",
+        )
+    for name in _given(config):
+        if OPTIONS[name].table not in _table.READ_TABLES:
+            continue
+        if _table.unread(resolved, name, layers, steps):
+            flag, value = OPTIONS[name].flag, resolved.__dict__[name]
+            shown = flag if value is True else f"{flag} {_words(value)}"
+            yield (
+                f"{shown} changes nothing: no operand of this run reads it; this run has {has}",
+                _readers(name),
+            )
+    for site in _table.unread_schedules(resolved, steps):
+        yield (
+            f"The schedule of {site} changes nothing: it has one type in all {steps} steps",
+            "another type that begins before the last step",
+        )
+    yield from _pattern_faults(config, resolved, layers)
+    if how.recipe is not None and how.recipe.own:
+        for operand, key in _table.unread_rows(resolved, layers):
+            yield (
+                f"{key} of operands.{operand} in the recipe {how.recipe.name} changes nothing; "
+                f"this run has {has}",
+                "a key that the operand's format reads",
+            )
+
+
+def _pattern_faults(
+    config: RunConfig, resolved: Any, layers: Layers | None
+) -> Iterator[tuple[str, str]]:
+    for pattern in _table.unread_excludes(resolved, layers):
+        why = (
+            "no GEMM at its sites is quantized" if layers is None else "its layers are unquantized"
+        )
+        yield f"--exclude {pattern} changes nothing: {why} without it", "a pattern of such layers"
+    if layers is None:
+        return
+    recipe = config.quantization.recipe
+    rules = resolved.rules
+    for rule in recipe.rules if recipe is not None and recipe.own else ():
+        if rule.is_of_ends:
+            continue
+        others = tuple(one for one in rules if one.layers != rule.pattern)
+        if not _table.changes_layers(resolved, others, layers):
+            yield (
+                f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
+                "exclude or an earlier rule covers its layers",
+                "a rule that gives some layer another type",
+            )
+
+
+def _given(config: RunConfig) -> Iterator[str]:
+    """Yield the options that a user or a recipe chose."""
+    for name in (*config.quantization.options, *config.recording.options):
+        # With Transformer Engine's layers the launcher turns it on, as they do.
+        is_automatic = name == "cache_weights" and engine.is_asked(config.experiment.extra_flags)
+        if name != "exclude" and not is_automatic:
+            yield name
+
+
+def _quantizes_backward(types: Mapping[str, str]) -> bool:
+    return any(types.get(site, NONE) != NONE for site in LINEAR_SITES["all"])
+
+
+def _kinds(table: Iterable[Any]) -> str:
+    """Return 'mxfp8 at fprop and qk, ...' of a table's entries."""
+    found: dict[str, set[str]] = {}
+    for entry in table:
+        found.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
+    parts = [
+        f"{kind} at {_listed(s for s in formats.SITES if s in sites)}"
+        for kind, sites in sorted(found.items())
+        if kind != NONE
+    ]
+    return ", ".join(parts) or "no quantized operand"
+
+
+def _readers(name: str) -> str:
+    """Return what reads an option: types and sites."""
+    kinds, sites, is_random = _table.readers(name)
+    types = "any type" if len(kinds) == len(formats.FORMATS) else _listed(kinds)
+    where = "any site" if len(sites) == len(formats.SITES) else _listed(sites)
+    drawn = ", with stochastic rounding or random signs" if is_random else ""
+    return f"{types} at {where}{drawn}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return _config.parse(text)
+    except ValueError as error:
+        raise MqoError(str(error)) from None

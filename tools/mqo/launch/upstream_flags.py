@@ -1,0 +1,69 @@
+"""Refuse Megatron's own flags that a run would take without effect, or that name another model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from mqo.errors import MqoError
+from mqo.launch import engine
+
+# Flags that only layers of Transformer Engine, or of Kitchen, read.
+PRECISION = re.compile(
+    r"--(fp8-.*|fp4-.*|te-precision-config-file|kitchen-.*|use-kitchen.*|first-last-layers-bf16"
+    r"|num-layers-at-(start|end)-in-bf16|(no-)?keep-fp8-transpose-cache"
+    r"|reuse-grad-buf-for-mxfp8-param-ag|moe-router-padding-for-(fp8|quantization)"
+    r"|activation-func-fp8-input-store|(no|disable)-fp8-wgrad|quant-recipe.*)"
+)
+# {flags: the flag that has to be given, so that Transformer Engine reads them}
+_NEEDS = {
+    r"--fp8-(?!format$|param-gather$).*": ("--fp8-format",),
+    r"--fp4-(?!format$).*": ("--fp4-format",),
+    r"--fp8-param-gather|--first-last-layers-bf16": ("--fp8-format", "--fp4-format"),
+    r"--num-layers-at-(start|end)-in-bf16": ("--first-last-layers-bf16",),
+}
+# Flags that build a hybrid model, which pretrain_gpt.py does not train.
+HYBRID = re.compile(r"--((mtp-)?hybrid-(?!context-parallel).*|is-hybrid-model|mamba-.*)")
+
+
+class FlagError(MqoError):
+    """A flag of Megatron's has no effect, or asks for what this program does not train."""
+
+
+def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
+    """Raise FlagError for the first flag after `--` that would be taken and ignored.
+
+    `added` are flags that the launcher gives Transformer Engine's layers.
+    """
+    names = [word.partition("=")[0] for word in extra_flags if word.startswith("--")]
+    if hybrid := _first(HYBRID, names):
+        raise FlagError(
+            f"{hybrid} asks for a hybrid model, and pretrain_gpt.py trains a GPT",
+            expected="the flags of a GPT",
+            help=f"Leave {hybrid} out",
+        )
+    if not (flag := _first(PRECISION, names)):
+        return
+    if not engine.is_asked(extra_flags):
+        raise FlagError(
+            f"{flag} changes nothing: only layers of Transformer Engine read it, and this run has "
+            "local layers",
+            expected="a mode, a recipe or a rule for the precision of local layers",
+            help=f"Leave {flag} out, or pass --transformer-impl {engine.NAME} after `--`",
+        )
+    for flag in filter(PRECISION.fullmatch, names):
+        _check_needs(flag, {*names, *added})
+
+
+def _check_needs(flag: str, names: set[str]) -> None:
+    for pattern, needed in _NEEDS.items():
+        if re.fullmatch(pattern, flag) and not names & {*needed}:
+            raise FlagError(
+                f"{flag} changes nothing without {' or '.join(needed)}",
+                expected=" or ".join(needed),
+                help=f"Leave {flag} out, or add what it belongs to",
+            )
+
+
+def _first(pattern: re.Pattern, names: Iterable[str]) -> str | None:
+    return next(filter(pattern.fullmatch, names), None)
