@@ -71,6 +71,10 @@ class DataError(MqoError):
     """A dataset, tokenizer or index that is missing or cannot be made."""
 
 
+class MissingError(DataError):
+    """Data, a tokenizer or a teacher that is not there: a dry run lists it."""
+
+
 class LayoutError(MqoError):
     """Parallel sizes that do not divide the processes, the model or the batch."""
 

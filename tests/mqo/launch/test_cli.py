@@ -11,12 +11,16 @@ from mqo.errors import (
     DataError,
     EditedError,
     LayoutError,
+    MissingError,
     MqoError,
     OverlayError,
+    RunError,
     UnknownNameError,
 )
-from mqo.launch import cli
+from mqo.launch import cli, run
+from mqo.launch.effects import NoEffectError
 from mqo.launch.prepare import check_tree
+from mqo.launch.upstream_flags import FlagError
 from mqo.project import Project
 from mqo.torch_free import formats
 
@@ -206,21 +210,95 @@ def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     assert "--data-path DATA_PREFIX \\\n" in text
 
 
-REFUSED = {  # what is not given is as `smoke` has it
-    "no data": (["--training-config", "fast"], DataError),
-    "half of the data": (["C", "T", "no_tokenizer"], DataError),
-    "a teacher without checkpoints": (["--teacher", "nowhere"], DataError),
-    "two layouts": (["--", "--tensor-model-parallel-size", "3"], LayoutError),
+MISSING = {  # what is not given is as `smoke` has it
+    "no data": (["--training-config", "fast"], "No data was given"),
+    "no index": (["C", "T", "no_tokenizer", "no_index"], "no_index.bin"),
+    "no tokenizer": (["C", "T", "no_tokenizer", "no_index"], "no tokenizer at"),
+    "a teacher without checkpoints": (["--teacher", "nowhere"], "nowhere"),
+    "nodes without a shared folder": (
+        ["--nnodes", "2", "--", "--micro-batch-size", "2"],
+        "the argument CHECKPOINT",
+    ),
+}
+
+
+@pytest.mark.parametrize("words, named", MISSING.values(), ids=MISSING)
+def test_a_dry_run_lists_what_is_missing_where_its_run_ends(
+    words, named, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = [*NAMES, "--training-config", "smoke", "--runs", str(tmp_path / "runs"), *words]
+    cli._main(["--dry-run", *words], False)
+    missing = [line for line in capsys.readouterr().out.splitlines() if "# missing: " in line]
+    assert any(named in line for line in missing)
+    with pytest.raises(MissingError) as refused:
+        cli._main(words, False)
+    assert f"# missing: {refused.value}" in missing
+    assert not (tmp_path / "runs").exists()
+
+
+def after(*flags):
+    return ["--", *flags]
+
+
+REFUSED = {
+    "half of the data": (["C", "T", "."], DataError),
+    "two layouts": (after("--tensor-model-parallel-size", "3"), LayoutError),
     "no checkout": (["--megatron", "nowhere"], OverlayError),
     "no such tracker": (["--tracker", "comet"], UnknownNameError),
+    "no such model": (["--model", "gpt"], UnknownNameError),
+    "an option that nothing reads": (["--overflow", "inf"], NoEffectError),
+    "GEMMs of no linear layer": (["--quantization", "FA_mxfp8", "--gemms", "all"], NoEffectError),
+    "a schedule beyond the end": (
+        ["--schedule", "qk: mxfp8 until 9000, then none"],
+        NoEffectError,
+    ),
+    "a schedule of another type": (["--schedule", "qk: mxfp4 until 9, then none"], MqoError),
+    "a pattern of no layer": (["--exclude", "output_lair"], MqoError),
+    "a pattern of no quantized layer": (["--exclude", "pv:*"], NoEffectError),
+    "an unknown flag": (after("--no-such-flag"), RunError),
+    "a flag without a value": (after("--lr"), RunError),
+    "a flag of another kind": (after("--lr", "abc"), RunError),
+    "a flag of others' layers": (after("--fp8-format", "hybrid"), FlagError),
+    "a hybrid model": (after("--hybrid-layer-pattern", "M*"), FlagError),
+    "flags that do not go together": (after("--use-legacy-models"), RunError),
+    "documents that see each other": (
+        after("--reset-attention-mask", "--dataloader-inter-document-masking", "--bf16", "--fp16"),
+        RunError,
+    ),
+    "a trap": (after("--experimental-attention-variant", "dsa"), RunError),
+    "layers that cannot be had": (
+        after("--transformer-impl", "transformer_engine"),
+        RunError,
+    ),
 }
 
 
 @pytest.mark.parametrize("words, error", REFUSED.values(), ids=REFUSED)
 def test_a_dry_run_is_refused_where_its_run_is(words, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(error):
-        cli._main([*NAMES, "--training-config", "smoke", "--dry-run", *words], False)
+    monkeypatch.setattr(run, "train", lambda *args: pytest.fail("it trains"))
+    words = [*NAMES, "--training-config", "smoke", "--runs", str(tmp_path / "runs"), *words]
+    own, flags = cli.split_flags(words)
+    texts = []
+    for argv in ([*own, "--dry-run", "--", *flags], [*own, "--", *flags]):
+        with pytest.raises(error) as refused:
+            cli._main(argv, False)
+        texts.append(str(refused.value))
+    assert texts[0] == texts[1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_literal_in_the_tree_is_refused(patched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (patched.tree.root / "pretrain_gpt.py").write_text("train()\n")
+    site = patched.tree.root / patched.tree.manifest().touched_by("quant_sites")[0]
+    site.write_text(site.read_text().replace("'none'", "'mxfp9'"))
+    words = [*NAMES, "--training-config", "smoke", "--quantization", "source", "--allow-edits"]
+    words += ["--megatron", str(patched.tree.root), "--runs", str(tmp_path / "runs")]
+    for more in (["--dry-run"], []):
+        with pytest.raises(OverlayError, match="mxfp9"):
+            cli._main([*words, *more], False)
 
 
 def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path):
@@ -243,9 +321,9 @@ def test_the_shared_tree_is_checked_as_its_run_does(edited, vendored, monkeypatc
         check_tree(project, cell(), allow_edits=False)
 
 
-def test_for_a_device_that_is_not_there_a_refusal_is_a_note(capsys):
+def test_for_a_device_that_is_not_there_missing_data_are_a_note(capsys):
     cli._main([*NAMES, "--training-config", "standard", "--dry-run", "--device", "h200"], False)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("# not yet: No data was given for")
+    assert "# missing: No data was given for" in capsys.readouterr().out
 
 
 def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):

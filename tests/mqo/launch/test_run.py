@@ -282,6 +282,7 @@ def test_a_run_on_gpus_is_started_in_the_planners_layout_and_says_so(tmp_path, m
     for name, value in fakes.items():
         monkeypatch.setattr(launch, name, lambda *args, value=value, **rest: value)
     monkeypatch.setattr(launch.coverage, "record", lambda *args: None)
+    monkeypatch.setattr(launch, "check_run", lambda *args: [])
     monkeypatch.setattr(launch, "train", lambda folder, config, command, *rest: command)
     folder, said = create(tmp_path / "runs", "one"), []
     command = launch.run(Project.here(), made, report=said.append, folder=folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqo.data.pair import HEADER, MAGIC
-from mqo.errors import DataError
+from mqo.errors import DataError, MissingError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,18 +133,24 @@ def check_prefix(prefix: Path) -> None:
     """Check that PREFIX.bin and PREFIX.idx exist, and fit each other.
 
     Raises:
-        DataError: the text names what exists, or the file's fault, and what helps.
+        MissingError: a file is missing; the text names what exists, and what helps.
+        DataError: the text names a file and its fault.
     """
     missing = _missing(prefix)
     if not missing:
         check_pair(prefix)
         return
-    raise DataError(
+    raise MissingError(
         f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in "
         f"{prefix.parent}; {_seen(prefix)}",
         expected=f"{prefix.name}.bin and {prefix.name}.idx, as preprocess_data.py writes them",
         help=_advice(prefix),
     )
+
+
+def is_there(prefix: Path) -> bool:
+    """Return whether PREFIX.bin and PREFIX.idx exist."""
+    return not _missing(prefix)
 
 
 def _missing(prefix: Path) -> list[str]:

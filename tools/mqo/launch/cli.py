@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from mqo.display import Display
-from mqo.errors import MqoError
+from mqo.errors import MissingError, MqoError
+from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.options import OPTIONS, add_arguments, given, split
-from mqo.launch.plan import place
+from mqo.launch.plan import Planned, place
 from mqo.launch.prepare import check_config, check_tree
 from mqo.launch.run import dry_run, run
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
+from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
@@ -80,18 +82,36 @@ def _main(argv: list[str], front_end: bool) -> None:
 def _dry_run(
     project: Project, config: RunConfig, machine: Machine, args: argparse.Namespace
 ) -> None:
-    """Print what the command would do; raise what it would refuse.
+    """Print what the command would do, and what is missing; raise what it would refuse.
 
-    A machine that is planned for has data and a tree of its own: then the refusal is a note.
+    For a machine that is planned for, the tree on this one is not the run's: its edits are a note.
     """
-    print(describe(project, config, machine))
+    missing: list[MissingError] = []
+    check_config(config, machine, missing)
+    notes = [f"missing: {error}" for error in missing]
     try:
-        check_config(config, machine)
         check_tree(project, config, allow_edits=args.allow_edits)
     except MqoError as error:
         if args.device is None:
             raise
-        print(f"# not yet: {error}")
+        notes.append(f"not yet: {error}")
+    types = config.quantization.types or _types_there(project, config.placement.megatron)
+    planned = place(project.tree, config, machine, types)
+    notes += _checked(project, planned.config, machine, types)
+    text = describe(project, config, machine, planned)
+    print("\n".join([*(f"# {note}" for note in notes), text]))
+
+
+def _checked(
+    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
+) -> list[str]:
+    """Return notes of the checks that need Megatron's source; raise what it refuses."""
+    tree = Tree(project.tree)
+    if config.placement.megatron is not None:
+        return ["not checked here: the flags, which the checkout's own program reads"]
+    if tree.manifest() is None:
+        return ["not checked yet: flags and patterns of layers, since there is no patched Megatron"]
+    return check_run(project, tree, Series.of(project), config, machine, types)
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -282,12 +302,17 @@ def _modes(front_end: bool) -> list[str]:
     return [name for name, mode in tables.modes().items() if mode.front_end or not front_end]
 
 
-def describe(project: Project, config: RunConfig, machine: Machine | None = None) -> str:
+def describe(
+    project: Project,
+    config: RunConfig,
+    machine: Machine | None = None,
+    planned: Planned | None = None,
+) -> str:
     """Return what a run would do, as shell: its command, and in comments what it would write.
 
     That is the types in its source, how that source would differ from the tree's, its options, and
-    on GPUs the layout with the memory that it needs. `machine` is by default this one. Reads the
-    tree if it is there, and changes nothing.
+    on GPUs the layout with the memory that it needs. `machine` is by default this one, and
+    `planned` the run as `place` returns it. Reads the tree if it is there, and changes nothing.
     """
     machine, asked = machine or detect(), config.quantization.types
     lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
@@ -296,8 +321,9 @@ def describe(project: Project, config: RunConfig, machine: Machine | None = None
     sites = asked or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    types = asked or _types_there(project, config.placement.megatron)
-    planned = place(project.tree, config, machine, types)
+    if planned is None:
+        types = asked or _types_there(project, config.placement.megatron)
+        planned = place(project.tree, config, machine, types)
     lines += [f"layout: {line}" for line in planned.lines]
     command, variables = dry_run(project, planned.config, machine, tree)
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])

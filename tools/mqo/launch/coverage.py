@@ -36,7 +36,7 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
 
     That is the sample's for a smoke run, and the published one otherwise.
     """
-    flags = _flags(config, vocabulary_flags(config.experiment))
+    flags = one_process_flags(config, vocabulary_flags(config.experiment))
     with source_of(project, tree, series, config, PROGRAM) as source:
         return measure(project, source, flags, config.layers_toml())
 
@@ -60,7 +60,7 @@ def record(
         words = tokenizer_flags(data.tokenizer)
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
-        flags = _flags(config, words)
+        flags = one_process_flags(config, words)
         found = measure(project, folder.source, flags, config.layers_toml(), reads)
     except MqoError as error:
         report(f"coverage : not known. {error}")
@@ -72,7 +72,7 @@ def record(
     check_share(config, found)
 
 
-def _flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
+def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
     """Return the vocabulary first: what the user gave behind `--` comes later and counts."""
     of = config.experiment
     return [*vocabulary, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]

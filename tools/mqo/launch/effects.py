@@ -157,7 +157,7 @@ def _kinds(table: Iterable[Any]) -> str:
     for entry in table:
         found.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
     parts = [
-        f"{kind} at {_listed(s for s in formats.SITES if s in sites)}"
+        f"{kind} at {_listed([s for s in formats.SITES if s in sites], 'and')}"
         for kind, sites in sorted(found.items())
         if kind != NONE
     ]
@@ -173,9 +173,9 @@ def _readers(name: str) -> str:
     return f"{types} at {where}{drawn}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str], last_word: str = "or") -> str:
     *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {last_word} {last}" if first else last
 
 
 def _words(value: Any) -> str:

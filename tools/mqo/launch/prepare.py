@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from mqo.data.pair_check import check_fit, check_prefix
+from mqo.data.pair_check import check_fit, check_prefix, is_there
 from mqo.data.prepare import prepare
 from mqo.display import Say
-from mqo.errors import DataError, OverlayError
-from mqo.extras import missing
+from mqo.errors import DataError, MissingError, OverlayError
+from mqo.extras import missing as extra_missing
 from mqo.launch import engine
 from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
@@ -29,54 +29,81 @@ from mqo.project import Project
 from mqo.runs import checkpoints_of
 
 
-def check_config(config: RunConfig, machine: Machine | None = None) -> None:
-    """Refuse at once what would fail minutes later: a layout or data that does not fit.
+def check_config(
+    config: RunConfig, machine: Machine | None = None, missing: list[MissingError] | None = None
+) -> None:
+    """Refuse immediately what would fail minutes later: a layout or data that does not fit.
 
-    What the user's own flags say counts. A layout that the launcher chooses for the machine, by
-    default this one, is checked when it is chosen.
+    The user's own flags are included. A layout that the launcher chooses for the machine (default:
+    this one) is checked when it is chosen. What is not there is added to `missing`, if given, and
+    raised otherwise.
     """
     if importlib.util.find_spec("torch") is None:
-        raise missing("torch")
-    of, nodes = config.experiment, config.placement.cluster.nnodes
+        raise extra_missing("torch")
+    of = config.experiment
     if not decides(of, machine or detect()):
         check_layout(config)
     how = config.quantization
     check_flags(of.extra_flags, engine.flags(of.extra_flags, how.types, how.schedule))
     if how.types is not None:  # else the tree gives them
         check_effects(config, how.types)
-    check_distillation(of, config.placement.megatron)
-    if of.teacher:
-        expected = f"a folder with {TRACKER}, or a run with checkpoints"
-        require_tracker(checkpoints_of(of.teacher), DataError, expected, whose=" of a teacher")
-    if nodes > 1 and of.checkpoint is None:
-        raise DataError(
+    for check in (_check_nodes, _check_teacher, _check_pair, _check_tokenizer, _check_data):
+        try:
+            check(config)
+        except MissingError as error:
+            if missing is None:
+                raise
+            missing.append(error)
+
+
+def _check_nodes(config: RunConfig) -> None:
+    nodes = config.placement.cluster.nnodes
+    if nodes > 1 and config.experiment.checkpoint is None:
+        raise MissingError(
             f"{nodes} nodes would each save their part in a run folder of their own",
             expected="the argument CHECKPOINT, a folder that all nodes share",
         )
-    _check_data(of)
 
 
-def _check_data(of: Experiment) -> None:
-    """Raise DataError for data and a tokenizer that are not there, or do not go together."""
-    if of.data_prefix is not None:
-        check_prefix(of.data_prefix)
+def _check_teacher(config: RunConfig) -> None:
+    """Raise DataError for a configuration without a teacher, or MissingError for no teacher."""
+    of, megatron = config.experiment, config.placement.megatron
+    check_distillation(of, megatron)
+    if of.teacher:
+        expected = f"a folder with {TRACKER}, or a run with checkpoints"
+        require_tracker(checkpoints_of(of.teacher), MissingError, expected, whose=" of a teacher")
+
+
+def _check_pair(config: RunConfig) -> None:
+    if config.experiment.data_prefix is not None:
+        check_prefix(config.experiment.data_prefix)
+
+
+def _check_tokenizer(config: RunConfig) -> None:
+    of = config.experiment
     if of.tokenizer is not None and not of.tokenizer.exists():
-        raise DataError(
+        raise MissingError(
             f"There is no tokenizer at {of.tokenizer}",
             expected="a folder with tokenizer.json (as transformers saves one)",
         )
+
+
+def _check_data(config: RunConfig) -> None:
+    """Raise MissingError if there are no data, DataError if they do not go with the tokenizer."""
+    of = config.experiment
     if (of.tokenizer is None) != (of.data_prefix is None):
         raise DataError(
             "Only one of tokenizer and data prefix was given",
             expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
         )
     if of.tokenizer is not None and of.data_prefix is not None:
-        check_fit(of.tokenizer, of.data_prefix)
+        if of.tokenizer.exists() and is_there(of.data_prefix):
+            check_fit(of.tokenizer, of.data_prefix)
     elif not has_sample(of):
         small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
         sample = f"its sample serves '--training-config' of {small} only"
         none = "it has no sample"
-        raise DataError(
+        raise MissingError(
             f"No data was given for {of.dataset.name}; {sample if of.dataset.sample else none}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
             help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
@@ -97,7 +124,9 @@ def check_distillation(of: Experiment, megatron: Path | None) -> None:
         )
     config = of.distillation_config
     if config is not None and not config.is_file():
-        raise DataError(f"There is no distillation configuration {config}", expected="a YAML file")
+        raise MissingError(
+            f"There is no distillation configuration {config}", expected="a YAML file"
+        )
 
 
 def has_sample(of: Experiment) -> bool:

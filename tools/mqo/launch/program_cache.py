@@ -31,15 +31,15 @@ OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
 
 @contextmanager
 def source_of(
-    project: Project, tree: Tree, series: Series, config: RunConfig, program: str
+    project: Project, tree: Tree, series: Series, config: RunConfig, *programs: str
 ) -> Iterator[Path]:
-    """Yield a copy of the tree with the run's types, and our `program` in it, for a while."""
+    """Yield a copy of the tree with the run's types, and our `programs` in it, for a while."""
     types, without = config.quantization.types, config.placement.without
     with temporary_folder("mqo-source-") as folder:
         source = folder / "source"
         snapshot(tree, source, types=types, without=without, series=series)
         bytecode.share(tree, source)
-        for name in (program, *OURS):
+        for name in (*programs, *OURS):
             (source / name).unlink(missing_ok=True)
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project.ours / name, source / name)

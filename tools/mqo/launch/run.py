@@ -22,6 +22,7 @@ from mqo.data.prepare import layout
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
+from mqo.launch.checks import check_run
 from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
@@ -110,10 +111,14 @@ def run(
     else:
         tree = ready_checkout(config, megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
-    planned = place(project.tree, config, machine, asked.types or types_of(tree))
+    types = asked.types or types_of(tree)
+    planned = place(project.tree, config, machine, types)
     config = planned.config
     for line in planned.lines:
         report(f"layout   : {line}")
+    if megatron is None:  # else its own program reads the flags
+        for note in check_run(project, tree, series, config, machine, types):
+            report(f"note     : {note}")
     data = ready_data(project, of, report)
     note_checkpoint(of.checkpoint, report)
     folder = folder or create(project.runs, config.title)

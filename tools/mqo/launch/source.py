@@ -21,6 +21,7 @@ from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.runs import RunFolder
+from mqo.torch_free import formats
 
 PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 
@@ -74,9 +75,22 @@ def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
 
 
 def types_of(tree: Tree) -> dict[str, str]:
-    """Return {site: type} as the tree's literals say now; OverlayError where it does not say."""
+    """Return {site: type} as the tree's literals say now.
+
+    Raises:
+        OverlayError: a literal is not a quant type, or a tree patched by hand lacks a site.
+    """
     manifest = tree.manifest()
-    return types_in(tree, manifest) if manifest else said_by_hand(tree)
+    types = types_in(tree, manifest) if manifest else said_by_hand(tree)
+    for site, value in types.items():
+        if value not in formats.QUANT_TYPES:
+            raise OverlayError(
+                f"The literal of {site} in {tree.root} is '{value}'",
+                expected=f"one of {', '.join(formats.QUANT_TYPES)}",
+                help=f"`{modifier.COMMAND} --tree {_quoted(tree)} --{OPTIONS[site]}-quant T` sets "
+                "it",
+            )
+    return types
 
 
 def said_by_hand(tree: Tree) -> dict[str, str]:

@@ -1,0 +1,131 @@
+"""Check a run's flags with Megatron's own parser, and name the layers of its model.
+
+    python Megatron-LM/tools/check_run.py facts.json REQUEST
+
+The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
+`processes`, their number; `distills`, whether a distillation's flags are known; and `is_cpu`,
+whether the run has no GPU. The facts are `layers`, {kind: names}; `traps`, {site: what would bypass
+its quantizer}; and `notes`, what could not be checked here. What the run would refuse is written to
+the file that MQO_FAILURE names. Nothing is trained, and no data is read.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import coverage
+
+sys.path.pop(0)
+
+
+def main(target: Path, request: dict[str, Any]) -> None:
+    """Write to `target` what the request asks for."""
+    coverage.take_over(coverage.Products())
+    from megatron.inference.errors import InferenceError, leave
+
+    notes: list[str] = []
+    try:
+        args = parsed(request)
+        try:
+            validate(args)
+        except InferenceError as error:
+            if request["is_cpu"]:
+                raise
+            notes.append(f"without a GPU, Megatron's validation says: {error}")
+    except InferenceError as error:
+        leave(error)
+    traps = traps_of(args)
+    layers = layers_of(request["model_flags"], notes)
+    facts = {"layers": layers, "traps": traps, "notes": notes}
+    target.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def parsed(request: dict[str, Any]) -> Namespace:
+    """Return the arguments of the run's flags; InferenceError if the parser refuses them."""
+    from megatron.inference.arguments import add_modelopt_args
+    from megatron.inference.errors import InferenceError
+    from megatron.training import arguments
+
+    os.environ["WORLD_SIZE"] = str(request["processes"])
+    sys.argv[1:] = request["flags"]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            args = arguments.parse_args(add_modelopt_args if request["distills"] else None)
+    except SystemExit:
+        last = (said.getvalue().strip().splitlines() or ["no reason was given"])[-1]
+        raise InferenceError(
+            f"Megatron's parser refuses the flags: {last.partition('error: ')[2] or last}",
+            "flags of pretrain_gpt.py after `--`",
+            "Correct them; `--dry-run` shows the whole command",
+        ) from None
+    return args
+
+
+def validate(args: Namespace) -> None:
+    """Raise InferenceError for what Megatron's validation, or the program, refuses."""
+    from megatron.inference.errors import InferenceError
+    from megatron.run.implementation import ImplementationError, check_available
+    from megatron.training import arguments
+    from pretrain_gpt import check_documents
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            arguments.validate_args(args)
+        check_documents(args)
+        check_available(args)
+    except ImplementationError as error:
+        raise InferenceError(str(error).rstrip(".")) from error
+    except Exception as error:  # upstream's, of any type
+        text = " ".join(str(error).split()) or "it gave no reason"
+        raise InferenceError(
+            f"Megatron's validation refuses the flags: {type(error).__name__}: {text}",
+            "flags that go together",
+            "Correct those after `--`; `--dry-run` shows the whole command",
+        ) from error
+
+
+def traps_of(args: Namespace) -> dict[str, list[str]]:
+    """Return {site: what in the arguments would bypass its quantizer}, whatever its type is.
+
+    A site with its output layer excluded is named SITE:-output_layer.
+    """
+    from megatron.quant import SITES, setup_traps
+    from megatron.run.setup import read_setup
+
+    setup, found = read_setup(args), {}
+    for site in SITES:
+        for name, excludes in ((site, False), (f"{site}:-output_layer", True)):
+            found[name] = setup_traps({site: "mixed"}, setup, lambda *_, e=excludes: e)
+    return found
+
+
+def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None:
+    """Return {kind: names} of the model's layers; None, with a note, if it cannot be built here."""
+    from megatron.quant.layers import find_layers
+
+    os.environ["WORLD_SIZE"] = "1"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            _, model = coverage.build([*flags, *coverage.ONE_RANK, *coverage.UNFUSED])
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        notes.append(
+            f"the model cannot be built here ({type(error).__name__}: {text}), so that "
+            "patterns of layers are checked when the run starts"
+        )
+        return None
+    kinds: dict[str, list[str]] = {}
+    for layer, *_ in find_layers(model):
+        kinds.setdefault(layer.kind, []).append(layer.name)
+    return {kind: sorted(names) for kind, names in kinds.items()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,142 @@
+"""Check a run before it starts: a dry run and a run go through the same checks, in one order.
+
+What is not there yet (data, a tokenizer, a teacher) is missing: a run ends there, and a dry run
+lists it. Everything else that is wrong ends both, with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mqo.errors import MqoError, RunError
+from mqo.launch import coverage, engine
+from mqo.launch.config import RunConfig
+from mqo.launch.effects import check_effects
+from mqo.launch.flags import RunData, megatron_flags, vocabulary_flags
+from mqo.launch.machine import Machine
+from mqo.launch.program_cache import ask_cached, source_of
+from mqo.matrix.tables import NONE, SITES
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.project import Project
+from mqo.runs import RunFolder
+from mqo.torch_free import formats, load
+
+PROGRAM = "tools/check_run.py"
+TIME_LIMIT_S = 300
+HEAD = "output_layer"
+_excludes, _schedule = load("quant.excludes"), load("quant.schedule")
+
+
+def check_run(
+    project: Project,
+    tree: Tree,
+    series: Series,
+    config: RunConfig,
+    machine: Machine,
+    types: Mapping[str, str],
+) -> list[str]:
+    """Check a run's flags and layers with the patched tree's own code; return notes.
+
+    Args:
+        tree: a patched tree, whose source the run would take.
+        config: the run, with the flags of its layout.
+        types: the types of its sites.
+
+    Raises:
+        RunError: Megatron refuses the flags, or they would bypass a quantizer.
+        NoEffectError: an option, a pattern or a schedule changes nothing.
+    """
+    facts = _facts(project, tree, series, config, machine)
+    _check_schedules(config, types)
+    if traps := _traps(facts["traps"], config, types):
+        raise RunError(
+            f"The run would not quantize as asked: {'; '.join(traps)}",
+            expected="flags with which each site is reached",
+        )
+    if facts["layers"] is not None:
+        layers = {site: facts["layers"].get(row.layer, ()) for site, row in formats.SITES.items()}
+        _check_patterns(config, facts["layers"])
+        check_effects(config, types, layers)
+    return facts["notes"]
+
+
+def _facts(
+    project: Project, tree: Tree, series: Series, config: RunConfig, machine: Machine
+) -> dict[str, Any]:
+    """Return what the program says of the run, from the cache if nothing changed.
+
+    Folders of the run itself have fixed names in the flags, so that all runs share an answer. The
+    source has its types at 'none', since the answer does not depend on them.
+    """
+    of = config.experiment
+    data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    folder = RunFolder(Path("RUN"))
+    request = {
+        "flags": megatron_flags(config, machine, data, folder, Path("INDICES")),
+        "model_flags": coverage.one_process_flags(config, vocabulary_flags(of)),
+        "processes": config.placement.cluster.processes,
+        "distills": of.teacher is not None,
+        "is_cpu": not machine.has_cuda,
+    }
+    asked = config.quantization
+    # Only Transformer Engine's layers ask for more than the flags say.
+    options = config.quant_toml(dict(asked.types or {})) if engine.is_asked(of.extra_flags) else ""
+    untyped = asked.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
+    plain = config.model_copy(update={"quantization": untyped})
+    with source_of(project, tree, series, plain, PROGRAM, coverage.PROGRAM) as source:
+        return ask_cached(
+            project,
+            source,
+            PROGRAM,
+            [json.dumps(request)],
+            options=options,
+            limit_s=TIME_LIMIT_S,
+            help="`mqo doctor` looks at this machine",
+        )
+
+
+def _traps(
+    found: Mapping[str, list[str]], config: RunConfig, types: Mapping[str, str]
+) -> list[str]:
+    """Return what keeps a site that has a type at any time from its quantizer."""
+    text = config.quant_toml(dict(types))
+    resolved = load("quant.config").parse(text)
+    traps: dict[str, None] = {}
+    for site in SITES:
+        kinds = {phase.quant_type for phase in resolved.phases(site)} - {NONE}
+        excluded = all(resolved.layer_type(site, HEAD, kind) == NONE for kind in kinds)
+        name = f"{site}:-{HEAD}" if excluded else site
+        traps |= dict.fromkeys(found[name] if kinds else ())
+    return list(traps)
+
+
+def _check_schedules(config: RunConfig, types: Mapping[str, str]) -> None:
+    """Raise MqoError for a schedule that does not begin with its site's type."""
+    resolved = load("quant.config").parse(config.quant_toml(dict(types)))
+    for site, phases in resolved.schedule.items():
+        if phases[0].quant_type != types.get(site, NONE):
+            raise MqoError(
+                f"The schedule of {site} begins with {phases[0].quant_type}, but the mode gives it "
+                f"{types.get(site, NONE)}",
+                expected="a schedule that begins with the mode's type",
+            )
+
+
+def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
+    """Raise MqoError for the patterns that match no layer."""
+    layers = [
+        SimpleNamespace(name=name, kind=kind) for kind, names in kinds.items() for name in names
+    ]
+    recipe = config.quantization.recipe
+    rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
+    patterns = [*config.quantization.options.get("exclude", ()), *rules]
+    if faults := _excludes.unmatched(patterns, layers):
+        raise MqoError(
+            "; ".join(faults)[0].upper() + "; ".join(faults)[1:],
+            expected="patterns of the model's layers, as `mqo coverage` lists them",
+        )
