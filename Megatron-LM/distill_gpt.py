@@ -20,6 +20,7 @@ from megatron.inference.algos.distillation import widened_shapes
 from megatron.inference.arguments import add_modelopt_args
 from megatron.inference.gpt.loss_func import loss_func
 from megatron.inference.gpt.model_provider import distilled
+from megatron.inference.gpt.steps import with_steps
 from megatron.training import training
 from megatron.training.models.gpt import GPTModelConfig
 from torch import Tensor
@@ -45,10 +46,13 @@ def forward_step(
 
 def model_config(args: Namespace) -> GPTModelConfig:
     """Return pretrain_gpt.py's, with a teacher joined to the student before that is wrapped."""
-    if args.pipeline_model_parallel_size > 1:
+    choose = training.get_forward_backward_func
+    training.get_forward_backward_func = lambda **given: with_steps(
         # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
-        choose = training.get_forward_backward_func
-        training.get_forward_backward_func = lambda **given: with_widened_shapes(choose(**given))
+        with_widened_shapes(choose(**given))
+        if args.pipeline_model_parallel_size > 1
+        else choose(**given)
+    )
     config = plain.model_config()
     config.pre_wrap_hooks.append(lambda chunks: [distilled(chunk, args) for chunk in chunks])
     return config

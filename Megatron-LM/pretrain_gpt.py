@@ -135,9 +135,10 @@ def packed_params(batch: Batch) -> PackedSeqParams | None:
     if batch.get("cu_seqlens") is None:
         return None
     ends, longest = batch["cu_seqlens"].squeeze(0), int(batch["max_seqlen"].max())
-    from megatron.training.training import update_seqlen_stats_from_cu_seqlens  # from 0.19 on
+    if torch.is_grad_enabled():  # only what is trained on counts for the FLOPs of a step
+        from megatron.training.training import update_seqlen_stats_from_cu_seqlens  # from 0.19 on
 
-    update_seqlen_stats_from_cu_seqlens(ends)
+        update_seqlen_stats_from_cu_seqlens(ends)
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,

@@ -6,6 +6,7 @@ from .codes import code_values
 from .config import QuantConfig
 from .cut_blocks import cut_blocks
 from .excludes import unmatched
+from .extra_pass import extra_pass
 from .finite import FiniteError, check_finite
 from .formats import (
     BLOCK_SIZES,
@@ -90,6 +91,7 @@ __all__ = [
     "coverage_faults",
     "cut_blocks",
     "exempt",
+    "extra_pass",
     "fake_quantize",
     "find_layers",
     "find_traps",

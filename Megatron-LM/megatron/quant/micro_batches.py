@@ -8,6 +8,8 @@ pipelines interleave them: what a forward pass was is kept with what it saved.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -39,6 +41,17 @@ def begin(layer: str) -> None:
     counts = _recomputed if recomputes else _forward
     _now = counts[layer]
     counts[layer] += 1
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave the forward passes of this block uncounted: those that follow get the same numbers."""
+    before = Counter(_forward) if _counted_since == began() else Counter()
+    try:
+        yield
+    finally:
+        _forward.clear()
+        _forward.update(before)
 
 
 def keep(ctx: object) -> None:

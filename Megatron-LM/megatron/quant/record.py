@@ -1,7 +1,8 @@
 """What the quantizer counts and measures of its own work, by site, layer, operand and type."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +186,16 @@ class Recorder:
 
     def _sorted(self) -> list[tuple[Key, _Tally]]:
         return sorted(self._tallies.items(), key=lambda item: item[0])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what runs in this block out of all counts, measurements and dumps."""
+        kept = dict(vars(self))
+        self.reset()
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
 
     def reset(self) -> None:
         """Forget everything."""

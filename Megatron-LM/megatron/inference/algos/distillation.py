@@ -28,7 +28,9 @@ from torch.nn.modules.loss import _Loss
 
 from ..errors import DistillationError
 
-LOGITS_LOSS, INTERMEDIATE_LOSS = "logits loss", "intermediate loss"
+LM_LOSS, LOGITS_LOSS, INTERMEDIATE_LOSS = "lm loss", "logits loss", "intermediate loss"
+# {LM_LOSS, LOGITS_LOSS or INTERMEDIATE_LOSS: a scalar}
+LossValues = dict[str, Tensor]
 _PROJECTION_STD = 0.01
 _LAYER_INDEX = re.compile(r"(?<=\blayers\.)\d+")
 
@@ -43,6 +45,9 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
     to the student's loss and multiplied by `kd_loss_scale`. The factors are constants to the
     gradient, and 1 where either side is zero or not finite. With `skip_original_loss` the result
     is the distillation losses alone, and nothing is scaled to the student's.
+
+    The factors are ratios of the losses of this call, unless `reference` is set: it gets their
+    detached values, and returns the values to take the ratios of, such as means over a whole step.
     """
 
     def __init__(self, kd_loss_scale: float = 1.0, skip_original_loss: bool = False) -> None:
@@ -50,7 +55,8 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
         self.kd_loss_scale = kd_loss_scale
         self.skip_original_loss = skip_original_loss
         # {name: loss as it was before it was scaled}, detached, of the last call.
-        self.parts: dict[str, Tensor] = {}
+        self.parts: LossValues = {}
+        self.reference: Callable[[LossValues], LossValues] | None = None
 
     def forward(self, loss_dict: dict[str, Tensor]) -> Tensor:
         """Return the total, a scalar.
@@ -72,22 +78,34 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
                 expected=f"{STUDENT_LOSS_KEY}, and one with 'Logits' in its name",
             )
         total = logits = losses.pop(names[0])
+        others = torch.stack(list(losses.values())).mean() if losses else None
         self.parts = {LOGITS_LOSS: logits.detach()}
-        if losses:
-            others = torch.stack(list(losses.values())).mean()
+        if others is not None:
             self.parts[INTERMEDIATE_LOSS] = others.detach()
-            total = logits + _scaled_to(logits, others)
+        values = self._reference_values(student)
+        value = values[LOGITS_LOSS]
+        if others is not None:
+            factor = _factor(value, values[INTERMEDIATE_LOSS])
+            total = logits + others * factor
+            value = value + values[INTERMEDIATE_LOSS] * factor
         if self.skip_original_loss:
             return total
-        return student + self.kd_loss_scale * _scaled_to(student, total)
+        return student + self.kd_loss_scale * (total * _factor(values[LM_LOSS], value))
+
+    def _reference_values(self, student: Tensor | None) -> LossValues:
+        """Return the values that the factors are ratios of."""
+        values = dict(self.parts)
+        if not self.skip_original_loss and student is not None:
+            values[LM_LOSS] = student.detach()
+        return values if self.reference is None else self.reference(values)
 
 
-def _scaled_to(goal: Tensor, loss: Tensor) -> Tensor:
-    """Return `loss` with the value of `goal`, and its own gradient in proportion."""
-    factor = goal.detach() / loss.detach()
-    # Without a look at the values, for which a GPU would have to be waited.
+def _factor(goal: Tensor, value: Tensor) -> Tensor:
+    """Return what scales `value` to `goal`; 1 where either is zero or not finite."""
+    factor = goal / value
+    # The values stay on the device: reading them would make the host wait for a GPU.
     usable = torch.isfinite(factor) & (factor > 0)
-    return loss * torch.where(usable, factor, torch.ones_like(factor))
+    return torch.where(usable, factor, torch.ones_like(factor))
 
 
 # -- the losses --------------------------------------------------------------------------------
@@ -211,6 +229,9 @@ class Settings(BaseModel):
     skip_lm_loss: Annotated[bool, Field(strict=True, description="true or false")] = True
     kd_loss_scale: _Scale = 1.0
     temperature: _Scale = 1.0
+    balance: Annotated[
+        Literal["step", "micro_batch"], Field(description="step or micro_batch")
+    ] = "step"
 
 
 def load_distillation_config(
@@ -221,7 +242,7 @@ def load_distillation_config(
     logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
     or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
     from the teacher alone. kd_loss_scale: weight beside the student's own loss. temperature: of the
-    logits. Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers
+    logits. balance: "step" to average and balance losses over a whole step, or "micro_batch". Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers
     have in this pipeline stage, which is empty but in the last one; and `loss_balancer`.
 
     Raises:
@@ -340,6 +361,10 @@ def adjust_distillation_model_for_mcore(
     # ModelOpt holds them as a set, whose order differs between ranks: that of the pairs does not.
     learned = [loss for loss in distill_cfg["criterion"].values() if list(loss.parameters())]
     model._loss_modules = exempt(nn.ModuleList(learned))
+    model.balances_steps = distill_cfg["balance"] == "step"
+    model.has_factors = not distill_cfg["skip_lm_loss"] or bool(
+        distill_cfg["intermediate_layer_pairs"]
+    )
     for method in (sharded_state_dict, forward, set_input_tensor):
         setattr(model, method.__name__, MethodType(method, model))
     teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)

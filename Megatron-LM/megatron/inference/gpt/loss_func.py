@@ -1,5 +1,8 @@
 """The loss of a GPT that may learn from a teacher."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -7,7 +10,21 @@ from megatron.core.utils import unwrap_model
 from torch import Tensor
 from torch.distributed import all_reduce
 
-LM_LOSS, KD_LOSS = "lm loss", "kd loss"
+from ..algos.distillation import LM_LOSS, LossValues
+
+KD_LOSS = "kd loss"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the micro-batches of a training step share.
+
+    tokens: the mean number of counted tokens in a micro-batch, over the step's micro-batches and
+    data-parallel ranks. reference: what the loss balancer's attribute of this name is set to.
+    """
+
+    tokens: Tensor
+    reference: Callable[[LossValues], LossValues] | None = None
 
 
 def loss_func(
@@ -18,33 +35,38 @@ def loss_func(
     Args:
         loss_mask: [b, s], 0 where a token does not count.
         model: as the trainer holds it. One that learns from a teacher is trained on its balanced
-            loss; in evaluation, and without a teacher, the loss is the language model's own.
+            loss; in evaluation, and without a teacher, the loss is the language model's own. Its
+            attribute `kd_step`, if it has one, is the Step that this micro-batch is part of.
         output_tensor: [b, s], the cross entropy of each token in nats.
 
     Returns:
         The mean over the micro-batch's tokens, of all context-parallel ranks, with this rank's part
         of the gradient; the schedule multiplies by the number of these ranks. 0 if no token counts.
+        In a Step the sum is divided by `Step.tokens` instead, so that the mean over micro-batches
+        and data-parallel ranks is the mean over all tokens of the step.
         And {name: mean over the data-parallel ranks}: "lm loss", unless training goes without it,
         "kd loss", the balanced one, and its parts.
     """
     mask = loss_mask.reshape(-1).float()
-    tokens = _over_context_ranks(mask.sum()).clamp(min=1)
+    model = unwrap_model(model)
+    step: Step | None = getattr(model, "kd_step", None)
+    tokens = step.tokens if step else _over_context_ranks(mask.sum()).clamp(min=1)
 
     def mean(of_tokens: Tensor) -> Tensor:
         own = torch.sum(of_tokens.reshape(-1).float() * mask)
         whole = _over_context_ranks(own.detach().clone())
         return (own + (whole - own.detach())) / tokens
 
-    model = unwrap_model(model)
     loss = mean(output_tensor)
     report = {LM_LOSS: loss}
     if model.training and hasattr(model, "compute_kd_loss"):
         balancer = model.loss_balancer
+        balancer.reference = step.reference if step else None
         loss = model.compute_kd_loss(student_loss=loss, loss_reduction_fn=mean)
         if balancer.skip_original_loss:
             del report[LM_LOSS]  # zeros: it was not computed
         report |= {KD_LOSS: loss, **balancer.parts}
-    return loss, _averaged(report)
+    return loss, averaged(report)
 
 
 def _over_context_ranks(own: Tensor) -> Tensor:
@@ -54,7 +76,7 @@ def _over_context_ranks(own: Tensor) -> Tensor:
     return own
 
 
-def _averaged(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+def averaged(losses: LossValues) -> LossValues:
     """Average each loss, detached, over the ranks that have other sequences."""
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     group = parallel_state.get_data_parallel_group()

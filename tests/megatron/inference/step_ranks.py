@@ -1,0 +1,152 @@
+"""Run as a program: gradients of one distillation step, its batch cut in several ways.
+
+python step_ranks.py FOLDER_OF_THE_DEMOS REFERENCE CONFIGURATION STAGES PROCESSES
+
+Prints, as JSON, {"RANKS x MICRO_BATCHES": relative deviation of the gradients, of any rank, from
+those of one micro-batch on one rank}. One process writes those to REFERENCE; two read them.
+"""
+
+import json
+import sys
+import zlib
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+import world  # first: it makes its tree's megatron the one that is found
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel as DDP
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.inference.algos import distillation
+from megatron.inference.gpt.loss_func import loss_func
+from megatron.inference.gpt.steps import with_steps
+from modelopt.torch import distill as mtd
+
+LAYERS, VOCABULARY, SEQUENCE, BATCH = 4, 96, 16, 8
+CUTS = (1, 2, 4, 8)
+REFERENCE, CONFIGURATION = Path(sys.argv[2]), sys.argv[3]
+STAGES, PROCESSES = map(int, sys.argv[4:])
+
+
+def gpt(width, stages):
+    config = world.config(
+        num_layers=LAYERS,
+        hidden_size=width,
+        pipeline_model_parallel_size=stages,
+        pipeline_dtype=torch.float32,
+        hidden_dropout=0.0,
+    )
+    return GPTModel(
+        config,
+        get_gpt_layer_local_spec(normalization="RMSNorm"),
+        VOCABULARY,
+        SEQUENCE,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+    )
+
+
+def whole_name(name, stages):
+    """The name that a parameter of this stage has in a model of one stage."""
+    first = parallel_state.get_pipeline_model_parallel_rank() * LAYERS // stages
+    words = name.split(".")
+    if "layers" in words:
+        place = words.index("layers") + 1
+        words[place] = str(int(words[place]) + first)
+    return ".".join(words)
+
+
+def student_of(stages):
+    """A student and its teacher, with weights that follow from names."""
+    student, teacher = gpt(64, stages), gpt(96, stages)
+    config = distillation.load_distillation_config(CONFIGURATION, student.config, teacher.config)
+    mode = {"teacher_model": teacher} | {k: config[k] for k in ("criterion", "loss_balancer")}
+    student = mtd.convert(student, mode=[("kd_loss", mode)])
+    distillation.adjust_distillation_model_for_mcore(student, config)
+    for name, weight in student.named_parameters():
+        seed = zlib.crc32(whole_name(name, stages).encode())
+        weight.data.copy_(world.random(*weight.shape, seed=seed) / weight.shape[-1] ** 0.5)
+        if "norm" in name:
+            weight.data.add_(1)
+    student.train()
+    return student
+
+
+def batch():
+    """8 sequences, of which different numbers of tokens count."""
+    drawn = torch.Generator().manual_seed(5)
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=drawn)
+    lengths = torch.tensor([16, 3, 9, 16, 1, 12, 7, 16])
+    mask = (torch.arange(SEQUENCE) < lengths[:, None]).float()
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous(), "loss_mask": mask}
+
+
+def micro_batches(ranks, count):
+    """This rank's micro-batches, as upstream's samplers give them out."""
+    rank = parallel_state.get_data_parallel_rank()
+    size = BATCH // (ranks * count)
+    for i in range(count):
+        first = (i * ranks + rank) * size
+        yield {name: of[first : first + size] for name, of in batch().items()}
+
+
+def forward_step(data, model):
+    given = next(data)
+    positions = torch.arange(SEQUENCE).expand_as(given["tokens"])
+    output = model(given["tokens"], positions, None, labels=given["labels"])
+    return output, partial(loss_func, given["loss_mask"], model)
+
+
+def gradients(ranks, stages, count):
+    """{parameter: gradient}, and the loss of the step's report."""
+    student = student_of(stages)
+    student.config.finalize_model_grads_func = finalize_model_grads
+    model = DDP(student.config, DistributedDataParallelConfig(), student)
+    student.config.no_sync_func = model.no_sync
+    model.zero_grad_buffer()
+    given = {}
+    if stages > 1:
+        given["adjust_tensor_shapes_fn"] = distillation.widened_shapes(student)
+    reports = with_steps(get_forward_backward_func())(
+        forward_step_func=forward_step,
+        data_iterator=micro_batches(ranks, count),
+        model=[model],
+        num_microbatches=count,
+        seq_length=SEQUENCE,
+        micro_batch_size=BATCH // (ranks * count),
+        forward_only=False,
+        **given,
+    )
+    made = {
+        whole_name(name, stages): weight.main_grad.clone()
+        for name, weight in student.named_parameters()
+        if weight.requires_grad
+    }
+    for name in reports[0] if reports else ():
+        made[name] = torch.stack([report[name] for report in reports]).mean()
+    return made
+
+
+def check():
+    found, ranks = {}, PROCESSES // STAGES
+    with world.groups(pipeline_model_parallel_size=STAGES):
+        for count in CUTS:
+            if count * ranks > BATCH:
+                continue
+            made = gradients(ranks, STAGES, count)
+            if PROCESSES == count == 1:
+                torch.save(made, REFERENCE)
+            expected = torch.load(REFERENCE)
+            own = world.deviation(made, {name: expected[name] for name in made})
+            found[f"{ranks} x {count}"] = max(world.gathered(own))
+    if torch.distributed.get_rank() == 0:
+        print("FOUND", json.dumps(found))
+
+
+world.run(check, processes=PROCESSES)
