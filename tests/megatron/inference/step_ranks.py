@@ -1,9 +1,10 @@
 """Run as a program: gradients of one distillation step, its batch cut in several ways.
 
-python step_ranks.py FOLDER_OF_THE_DEMOS REFERENCE CONFIGURATION STAGES PROCESSES
+python step_ranks.py FOLDER_OF_THE_DEMOS FOLDER STAGES PROCESSES
 
-Prints, as JSON, {"RANKS x MICRO_BATCHES": relative deviation of the gradients, of any rank, from
-those of one micro-batch on one rank}. One process writes those to REFERENCE; two read them.
+Prints, as JSON, {name: {"RANKS x MICRO_BATCHES": deviation}} for each NAME.yaml in FOLDER, a
+distillation's configuration. A deviation is the largest one of any rank's gradients and losses from
+those of one micro-batch on one rank. One process writes these to NAME.pt; two read them.
 """
 
 import json
@@ -28,8 +29,7 @@ from modelopt.torch import distill as mtd
 
 LAYERS, VOCABULARY, SEQUENCE, BATCH = 4, 96, 16, 8
 CUTS = (1, 2, 4, 8)
-REFERENCE, CONFIGURATION = Path(sys.argv[2]), sys.argv[3]
-STAGES, PROCESSES = map(int, sys.argv[4:])
+FOLDER, STAGES, PROCESSES = Path(sys.argv[2]), *map(int, sys.argv[3:])
 
 
 def gpt(width, stages):
@@ -62,10 +62,10 @@ def whole_name(name, stages):
     return ".".join(words)
 
 
-def student_of(stages):
+def student_of(path, stages):
     """A student and its teacher, with weights that follow from names."""
     student, teacher = gpt(64, stages), gpt(96, stages)
-    config = distillation.load_distillation_config(CONFIGURATION, student.config, teacher.config)
+    config = distillation.load_distillation_config(str(path), student.config, teacher.config)
     mode = {"teacher_model": teacher} | {k: config[k] for k in ("criterion", "loss_balancer")}
     student = mtd.convert(student, mode=[("kd_loss", mode)])
     distillation.adjust_distillation_model_for_mcore(student, config)
@@ -103,9 +103,9 @@ def forward_step(data, model):
     return output, partial(loss_func, given["loss_mask"], model)
 
 
-def gradients(ranks, stages, count):
-    """{parameter: gradient}, and the loss of the step's report."""
-    student = student_of(stages)
+def gradients(path, ranks, stages, count):
+    """{parameter: gradient}, and on the last stage {loss: the step's value}."""
+    student = student_of(path, stages)
     student.config.finalize_model_grads_func = finalize_model_grads
     model = DDP(student.config, DistributedDataParallelConfig(), student)
     student.config.no_sync_func = model.no_sync
@@ -133,18 +133,24 @@ def gradients(ranks, stages, count):
     return made
 
 
-def check():
+def deviations(path):
+    """{cut: the largest deviation of any rank}."""
     found, ranks = {}, PROCESSES // STAGES
+    for count in CUTS:
+        if count * ranks > BATCH:
+            continue
+        made = gradients(path, ranks, STAGES, count)
+        if PROCESSES == count == 1:
+            torch.save(made, path.with_suffix(".pt"))
+        expected = torch.load(path.with_suffix(".pt"))
+        own = world.deviation(made, {name: expected[name] for name in made})
+        found[f"{ranks} x {count}"] = max(world.gathered(own))
+    return found
+
+
+def check():
     with world.groups(pipeline_model_parallel_size=STAGES):
-        for count in CUTS:
-            if count * ranks > BATCH:
-                continue
-            made = gradients(ranks, STAGES, count)
-            if PROCESSES == count == 1:
-                torch.save(made, REFERENCE)
-            expected = torch.load(REFERENCE)
-            own = world.deviation(made, {name: expected[name] for name in made})
-            found[f"{ranks} x {count}"] = max(world.gathered(own))
+        found = {path.stem: deviations(path) for path in sorted(FOLDER.glob("*.yaml"))}
     if torch.distributed.get_rank() == 0:
         print("FOUND", json.dumps(found))
 
