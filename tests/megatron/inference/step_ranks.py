@@ -1,10 +1,11 @@
 """Run as a program: gradients of one distillation step, its batch cut in several ways.
 
-python step_ranks.py FOLDER_OF_THE_DEMOS FOLDER STAGES PROCESSES
+python step_ranks.py FOLDER_OF_THE_DEMOS FOLDER STAGES TENSOR_RANKS PROCESSES
 
 Prints, as JSON, {name: {"RANKS x MICRO_BATCHES": deviation}} for each NAME.yaml in FOLDER, a
 distillation's configuration. A deviation is the largest one of any rank's gradients and losses from
-those of one micro-batch on one rank. One process writes these to NAME.pt; two read them.
+those of one micro-batch on one rank. One process writes these to NAME.pt; two read them. Tensor
+ranks, which hold shards, compare theirs with those of one micro-batch in the same layout.
 """
 
 import json
@@ -14,11 +15,14 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-import world  # first: it makes its tree's megatron the one that is found
 import torch
+import world  # first of Megatron: it makes its tree's the one that is found
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.distributed import DistributedDataParallel as DDP
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -29,16 +33,18 @@ from modelopt.torch import distill as mtd
 
 LAYERS, VOCABULARY, SEQUENCE, BATCH = 4, 96, 16, 8
 CUTS = (1, 2, 4, 8)
-FOLDER, STAGES, PROCESSES = Path(sys.argv[2]), *map(int, sys.argv[3:])
+FOLDER, STAGES, TENSOR_RANKS, PROCESSES = Path(sys.argv[2]), *map(int, sys.argv[3:])
+DATA_RANKS = PROCESSES // STAGES // TENSOR_RANKS
 
 
-def gpt(width, stages):
+def gpt(width):
     config = world.config(
         num_layers=LAYERS,
         hidden_size=width,
-        pipeline_model_parallel_size=stages,
+        pipeline_model_parallel_size=STAGES,
+        tensor_model_parallel_size=TENSOR_RANKS,
+        sequence_parallel=TENSOR_RANKS > 1,
         pipeline_dtype=torch.float32,
-        hidden_dropout=0.0,
     )
     return GPTModel(
         config,
@@ -52,9 +58,9 @@ def gpt(width, stages):
     )
 
 
-def whole_name(name, stages):
+def whole_name(name):
     """The name that a parameter of this stage has in a model of one stage."""
-    first = parallel_state.get_pipeline_model_parallel_rank() * LAYERS // stages
+    first = parallel_state.get_pipeline_model_parallel_rank() * LAYERS // STAGES
     words = name.split(".")
     if "layers" in words:
         place = words.index("layers") + 1
@@ -62,15 +68,15 @@ def whole_name(name, stages):
     return ".".join(words)
 
 
-def student_of(path, stages):
+def student_of(path):
     """A student and its teacher, with weights that follow from names."""
-    student, teacher = gpt(64, stages), gpt(96, stages)
+    student, teacher = gpt(64), gpt(96)
     config = distillation.load_distillation_config(str(path), student.config, teacher.config)
     mode = {"teacher_model": teacher} | {k: config[k] for k in ("criterion", "loss_balancer")}
     student = mtd.convert(student, mode=[("kd_loss", mode)])
     distillation.adjust_distillation_model_for_mcore(student, config)
     for name, weight in student.named_parameters():
-        seed = zlib.crc32(whole_name(name, stages).encode())
+        seed = zlib.crc32(whole_name(name).encode())
         weight.data.copy_(world.random(*weight.shape, seed=seed) / weight.shape[-1] ** 0.5)
         if "norm" in name:
             weight.data.add_(1)
@@ -87,44 +93,50 @@ def batch():
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous(), "loss_mask": mask}
 
 
-def micro_batches(ranks, count):
+def micro_batches(count):
     """This rank's micro-batches, as upstream's samplers give them out."""
     rank = parallel_state.get_data_parallel_rank()
-    size = BATCH // (ranks * count)
+    size = BATCH // (DATA_RANKS * count)
     for i in range(count):
-        first = (i * ranks + rank) * size
+        first = (i * DATA_RANKS + rank) * size
         yield {name: of[first : first + size] for name, of in batch().items()}
 
 
 def forward_step(data, model):
-    given = next(data)
+    # As the trainer does: one of the tensor ranks reads, and all get the batch.
+    given = next(data) if data else None
+    group = parallel_state.get_tensor_model_parallel_group()
+    every = [None] * group.size()
+    torch.distributed.all_gather_object(every, given, group=group)
+    given = every[0]
     positions = torch.arange(SEQUENCE).expand_as(given["tokens"])
     output = model(given["tokens"], positions, None, labels=given["labels"])
     return output, partial(loss_func, given["loss_mask"], model)
 
 
-def gradients(path, ranks, stages, count):
+def gradients(path, count):
     """{parameter: gradient}, and on the last stage {loss: the step's value}."""
-    student = student_of(path, stages)
+    student = student_of(path)
     student.config.finalize_model_grads_func = finalize_model_grads
-    model = DDP(student.config, DistributedDataParallelConfig(), student)
+    model = DistributedDataParallel(student.config, DistributedDataParallelConfig(), student)
     student.config.no_sync_func = model.no_sync
     model.zero_grad_buffer()
+    reads = parallel_state.get_tensor_model_parallel_rank() == 0
     given = {}
-    if stages > 1:
+    if STAGES > 1:
         given["adjust_tensor_shapes_fn"] = distillation.widened_shapes(student)
     reports = with_steps(get_forward_backward_func())(
         forward_step_func=forward_step,
-        data_iterator=micro_batches(ranks, count),
+        data_iterator=micro_batches(count) if reads else None,
         model=[model],
         num_microbatches=count,
         seq_length=SEQUENCE,
-        micro_batch_size=BATCH // (ranks * count),
+        micro_batch_size=BATCH // (DATA_RANKS * count),
         forward_only=False,
         **given,
     )
     made = {
-        whole_name(name, stages): weight.main_grad.clone()
+        whole_name(name): weight.main_grad.clone()
         for name, weight in student.named_parameters()
         if weight.requires_grad
     }
@@ -135,21 +147,21 @@ def gradients(path, ranks, stages, count):
 
 def deviations(path):
     """{cut: the largest deviation of any rank}."""
-    found, ranks = {}, PROCESSES // STAGES
-    for count in CUTS:
-        if count * ranks > BATCH:
-            continue
-        made = gradients(path, ranks, STAGES, count)
+    found, reference = {}, path.with_suffix(".pt")
+    expected = torch.load(reference) if STAGES > 1 or DATA_RANKS > 1 else None
+    for count in [count for count in CUTS if count * DATA_RANKS <= BATCH]:
+        made = gradients(path, count)
+        expected = expected or made
         if PROCESSES == count == 1:
-            torch.save(made, path.with_suffix(".pt"))
-        expected = torch.load(path.with_suffix(".pt"))
+            torch.save(made, reference)
         own = world.deviation(made, {name: expected[name] for name in made})
-        found[f"{ranks} x {count}"] = max(world.gathered(own))
+        found[f"{DATA_RANKS} x {count}"] = max(world.gathered(own))
     return found
 
 
 def check():
-    with world.groups(pipeline_model_parallel_size=STAGES):
+    sizes = {"pipeline_model_parallel_size": STAGES, "tensor_model_parallel_size": TENSOR_RANKS}
+    with world.groups(**sizes):
         found = {path.stem: deviations(path) for path in sorted(FOLDER.glob("*.yaml"))}
     if torch.distributed.get_rank() == 0:
         print("FOUND", json.dumps(found))

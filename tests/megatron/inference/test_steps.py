@@ -40,32 +40,36 @@ TOLERANCE = 1e-6
 
 @pytest.fixture(scope="module")
 def deviations(tmp_path_factory):
-    """A function that gives {configuration: {cut: deviation}} of so many stages and processes."""
+    """{(stages, tensor ranks, processes): {configuration: {cut: deviation}}}."""
     folder = tmp_path_factory.mktemp("configurations")
     for name, text in CONFIGURATIONS.items():
         (folder / f"{name}.yaml").write_text(text)
     demos = Project.here().tree / "examples/parallelism"
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-    def run(stages, processes):
-        program = [Path(__file__).with_name("step_ranks.py"), demos, folder, stages, processes]
+    def run(layout):
+        program = [Path(__file__).with_name("step_ranks.py"), demos, folder, *layout]
         done = forking.run([sys.executable, *program], env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
         return json.loads(line.removeprefix("FOUND"))
 
-    return {(1, 1): run(1, 1), (1, 2): run(1, 2), (2, 2): run(2, 2)}
+    return {layout: run(layout) for layout in CUTS}
 
 
+ONE_RANK = ["1 x 1", "1 x 2", "1 x 4", "1 x 8"]
+# {(stages, tensor ranks, processes): cuts}; the first writes what the others are compared with.
 CUTS = {
-    (1, 1): ["1 x 1", "1 x 2", "1 x 4", "1 x 8"],
-    (1, 2): ["2 x 1", "2 x 2", "2 x 4"],
-    (2, 2): ["1 x 1", "1 x 2", "1 x 4", "1 x 8"],
+    (1, 1, 1): ONE_RANK,
+    (1, 1, 2): ["2 x 1", "2 x 2", "2 x 4"],
+    (2, 1, 2): ONE_RANK,
+    (1, 2, 2): ONE_RANK,
 }
+LAYOUTS = ["one_process", "data_ranks", "pipeline", "sequence_parallel"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", CUTS, ids=["one_process", "data_ranks", "pipeline"])
+@pytest.mark.parametrize("layout", CUTS, ids=LAYOUTS)
 @pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "micro_batch"])
 def test_a_step_does_not_depend_on_how_its_batch_is_cut(deviations, layout, name):
     found = deviations[layout][name]
@@ -74,7 +78,7 @@ def test_a_step_does_not_depend_on_how_its_batch_is_cut(deviations, layout, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", CUTS, ids=["one_process", "data_ranks", "pipeline"])
+@pytest.mark.parametrize("layout", CUTS, ids=LAYOUTS)
 def test_balanced_by_micro_batch_it_does(deviations, layout):
     """Also shows that the comparison finds a difference."""
     cut = [x for name, x in deviations[layout]["micro_batch"].items() if name != "1 x 1"]

@@ -229,9 +229,9 @@ class Settings(BaseModel):
     skip_lm_loss: Annotated[bool, Field(strict=True, description="true or false")] = True
     kd_loss_scale: _Scale = 1.0
     temperature: _Scale = 1.0
-    balance: Annotated[
-        Literal["step", "micro_batch"], Field(description="step or micro_batch")
-    ] = "step"
+    balance: Annotated[Literal["step", "micro_batch"], Field(description="step or micro_batch")] = (
+        "step"
+    )
 
 
 def load_distillation_config(
@@ -242,8 +242,9 @@ def load_distillation_config(
     logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
     or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
     from the teacher alone. kd_loss_scale: weight beside the student's own loss. temperature: of the
-    logits. balance: "step" to average and balance losses over a whole step, or "micro_batch". Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers
-    have in this pipeline stage, which is empty but in the last one; and `loss_balancer`.
+    logits. balance: "step" to average and balance losses over a whole step, or "micro_batch".
+    Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers have in
+    this pipeline stage, which is empty but in the last one; and `loss_balancer`.
 
     Raises:
         DistillationError: the file is missing or no such YAML; a key or a value is not valid; a

@@ -36,8 +36,9 @@ Batches = list[dict[str, Tensor]] | None
 
 
 def with_steps(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the schedule, in which the micro-batches of a training step of a distillation share
-    their balance and the weight of a token, unless its configuration says `balance: micro_batch`.
+    """Return the schedule, with the losses of each training step averaged and balanced over it.
+
+    It leaves evaluation, models without a teacher and `balance: micro_batch` as they are.
     """
 
     def run(*, model: list[torch.nn.Module], forward_only: bool = False, **given: Any) -> Any:
