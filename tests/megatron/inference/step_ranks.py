@@ -5,7 +5,8 @@ python step_ranks.py FOLDER_OF_THE_DEMOS FOLDER STAGES TENSOR_RANKS PROCESSES
 Prints, as JSON, {name: {"RANKS x MICRO_BATCHES": deviation}} for each NAME.yaml in FOLDER, a
 distillation's configuration. A deviation is the largest one of any rank's gradients and losses from
 those of one micro-batch on one rank. One process writes these to NAME.pt; two read them. Tensor
-ranks, which hold shards, compare theirs with those of one micro-batch in the same layout.
+ranks, which hold shards, compare theirs with those of one micro-batch in the same layout, and their
+losses with those of the first.
 """
 
 import json
@@ -155,6 +156,9 @@ def deviations(path):
         if PROCESSES == count == 1:
             torch.save(made, reference)
         own = world.deviation(made, {name: expected[name] for name in made})
+        if TENSOR_RANKS > 1:
+            losses = {name: value for name, value in made.items() if name.endswith(" loss")}
+            own = max(own, world.deviation(losses, world.gathered(losses)[0]))
         found[f"{DATA_RANKS} x {count}"] = max(world.gathered(own))
     return found
 

@@ -110,11 +110,12 @@ class Schedule:
     """Upstream's schedule, which notes what it was asked for and what it returned."""
 
     def __init__(self):
-        self.reports = []
+        self.reports, self.grads_enabled = [], []
 
     def __call__(self, **given):
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        self.grads_enabled.append(torch.is_grad_enabled())
         found = get_forward_backward_func()(**given)
         self.reports.append((given["forward_only"], found))
         return found
@@ -169,7 +170,9 @@ def step(model, count, schedule=None, *, forward_only=False):
     ],
 )
 def test_a_first_pass_runs_only_if_the_losses_have_to_be_known(student, text, count, passes):
-    assert step(student(text), count).passes == passes
+    schedule = step(student(text), count)
+    assert schedule.passes == passes
+    assert schedule.grads_enabled == [not forward_only for forward_only in passes]
 
 
 def test_evaluation_is_left_as_it_is(student):
@@ -211,6 +214,18 @@ def test_the_loss_of_a_step_has_the_balance_that_is_documented(student):
     assert means["kd loss"] == pytest.approx(1.5 * means["lm loss"], rel=1e-6)  # fp32
     each = [report["kd loss"].item() / report["lm loss"].item() for report in reports]
     assert max(each) - min(each) > 1e-3  # a micro-batch by itself is not balanced
+
+
+def test_a_loss_outside_of_a_step_is_balanced_by_itself(student):
+    model = student(OWN)
+
+    def outside():
+        output, loss = forward_step(data(1), model)
+        return with_values([loss(output)[1]])
+
+    before = outside()
+    step(model, 3)
+    assert outside() == before
 
 
 def test_the_first_pass_is_not_recorded(student, quantized):
