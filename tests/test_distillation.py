@@ -140,6 +140,14 @@ def test_two_processes_distil_as_one_does(project, teacher, pairs, whole, tmp_pa
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("size", ["1", "4"])
+def test_the_micro_batch_size_does_not_change_a_run(project, teacher, pairs, whole, tmp_path, size):
+    given = {"teacher": teacher, "distillation_config": pairs, "checkpoint": tmp_path / "saved"}
+    found = course(go_on(project, whole, tmp_path, given, flags=["--micro-batch-size", size]))
+    assert found == {k: pytest.approx(v, rel=1e-6) for k, v in course(whole[0]).items()}
+
+
+@pytest.mark.heavy
 def test_latent_attention_and_experts_teach_and_learn(project, tmp_path):
     """A teacher of another kind than its student, and a student of that kind itself."""
 

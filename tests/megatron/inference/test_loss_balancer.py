@@ -81,6 +81,27 @@ def test_the_dict_is_left_alone_and_the_parts_are_told():
     assert not any(part.requires_grad for part in balancer.parts.values())
 
 
+def test_the_factors_are_those_of_the_reference_if_there_is_one():
+    balancer = Balancer(kd_loss_scale=0.5)
+    given = []
+
+    def reference(values):
+        given.append({name: value.item() for name, value in values.items()})
+        return {"lm loss": torch.tensor(8.0), "logits loss": torch.tensor(2.0)} | {
+            "intermediate loss": torch.tensor(4.0)
+        }
+
+    balancer.reference = reference
+    value, grads = total(balancer, losses(student=3, logits=1, **{COSINE: 10}))
+    assert given == [{"lm loss": 3, "logits loss": 1, "intermediate loss": 10}]
+    # Intermediate: 2 / 4. Together: 8 / (2 + 4 * 2 / 4).
+    assert grads == {STUDENT: 1, LOGITS: 0.5 * 2, COSINE: 0.5 * 2 * 0.5}
+    assert value == 3 + 0.5 * 2 * (1 + 10 * 0.5)
+    assert balancer.parts["logits loss"] == 1
+    balancer.reference = None
+    assert total(balancer, losses())[0] == 6
+
+
 @pytest.mark.parametrize("name", [STUDENT, LOGITS])
 def test_a_loss_that_is_missing_is_named(name):
     of = losses(**{COSINE: 1})

@@ -48,6 +48,7 @@ def test_by_default_the_logits_alone_are_compared():
     assert found["skip_lm_loss"] is True
     assert found["loss_balancer"].skip_original_loss is True
     assert found["loss_balancer"].kd_loss_scale == 1
+    assert found["balance"] == "step"
 
 
 def test_a_file_names_the_pairs_their_losses_and_the_weights(tmp_path):
@@ -85,6 +86,7 @@ def test_logits_of_the_teacher_that_two_pairs_read_are_not_overwritten(
         ("kd_loss_scale: 0", "kd_loss_scale is 0.*above 0"),
         ("temperature: hot", "temperature is 'hot'"),
         ("skip_lm_loss: 1", "true or false"),
+        ("balance: batch", "balance is 'batch'.*step or micro_batch"),
         ("logit_layers: [output_layer]", "two names"),
         ("intermediate_layer_pairs: [[a, b, l1]]", "cosine or mse"),
     ],

@@ -1,9 +1,12 @@
 """Stochastic rounding over micro-batches: who draws what, and that its noise averages."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from megatron.quant import (
     QuantSpec,
+    extra_pass,
     fake_quantize,
     gemm_operands,
     saved_operands,
@@ -121,6 +124,24 @@ def test_data_parallel_ranks_are_further_micro_batches(tensors):
             run(x, weight, seen)
             shared[2 * micro_batch + rank] = seen[-1][1]
     assert all(shared[i].equal(alone[i][1]) for i in range(4))
+
+
+@pytest.mark.parametrize("begins_step", [True, False], ids=["first_of_step", "mid_step"])
+def test_an_extra_pass_draws_as_the_passes_after_it(tensors, begins_step):
+    x, weight = tensors
+    seen = []
+    run(x, weight, seen)
+    if begins_step:
+        set_step(0)
+    first = 0 if begins_step else 1
+    for passes in (extra_pass(), nullcontext()):
+        seen.clear()
+        with passes:
+            for _ in range(2):
+                run(x, weight, seen)
+        for micro_batch, (_, operand) in enumerate(seen, first):
+            seed = seed_of("fprop", "x", micro_batch)
+            assert operand.equal(fake_quantize(x, SPEC, seed=seed))
 
 
 def test_a_step_begins_anew(tensors):

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from megatron.quant import (
     QuantRecord,
     QuantSpec,
     Recorder,
+    extra_pass,
     fake_quantize,
     gemm_operands,
     merge,
@@ -110,6 +112,23 @@ def test_operands_are_kept_at_the_iterations_that_are_asked_for(options):
             assert tensor.is_contiguous()
             assert tensor.data_ptr() != x.data_ptr()
             assert not tensor.requires_grad
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_extra_pass_is_in_no_count_measurement_or_dump(options, fails):
+    options("[record]\nevery = 1\ndump = [1]\n")
+    RECORDER.begin_step(1)
+    before = normal(4, 2, 32, seed=1)
+    gemm_operands("qk", "mxfp8", None).lhs(before)
+    with suppress(ZeroDivisionError), extra_pass():
+        for name in ("lhs", "rhs"):
+            getattr(gemm_operands("qk", "mxfp8", None), name)(normal(4, 2, 32, seed=2))
+        assert fails == 0 or 1 / 0
+    assert (RECORDER.measuring, RECORDER.dumping) == (True, True)
+    (measured,) = RECORDER.end_step()
+    assert (measured.operand, measured.elements) == ("query", before.numel())
+    assert [entry.calls for entry in RECORDER.entries()] == [1]
+    assert list(RECORDER.take_dump()) == ["qk/unlabeled/query"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
