@@ -8,7 +8,7 @@ a pair of layers (MSE). Each round times one step of each way, in turns: `micro_
 `step`, with the first forward pass (docs/distillation.md); and `step` without the kept outputs of
 the teacher, which then runs in both passes. The table has the median time, the median over rounds
 of its ratio to `micro_batch`, and by how much a step raises the peak memory of the first rank's
-process. Two stages are two processes.
+process, which is known to some MiB. Two stages are two processes.
 """
 
 from __future__ import annotations

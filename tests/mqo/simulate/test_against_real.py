@@ -118,10 +118,15 @@ def student(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
 def test_a_student_and_its_teacher_have_the_bytes_and_the_products_of_real_tensors(
-    simulated, student
+    simulated, student, tmp_path, passes
 ):
-    (fake,), (real,) = (simulated(student(""), 1, [1, 2], real) for real in (False, True))
+    flags = ""
+    if passes == 2:
+        (tmp_path / "kd.yaml").write_text("skip_lm_loss: false")
+        flags = f"--export-kd-cfg {tmp_path / 'kd.yaml'}"
+    (fake,), (real,) = (simulated(student(flags), 1, [1, 3], real) for real in (False, True))
     assert fake.step_peaks == real.step_peaks
     assert products(fake) == products(real)
     layers = {layer for layer, *_ in products(fake)}

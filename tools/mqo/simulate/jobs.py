@@ -24,6 +24,7 @@ PROGRAM = "tools/simulate.py"
 TIME_LIMIT_S = 1800
 # The flags that split layers over stages otherwise than evenly.
 _UNEVEN = ("--pipeline-model-parallel-layout", "--decoder-first-", "--decoder-last-", "--account-")
+_TEACHER = "--export-kd-teacher-load"
 _INTERLEAVED = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 
 
@@ -55,7 +56,8 @@ class Job:
         """Yield what the program is told, once a rank."""
         sizes = read_sizes(self.flags)
         cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
-        interleaved = any(word.partition("=")[0] in _INTERLEAVED for word in self.flags)
+        names = [word.partition("=")[0] for word in self.flags]
+        interleaved = any(name in _INTERLEAVED for name in names)
         ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
         whole = sizes.global_batch_size * ranks // (sizes.micro_batch_size * cluster.processes)
         for stage in self._stages(stages):
@@ -64,7 +66,7 @@ class Job:
                 "rank": stage * cluster.processes // stages,
                 "per_node": cluster.nproc_per_node,
                 "flags": list(self.flags),
-                "micro_batches": steps(whole, stages, interleaved),
+                "micro_batches": steps(whole, stages, interleaved, _TEACHER in names),
                 "imbalance": self.imbalance,
             }
             yield [json.dumps(table)]
@@ -76,17 +78,19 @@ class Job:
         return [0, 1, stages - 1]
 
 
-def steps(micro_batches: int, stages: int, interleaved: bool) -> list[int]:
+def steps(micro_batches: int, stages: int, interleaved: bool, distills: bool = False) -> list[int]:
     """Return the micro-batches of the steps that are simulated.
 
     The first step brings the optimizer's states. The next has as many as are in flight at once, and
-    the last the least number more: what both differ in, further ones repeat.
+    the last the least number more: what both differ in, further ones repeat. A distillation of one
+    micro-batch has one pass, and of more it may have two.
     """
-    least = stages if interleaved else 1
-    filled = 2 * stages if interleaved else stages
-    if micro_batches <= filled + least:
+    more = stages if interleaved else 1
+    least = max(more, 2) if distills else more
+    filled = max(least, 2 * stages if interleaved else stages)
+    if micro_batches <= filled + more:
         return [least, micro_batches] if micro_batches > least else [micro_batches] * 2
-    return [least, filled, filled + least]
+    return [least, filled, filled + more]
 
 
 def simulate(project: Project, tree: Tree, series: Series, job: Job, say: Say) -> list[RankFacts]:
