@@ -148,15 +148,21 @@ def test_the_micro_batch_size_does_not_change_a_run(project, teacher, pairs, who
 
 
 @pytest.mark.heavy
-def test_latent_attention_and_experts_teach_and_learn(project, tmp_path):
+@pytest.mark.parametrize("skip", ["true", "false"], ids=["one_pass", "two_passes"])
+def test_latent_attention_and_experts_teach_and_learn(project, tmp_path, skip):
     """A teacher of another kind than its student, and a student of that kind itself."""
+    file = tmp_path / "kd.yaml"
+    file.write_text(f"skip_lm_loss: {skip}")
 
     def run(model, mode, **rest):
-        return real_runs.run(project, resolve(model, "wikipedia", mode, "tiny", **rest))
+        flags = ("--micro-batch-size", "2")
+        cell = resolve(model, "wikipedia", mode, "tiny", extra_flags=flags, **rest)
+        return real_runs.run(project, cell)
 
-    run("deepseek2_lite", "bf16", checkpoint=tmp_path)
+    teacher = tmp_path / "teacher"
+    run("deepseek2_lite", "bf16", checkpoint=teacher)
     for model in ("llama32-1b", "deepseek2_lite"):
-        student = run(model, "mxfp8", teacher=tmp_path)
+        student = run(model, "mxfp8", teacher=teacher, distillation_config=file)
         losses = [loss for _, loss in student.read_metrics()[KD_LOSS]]
         assert 0 < losses[-1] < losses[0]
         assert {row["site"] for row in stats_of(student)} == {"fprop", "qk", "pv"}

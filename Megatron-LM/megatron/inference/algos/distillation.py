@@ -39,12 +39,12 @@ _LAYER_INDEX = re.compile(r"(?<=\blayers\.)\d+")
 
 
 class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
-    """Makes one loss of the student's own, that of the logits and those of intermediate layers.
+    """Combine the student's loss, the logits loss and the intermediate losses into one.
 
     The mean of the intermediate losses is scaled to the logits loss; then both together are scaled
     to the student's loss and multiplied by `kd_loss_scale`. The factors are constants to the
     gradient, and 1 where either side is zero or not finite. With `skip_original_loss` the result
-    is the distillation losses alone, and nothing is scaled to the student's.
+    is only the distillation losses, and nothing is scaled to the student's.
 
     The factors are ratios of the losses of this call, unless `reference` is set: it gets their
     detached values, and returns the values to take the ratios of, such as means over a whole step.
@@ -237,11 +237,11 @@ class Settings(BaseModel):
 def load_distillation_config(
     path: str | None, student_cfg: TransformerConfig, teacher_cfg: TransformerConfig
 ) -> dict[str, Any]:
-    """Read the settings of the YAML file at `path`, with defaults; None for the defaults alone.
+    """Read the settings of the YAML file at `path`, with defaults; None for only the defaults.
 
     logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
     or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
-    from the teacher alone. kd_loss_scale: weight beside the student's own loss. temperature: of the
+    only from the teacher. kd_loss_scale: weight relative to the student's loss. temperature: of the
     logits. balance: "step" to average and balance losses over a whole step, or "micro_batch".
     Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers have in
     this pipeline stage, which is empty but in the last one; and `loss_balancer`.
