@@ -51,7 +51,7 @@ def test_runs_with_other_options_are_told_apart(run, tmp_path):
     run.config.write_text(json.dumps(config))
     plot([run], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()
-    said = "block 64, fprop mxfp8 until 9, then none, without qk:*, smoke, fp32"
+    said = "fprop: mxfp8 until 9, then none, block 64, without qk:*, smoke, fp32"
     assert f"{NAME}, {said}" in picture
 
 

@@ -19,6 +19,7 @@ from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
+from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plan import Planned, place
 from mqo.launch.prepare import check_config, check_tree
@@ -143,7 +144,10 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
     add("--model", metavar="NAME", help="a model; --list shows all names")
-    add("--dataset", metavar="NAME", help="a dataset; for data of your own, only a name")
+    own = "for data of your own any name (default: that of the data file)"
+    add("--dataset", metavar="NAME", help=f"a dataset; {own}")
+    changed = "what to call the model if your flags change it (default: NAME*)"
+    add("--name", metavar="NAME", help=changed)
     add("--training-config", default="standard", metavar="NAME", help=f"sizes, schedule {_DEFAULT}")
     _add_types(made, front_end)
     add("--teacher", type=Path, metavar="RUN", help="a run, or its checkpoints, to distill from")
@@ -237,7 +241,7 @@ def config_from(
         mode = tables.UNQUANTIZED  # which these change
     for option, value in (
         ("--model", args.model),
-        ("--dataset", args.dataset),
+        ("--dataset", args.dataset or own_data(args.data_prefix, extra)),
         (FA_MODE if args.front_end else MODE, mode),
     ):
         if value is None:
@@ -251,7 +255,7 @@ def config_from(
     gpus = 0 if training.is_smoke else (machine or detect()).gpus
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     recipe, without = _recipe(args)
-    plain = ("dtype", "gemms", *_POSITIONAL, "teacher", "distillation_config", "megatron")
+    plain = ("dtype", "gemms", *_POSITIONAL, "name", "teacher", "distillation_config", "megatron")
     return resolve(
         args.model,
         args.dataset,

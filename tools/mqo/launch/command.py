@@ -51,6 +51,31 @@ def flag_values(command: Sequence[str], flag: str) -> list[str]:
     return rest[: ends[0]] if ends else rest
 
 
+def flag_table(words: Sequence[str]) -> dict[str, str]:
+    """Return {flag: its values, joined by spaces} of flags; the last mention counts.
+
+    Both spellings are read: `--flag value` and `--flag=value`. A switch has the value ''.
+    """
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            values = found[name] = [value] if equals else []
+        else:
+            values.append(word)
+    return {name: " ".join(words) for name, words in found.items()}
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word is a number, such as a weight in the list of --data-path."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Namespace:
     """Return the values of some of upstream's flags; the last mention counts, as it does there.
 

@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
+from mqo.launch.architecture import architecture_changes
 from mqo.launch.command import read_flags
+from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
+from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
 from mqo.recipes.recipe import Recipe
@@ -30,7 +33,8 @@ class Experiment(_Part):
 
     `model` is as it is trained: shrunk where the configuration shrinks. `extra_flags` are the
     user's own, for Megatron. `teacher` is a folder of checkpoints, or a run that left some, of a
-    model that this one learns from as `distillation_config`, a YAML file, says.
+    model that this one learns from as `distillation_config`, a YAML file, says. `name` is what the
+    user calls the model.
     """
 
     model: Model
@@ -43,6 +47,20 @@ class Experiment(_Part):
     extra_flags: tuple[str, ...] = ()
     teacher: Path | None = None
     distillation_config: Path | None = None
+    name: str | None = None
+
+    @property
+    def model_name(self) -> str:
+        """Return the user's name of the model, or the published one; with * if its shape differs.
+
+        A training configuration that shrinks the model adds no *: its own name says so.
+        """
+        return self.name or self.model.name + ("*" if self.model_changes else "")
+
+    @property
+    def model_changes(self) -> dict[str, str]:
+        """Return {flag: value} of the user's flags that change the published architecture."""
+        return architecture_changes(self.model, self.extra_flags)
 
 
 class Quantization(_Part):
@@ -64,11 +82,10 @@ class Quantization(_Part):
 
     @property
     def name(self) -> str:
-        """Return the mode's name, or the recipe's with what was switched and the mode's, if any."""
-        if self.recipe is None:
-            return self.mode
-        names = (self.recipe.label, *([self.mode] if self.mode != tables.UNQUANTIZED else []))
-        return " ".join(names)
+        """Return the names of recipe and mode, without a mode that adds nothing; then schedules."""
+        names = [self.recipe.label] if self.recipe else []
+        names += [self.mode] if self.mode != tables.UNQUANTIZED or not names else []
+        return ", ".join((" ".join(names), *self.schedule))
 
 
 class Cluster(_Part):
@@ -129,16 +146,14 @@ class RunConfig(_Part):
     @property
     def mode_label(self) -> str:
         """Return the mode's name for tables and plots."""
-        how = self.quantization
-        return tables.mode_label(how.name, self.experiment.dtype, scheduled=bool(how.schedule))
+        return tables.mode_label(self.quantization.name, self.experiment.dtype)
 
     @property
     def title(self) -> str:
         """Name it for a folder; of several nodes each has a folder."""
         of = self.experiment
-        how = self.quantization.name.replace(" ", "-")
-        name = f"{of.model.name}_{of.dataset.name}_{how}_{of.training.name}"
-        name += "_distilled" if of.teacher else ""
+        parts = (of.model_name, of.dataset.name, self.quantization.name, of.training.name)
+        name = "_".join(map(folder_part, parts)) + ("_distilled" if of.teacher else "")
         where = self.placement.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
@@ -174,7 +189,7 @@ class RunConfig(_Part):
 
 def resolve(
     model: str,
-    dataset: str,
+    dataset: str | None,
     quantization: str,
     training: str,
     *,
@@ -187,11 +202,11 @@ def resolve(
 ) -> RunConfig:
     """Return the configuration of these names; UnknownNameError lists the valid ones.
 
-    `quantization` is a mode, or "source" for the types that stand in the tree; `linear` and
-    `attention` change the mode, as `tables.changed` has it. A `recipe` has the types of linear
-    layers; MqoError where the mode has one, too. `rest` are fields of the parts, and
-    options by their names; without `keep_checkpoints`, as many stay as the training configuration
-    says, and all where there are more.
+    `dataset` may be any name, or None, if the user's own data are given. `quantization` is a mode,
+    or "source" for the types in the tree; `linear` and `attention` change the mode, as
+    `tables.changed` has it. A `recipe` has the types of linear layers; MqoError if the mode has
+    one, too. `rest` are fields of the parts, and options by their names. Without
+    `keep_checkpoints`, the training configuration says how many stay; all stay if there are more.
     """
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
     of, how, where, what = _by_part(rest)
@@ -237,11 +252,14 @@ def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _experiment(
-    model: str, dataset: str, training: str, dtype: Dtype | None, rest: dict[str, Any]
+    model: str, dataset: str | None, training: str, dtype: Dtype | None, rest: dict[str, Any]
 ) -> Experiment:
     """Return the experiment of these names, and of `rest` by its fields."""
     published = tables.pick(tables.models(), "model", model)
-    corpus = tables.pick(tables.datasets(), "dataset", dataset)
+    flags = absolute_paths(rest.get("extra_flags", ()))
+    corpus = dataset_of(dataset, rest.get("data_prefix"), flags)
+    if (name := rest.get("name")) is not None:
+        check_own("model", name)
     config = tables.pick(tables.trainings(), "training configuration", training)
     sequence = min(config.sequence, published.train_sequence)
     return Experiment(
@@ -249,7 +267,7 @@ def _experiment(
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
-        **rest,
+        **rest | {"extra_flags": flags},
     )
 
 

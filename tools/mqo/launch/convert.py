@@ -19,8 +19,9 @@ from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
 from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
+from mqo.launch.architecture import architecture_flags
 from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
-from mqo.launch.flags import DTYPES, architecture_flags, platform_flags
+from mqo.launch.flags import DTYPES, platform_flags
 from mqo.launch.hf_config import (
     config_of,
     context_of,

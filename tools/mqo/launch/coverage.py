@@ -102,14 +102,14 @@ def as_text(config: RunConfig, coverage: Coverage) -> str:
     """Return the table under the run's names."""
     of, asked = config.experiment, config.quantization
     which = () if asked.recipe else (f"{asked.gemms} GEMMs",)
-    names = (of.model.name, config.mode_label, *which, of.training.name)
+    names = (of.model_name, config.mode_label, *which, of.training.name)
     return "\n".join([", ".join(names), *lines(coverage), ""])
 
 
 def names(config: RunConfig) -> dict[str, Any]:
     """Return what the coverage is of."""
     of, asked = config.experiment, config.quantization
-    where = {"model": of.model.name, "training": of.training.name, "dtype": of.dtype}
+    where = {"model": of.model_name, "training": of.training.name, "dtype": of.dtype}
     recipe = asked.recipe.label if asked.recipe else None
     return where | {"mode": asked.mode, "gemms": asked.gemms, "recipe": recipe}
 

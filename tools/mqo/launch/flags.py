@@ -9,10 +9,12 @@ from pathlib import Path
 from mqo.data.pair_check import document_count
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.launch import engine
-from mqo.launch.command import read_flags
+from mqo.launch.architecture import architecture_flags
+from mqo.launch.command import flag_table, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
-from mqo.matrix.tables import NONE, Llama3Rope, Mla, Moe, Shape, Training, Yarn
+from mqo.launch.naming import data_file
+from mqo.matrix.tables import NONE, Training
 from mqo.runs import RunFolder, checkpoints_of
 
 # Without Transformer Engine and apex, which the local implementation does not need, these fusions
@@ -45,9 +47,12 @@ class RunData:
     @classmethod
     def given(cls, of: Experiment) -> RunData | None:
         """Return the user's own data; None where the dataset's sample is meant."""
-        if of.tokenizer is None or of.data_prefix is None:
+        given = flag_table(of.extra_flags)
+        tokenizer = of.tokenizer or given.get("--tokenizer-model")
+        prefix = of.data_prefix or data_file(of.extra_flags)
+        if tokenizer is None or prefix is None:
             return None
-        return cls(of.tokenizer.resolve(), of.data_prefix.resolve(), None)
+        return cls(Path(tokenizer).resolve(), Path(prefix).resolve(), None)
 
 
 def megatron_flags(
@@ -108,66 +113,6 @@ def length(of: Experiment) -> Length:
     sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
     return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
-
-
-def architecture_flags(model: Shape, sequence: int) -> list[str]:
-    """Return the flags of the model, for sequences of as many tokens."""
-    groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
-    flags = [
-        f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
-        f"--ffn-hidden-size {model.ffn_hidden_size}",
-        f"--num-attention-heads {model.num_attention_heads}",
-        _mla(model.mla) if model.mla else groups,
-        f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
-        "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
-        f"--position-embedding-type rope --rotary-base {model.rotary_base}",
-        _rope(model),
-        _moe(model.moe, model.num_layers) if model.moe else "",
-        f"--seq-length {sequence} --max-position-embeddings {sequence}",
-        "--make-vocab-size-divisible-by 128",
-    ]
-    return _words(
-        flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
-    )
-
-
-def _mla(mla: Mla) -> str:
-    """Return MLA's flags; without --q-lora-rank queries have a projection of their own."""
-    return (
-        f"--multi-latent-attention --qk-layernorm --kv-lora-rank {mla.kv_lora_rank} "
-        f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
-        f"--v-head-dim {mla.v_head_dim}"
-    )
-
-
-def _rope(model: Shape) -> str:
-    """Return the flags of scaled rotary positions; upstream's defaults are the published rest."""
-    match model.rope:
-        case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
-            return (
-                f"--rope-type yarn --rotary-scaling-factor {factor} "
-                f"--mscale {mscale:g} --mscale-all-dim {all_dim:g}"
-            )
-        case Llama3Rope(factor=factor):
-            return f"--use-rope-scaling --rope-scaling-factor {factor}"
-    # MLA's own default is yarn.
-    return "--rope-type rope" if model.mla else ""
-
-
-def _moe(moe: Moe, layers: int) -> str:
-    """Return the flags of experts, one by one; --moe-grouped-gemm is the user's to add.
-
-    The softmax before the top-k is the one over all experts, and is not renormalized. As published
-    it is computed in fp32.
-    """
-    return (
-        f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "
-        f"--moe-layer-freq [0]*{moe.dense_layers}+[1]*{layers - moe.dense_layers} "
-        f"--moe-ffn-hidden-size {moe.expert_ffn_size} "
-        f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size} "
-        f"--moe-router-score-function softmax --moe-router-pre-softmax --moe-router-dtype fp32 "
-        f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {moe.aux_loss:g}"
-    )
 
 
 def _training(training: Training) -> list[str]:

@@ -18,6 +18,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.folder import environment_of
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
+from mqo.launch.naming import own_data
 from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 
@@ -122,7 +123,7 @@ def _rows(
     args = training.args
     if config:
         of = config.experiment
-        yield "model", f"{of.model.name}, the architecture of {of.model.published_as}"
+        yield "model", _model(of)
         yield "dataset", _dataset(of)
         yield "mode", f"{config.mode_label}, training configuration {of.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
@@ -138,11 +139,18 @@ def _rows(
         yield "tokens seen", f"{samples * length:,}, in sequences of {length:,}"
 
 
+def _model(of: Experiment) -> str:
+    """Return the model's name, and how its architecture differs from the published one."""
+    text = f"{of.model_name}, the architecture of {of.model.published_as}"
+    changes = (f"{flag} {value}".rstrip() for flag, value in of.model_changes.items())
+    return f"{text}, changed by {', '.join(changes)}" if of.model_changes else text
+
+
 def _dataset(of: Experiment) -> str:
-    """Say what was read: the published dataset's name alone would claim too much."""
-    if of.data_prefix is None:
+    """Return what was read: the published dataset's name would claim too much."""
+    if own_data(of.data_prefix, of.extra_flags) is None:
         return f"mqo's small sample {of.dataset.name} (not all of {of.dataset.published_as})"
-    return f"the user's own data, under the name {of.dataset.name}"
+    return f"the user's own data, named {of.dataset.name}"
 
 
 def _losses(training: Training) -> Iterator[Row]:

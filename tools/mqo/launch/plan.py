@@ -106,7 +106,7 @@ def with_layout(
         check_layout(bare.with_layout(saved.flags() if saved else ()))
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
-            f"No layout of {of.model.name} in mode {config.quantization.name}{where} fits "
+            f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
             f"{job.gpus} GPUs of {_gib(job.limit)} usable GiB",
             expected="one whose memory, computed, does",
             help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "

@@ -17,6 +17,7 @@ from mqo.launch.effects import check_effects
 from mqo.launch.flags import RunData
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, detect
+from mqo.launch.naming import own_data
 from mqo.launch.plan import decides
 from mqo.launch.source import ready_checkout
 from mqo.launch.upstream_flags import check_flags
@@ -99,12 +100,14 @@ def _check_data(config: RunConfig) -> None:
     if of.tokenizer is not None and of.data_prefix is not None:
         if of.tokenizer.exists() and is_there(of.data_prefix):
             check_fit(of.tokenizer, of.data_prefix)
-    elif not has_sample(of):
+    elif RunData.given(of) is None and not has_sample(of):
         small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
         sample = f"its sample serves '--training-config' of {small} only"
         none = "it has no sample"
+        lacking = "tokenizer" if own_data(None, of.extra_flags) else "data"
+        why = sample if of.dataset.sample else none
         raise MissingError(
-            f"No data was given for {of.dataset.name}; {sample if of.dataset.sample else none}",
+            f"No {lacking} was given for {of.dataset.name}; {why}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
             help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
             "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
@@ -211,7 +214,7 @@ def note_checkpoint(folder: Path | None, report: Say) -> None:
 def ready_data(project: Project, of: Experiment, report: Say) -> RunData:
     """Return the user's data, or the dataset's sample."""
     if given := RunData.given(of):
-        report(f"data     : {of.data_prefix}")
+        report(f"data     : {given.prefix}")
         return given
     ready = prepare(project, of.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -66,7 +66,8 @@ class Result:
     """How a run ended. Losses in nats per token; `seconds` is the training process's whole life.
 
     `valid_loss` is that of the final validation, which upstream does when the training is done.
-    Of several nodes the last one alone knows the losses.
+    Of several nodes the last one alone knows the losses. `types` are those that the source names,
+    with which the run begins; `schedule` changes some of them.
     """
 
     run: str
@@ -76,6 +77,7 @@ class Result:
     vocab_size: int | None
     seconds: FiniteFloat
     types: dict[str, str]
+    schedule: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return the one line that is printed."""
@@ -83,7 +85,8 @@ class Result:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
         valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
         chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
-        quantized = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
+        types = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
+        quantized = ", ".join(filter(None, (types, *self.schedule)))
         return (
             f"{valid}training loss {self.train_loss:.4f}{chance} after {self.iterations} steps "
             f"in {self.seconds:.0f} s; {quantized or 'nothing quantized'}"
@@ -160,6 +163,7 @@ def train(
         if not folder.metrics.exists():
             copy_events(config.recording.tensorboard or folder.tensorboard, folder, epoch)
         result = _sum_up(folder, config, data, types, time.monotonic() - begun)
+        result = replace(result, schedule=config.quantization.schedule)
         folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
     return result
 

@@ -235,13 +235,12 @@ class Family(Row):
         return self.name.format(type=quant_type)
 
 
-def mode_label(mode: str, dtype: str, *, scheduled: bool = False) -> str:
+def mode_label(mode: str, dtype: str) -> str:
     """Return a mode's name for tables and plots.
 
-    The mode `bf16` quantizes nothing in any dtype; the label says so where the run has another
-    dtype. A `scheduled` run may quantize later.
+    The mode `bf16` quantizes nothing in any dtype; the label says so if the run has another dtype.
     """
-    bare = mode != UNQUANTIZED or dtype in ("bf16", "bfloat16") or scheduled
+    bare = mode != UNQUANTIZED or dtype in ("bf16", "bfloat16")
     return mode if bare else f"{mode} (unquantized)"
 
 

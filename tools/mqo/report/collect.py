@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.command import command_of, flag_values
+from mqo.launch.command import command_of, flag_values, is_number
 from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
@@ -264,7 +264,7 @@ def _run(
     return Run(
         folder=folder,
         name=name,
-        model=of.model.name,
+        model=of.model_name,
         dataset=of.dataset.name,
         config=of.training.name,
         dtype=of.dtype,
@@ -314,9 +314,9 @@ def changed_quantization(run: RunFolder, how: Quantization) -> str:
 
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the quantizers' options but for `own`, the schedules, and the layers left out."""
+    """Yield the quantizers' options but for `own`, and the layers left out."""
     said = parsed(run.quant_config, QuantToml)
-    chosen = [*said.quantizer.items(), *said.schedule.items()]
+    chosen = said.quantizer.items()
     yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
     yield from (f"without {glob}" for glob in said.layers.exclude)
 
@@ -333,17 +333,9 @@ def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> d
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
     said = flag_values(command, "--data-path")
-    weights = [word for word in said if not files or _is_number(word)]
+    weights = [word for word in said if not files or is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
     return kept | {"data": digest, "without": " ".join(config.placement.without)}
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _machine(

@@ -165,7 +165,7 @@ def _single(run: RunFolder) -> _Single:
 def _label(run: RunFolder, config: RunConfig) -> str:
     of = config.experiment
     mode = config.mode_label + changed_quantization(run, config.quantization)
-    return f"{of.model.name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
+    return f"{of.model_name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
 
 
 def _vocabulary(run: RunFolder) -> int | None:

@@ -35,7 +35,7 @@ def heading(found: Simulation) -> list[str]:
     of, rank = found.config.experiment, found.worst
     cluster = found.config.placement.cluster
     gpus = f"{cluster.processes} {found.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
-    names = (of.model.name, found.config.quantization.name, of.training.name, of.dtype)
+    names = (of.model_name, found.config.quantization.name, of.training.name, of.dtype)
     text = [
         f"{', '.join(names)}, on {gpus}",
         f"layout: {found.layout}",

@@ -59,7 +59,7 @@ class Simulation:
         of, asked = self.config.experiment, self.config.quantization
         bound = self.roofline(self.slowest)
         return {
-            "model": of.model.name,
+            "model": of.model_name,
             "mode": asked.name,
             "training": of.training.name,
             "dtype": of.dtype,

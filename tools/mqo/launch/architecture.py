@@ -1,0 +1,142 @@
+"""The flags of a model's architecture, and which of the user's flags change it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from mqo.launch.command import flag_table
+from mqo.matrix import tables
+from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Yarn
+
+# Flags of `architecture_flags` that belong to the training: any value leaves the model what it is.
+_OF_TRAINING = frozenset(
+    {
+        *("--seq-length", "--max-position-embeddings", "--make-vocab-size-divisible-by"),
+        *("--attention-dropout", "--hidden-dropout", "--moe-aux-loss-coeff"),
+        *("--moe-router-load-balancing-type", "--moe-router-dtype"),
+    }
+)
+# Further flags of upstream's that change a model's shape or function, whatever their value.
+_FURTHER = frozenset(
+    {
+        # blocks
+        *("--spec", "--yaml-cfg", "--use-checkpoint-args", "--is-hybrid-model"),
+        *("--hybrid-layer-pattern", "--hybrid-override-pattern"),
+        *("--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json"),
+        *("--apply-layernorm-1p", "--use-mup", "--apply-residual-connection-post-layernorm"),
+        # attention
+        *("--kv-channels", "--q-lora-rank", "--window-size", "--attention-output-gate"),
+        *("--add-qkv-bias", "--qk-l2-norm", "--experimental-attention-variant"),
+        # positions
+        *("--rotary-interleaved", "--rotary-seq-len-interpolation-factor", "--no-rope-freq"),
+        *("--no-position-embedding", "--mrope-section"),
+        *("--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow"),
+        # MLPs and experts
+        *("--squared-relu", "--quick-geglu", "--openai-gelu", "--activation-func-clamp-value"),
+        *("--moe-router-enable-expert-bias", "--moe-router-group-topk"),
+        *("--moe-shared-expert-gate", "--moe-latent-size", "--moe-input-jitter-eps"),
+        *("--moe-apply-probs-on-input", "--moe-expert-capacity-factor"),
+    }
+)
+# Further flags with upstream's default, which changes nothing.
+_DEFAULTS: Mapping[str, str] = {
+    "--mtp-num-layers": "0",
+    "--softmax-type": "vanilla",
+    "--rotary-percent": "1",
+    "--glu-linear-offset": "0",
+    "--moe-router-num-groups": "1",
+    "--moe-router-topk-scaling-factor": "1",
+}
+
+
+def architecture_changes(model: Shape, extra_flags: Sequence[str]) -> dict[str, str]:
+    """Return {flag: value} of the user's flags that change the architecture; '' for a switch."""
+    own = flag_table(architecture_flags(model, 1))
+    given = flag_table(extra_flags)
+    return {
+        flag: given[flag]
+        for flag in given
+        if flag in _known() and not _same(given[flag], own.get(flag, _DEFAULTS.get(flag)))
+    }
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """Return the flags that say an architecture: those of all published models, and further."""
+    published = (flag_table(architecture_flags(model, 1)) for model in tables.models().values())
+    return (_FURTHER | _DEFAULTS.keys()).union(*published) - _OF_TRAINING
+
+
+def _same(given: str, own: str | None) -> bool:
+    """Return whether two values of a flag are equal, as numbers if they are numbers."""
+    if own is None or given == own:
+        return given == own
+    try:
+        return float(given) == float(own)
+    except ValueError:
+        return False
+
+
+def architecture_flags(model: Shape, sequence: int) -> list[str]:
+    """Return the flags of the model, for sequences of as many tokens."""
+    groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
+    flags = [
+        f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
+        f"--ffn-hidden-size {model.ffn_hidden_size}",
+        f"--num-attention-heads {model.num_attention_heads}",
+        _mla(model.mla) if model.mla else groups,
+        f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
+        "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
+        f"--position-embedding-type rope --rotary-base {model.rotary_base}",
+        _rope(model),
+        _moe(model.moe, model.num_layers) if model.moe else "",
+        f"--seq-length {sequence} --max-position-embeddings {sequence}",
+        "--make-vocab-size-divisible-by 128",
+    ]
+    return _words(
+        flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
+    )
+
+
+def _mla(mla: Mla) -> str:
+    """Return MLA's flags; without --q-lora-rank queries have a projection of their own."""
+    return (
+        f"--multi-latent-attention --qk-layernorm --kv-lora-rank {mla.kv_lora_rank} "
+        f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
+        f"--v-head-dim {mla.v_head_dim}"
+    )
+
+
+def _rope(model: Shape) -> str:
+    """Return the flags of scaled rotary positions; upstream's defaults are the published rest."""
+    match model.rope:
+        case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
+            return (
+                f"--rope-type yarn --rotary-scaling-factor {factor} "
+                f"--mscale {mscale:g} --mscale-all-dim {all_dim:g}"
+            )
+        case Llama3Rope(factor=factor):
+            return f"--use-rope-scaling --rope-scaling-factor {factor}"
+    # MLA's own default is yarn.
+    return "--rope-type rope" if model.mla else ""
+
+
+def _moe(moe: Moe, layers: int) -> str:
+    """Return the flags of experts, one by one; --moe-grouped-gemm is the user's to add.
+
+    The softmax before the top-k is the one over all experts, and is not renormalized. As published
+    it is computed in fp32.
+    """
+    return (
+        f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "
+        f"--moe-layer-freq [0]*{moe.dense_layers}+[1]*{layers - moe.dense_layers} "
+        f"--moe-ffn-hidden-size {moe.expert_ffn_size} "
+        f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size} "
+        f"--moe-router-score-function softmax --moe-router-pre-softmax --moe-router-dtype fp32 "
+        f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {moe.aux_loss:g}"
+    )
+
+
+def _words(lines: list[str]) -> list[str]:
+    return " ".join(lines).split()

@@ -1,0 +1,72 @@
+"""Names of what a run trains: its data, its model, and both in the name of its folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mqo.errors import MqoError
+from mqo.launch.command import flag_table, is_number
+from mqo.matrix import tables
+from mqo.matrix.tables import Dataset
+
+# The flags with which the user's own data are given, in the order in which upstream reads them.
+_DATA_FLAGS = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
+_INDEX = "_text_document"  # how preprocess_data.py ends the name of an index
+_MOST = 120  # characters of the part of a folder's name that says what was quantized
+
+
+def dataset_of(name: str | None, prefix: Path | None, extra_flags: Sequence[str]) -> Dataset:
+    """Return the dataset of a run.
+
+    Args:
+        name: what the user calls it; None for the name of the data file.
+        prefix: the user's own index, the path without .bin and .idx.
+        extra_flags: the user's flags for Megatron, which may give data, too.
+
+    Raises:
+        UnknownNameError: there are no data of the user, and `name` is not a known dataset.
+        MqoError: there is no name and no data, or the name does not fit a file.
+    """
+    own = own_data(prefix, extra_flags)
+    if name is None and own is None:
+        raise MqoError("--dataset is missing", help="--list shows all valid names")
+    if own is None or name in tables.datasets():
+        return tables.pick(tables.datasets(), "dataset", name or "")
+    if name is None:
+        name = re.sub(r"[^\w.+-]+", "-", own.removesuffix(_INDEX), flags=re.ASCII)
+        name = name.strip("-.+_")[:64] or "data"
+    return Dataset(name=check_own("dataset", name), published_as=name, sample=False)
+
+
+def own_data(prefix: Path | None, extra_flags: Sequence[str]) -> str | None:
+    """Return the name of the file with the user's own data; None if none were given."""
+    if prefix is None and "--mock-data" in extra_flags:
+        return "mock-data"
+    path = prefix or data_file(extra_flags)
+    return path.name if path else None
+
+
+def data_file(extra_flags: Sequence[str]) -> Path | None:
+    """Return the first data file that the user's flags for Megatron name."""
+    given = flag_table(extra_flags)
+    words = [word for flag in _DATA_FLAGS for word in given.get(flag, "").split()]
+    return next((Path(word) for word in words if not is_number(word)), None)
+
+
+def check_own(kind: str, name: str) -> str:
+    """Return a name that the user chose; MqoError if it does not fit a folder's name."""
+    if not _NAME.fullmatch(name):
+        raise MqoError(
+            f"The {kind} cannot be called {name!r}, since run folders are named after it",
+            expected="letters, digits and . _ + - (at most 64), the first a letter or a digit",
+        )
+    return name
+
+
+def folder_part(text: str) -> str:
+    """Return a name for folders and files, with only letters, digits and . _ + -."""
+    text = text.replace("*", "-changed")
+    return re.sub(r"[^\w.+-]+", "-", text, flags=re.ASCII).strip("-")[:_MOST]
