@@ -1,6 +1,8 @@
 """A model that ModelOpt has quantized, trained on: real runs, in one process and in two."""
 
+import json
 import os
+import re
 import shutil
 import sys
 
@@ -9,7 +11,10 @@ from mqo.errors import CheckpointError, RunError
 from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.evaluation import Place
+from mqo.launch.run import Result
 from mqo.project import Project
+from mqo.report.collect import collect
+from mqo.run_records import parsed
 from mqo.runs import TRAIN_LOSS
 
 pytest.importorskip("torch")
@@ -72,7 +77,8 @@ def trained(project, quantized, tmp_path_factory):
     """A run that went on from there, and the folder that it saved to."""
     folder = tmp_path_factory.mktemp("trained")
     flags = ["--pretrained-checkpoint", str(quantized)]
-    return real_runs.run(project, cell(flags=flags, checkpoint=folder)), folder
+    run = real_runs.run(project, cell(flags=flags, checkpoint=folder), coverage=True)
+    return run, folder
 
 
 @pytest.fixture
@@ -112,6 +118,23 @@ def test_each_checkpoint_has_the_quantizers_and_only_they_stay(plain, quantized,
         before, after = (tensors(place, ending) for place in places)
         assert before and before.keys() <= after.keys()
         assert all(torch.equal(before[name], after[name]) is stays for name in before)
+
+
+def test_the_run_is_recorded_as_quantized_and_is_no_baseline(plain, trained):
+    run = trained[0]
+    assert parsed(run.result, Result).types["ModelOpt"] == "fp8"
+    covered = {
+        re.sub(r"\.\d+\.", ".", product["layer"])
+        for product in json.loads(run.coverage.read_text())["products"]
+        if product["quant_type"] == "fp8" and not product["reason"]
+    }
+    saved = tensors(trained[1] / f"iter_{LAST:07d}", "_quantizer._amax")
+    assert covered == {re.sub(r"\.\d+\.", ".", name).rsplit(".", 2)[0] for name in saved}
+    labels = {one.variant: one.label for one in collect([plain.root, run.root])[0]}
+    assert labels == {
+        "bf16": "bf16 (unquantized)",
+        "fp8 by ModelOpt": "fp8 by ModelOpt",
+    }
 
 
 def test_a_run_goes_on_bit_equal(project, trained, halfway):

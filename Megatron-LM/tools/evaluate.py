@@ -73,16 +73,22 @@ def parser() -> argparse.ArgumentParser:
 def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Say where the newest iteration lies, and {site: quant type} of the step before it.
 
-    `rows` says whether a recipe had rows for operands or layers, which its run's options hold.
+    `rows` says whether a recipe had rows for operands or layers, which its run's options hold;
+    `modelopt` is what ModelOpt's state quantizes, if there is one.
     """
     from megatron.inference import load_model
+    from megatron.inference.checkpoint_args import common_state
+    from megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
     from megatron.run.resumed_types import ROWS
 
     del platform
     folder = load_model.find_checkpoint(given.checkpoint)
     args = load_model.read_args(folder)
     types = load_model.types_of(args, folder)
-    return {"folder": str(folder), "types": types, "rows": bool(getattr(args, ROWS, None))}
+    state = common_state(folder / STATE) if (folder / STATE).is_dir() else {}
+    modelopt = describe_state(state, getattr(args, QUANTIZED_AS, None))
+    rows = bool(getattr(args, ROWS, None))
+    return {"folder": str(folder), "types": types, "rows": rows, "modelopt": modelopt}
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:

@@ -20,7 +20,11 @@ SWEEP = "sweep.json"  # beside the runs of a sweep
 Series = list[tuple[int, float]]
 
 
-class RunFolder(load("run.files").RunFiles):
+_files = load("run.files")
+QUANTIZERS: str = _files.QUANTIZERS  # the key of implementation.json
+
+
+class RunFolder(_files.RunFiles):
     """The folder of one run, and what it says."""
 
     def read_config(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from .errors import PtqError
 
 Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"
-QUANTIZE_MODE = "quantize"
 LISTED = 4
 # Upstream's arguments that say what a model was trained on, and in what windows.
 TRAINED_ON = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split")
@@ -149,7 +148,7 @@ def calibration_samples(
 def check_not_quantized(folder: str | Path) -> None:
     """Raise PtqError where the newest checkpoint in `folder` has ModelOpt's quantizers already."""
     modes = [mode for mode, _ in load_modelopt_state(folder).get("modelopt_state_dict", [])]
-    if QUANTIZE_MODE in modes:
+    if modelopt.QUANTIZE_MODE in modes:
         raise PtqError(
             f"The checkpoint in {folder} is quantized already", expected="one that is not"
         )

@@ -8,6 +8,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+QUANTIZERS = "quantizers of libraries"  # the key of implementation.json
+# An attribute of the arguments in a checkpoint: the name of ModelOpt's format, if
+# our own program (examples/export) quantized the model.
+MODELOPT_FORMAT = "mqo_modelopt_format"
+MODELOPT_STATE = "modelopt_state"  # the folder of ModelOpt's state in an iteration's folder
+
 
 @dataclass(frozen=True)
 class RunFiles:

@@ -12,7 +12,8 @@ from typing import Any
 from megatron.device import HAS_CUDA
 from torch.nn import Module
 
-from .files import run_folder
+from .files import QUANTIZERS, run_folder
+from .modelopt import quantized_layers
 from .ranks import all_ranks, rank
 
 _NEED_TRANSFORMER_ENGINE = ("transformer_engine", "inference_optimized")
@@ -58,7 +59,8 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
     if folder is None:
         return
     ranks = all_ranks(describe(model, optimizer))
-    found = {kind: sorted({name for one in ranks for name in one[kind]}) for kind in ranks[0]}
+    kinds = dict.fromkeys(kind for one in ranks for kind in one)
+    found = {kind: sorted({n for one in ranks for n in one.get(kind, ())}) for kind in kinds}
     if rank() == 0:
         folder.implementation.write_text(json.dumps(found, indent=1), encoding="utf-8")
         said = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in found.items())
@@ -66,7 +68,10 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
 
 
 def describe(model: Iterable[Module], optimizer: Any) -> dict[str, list[str]]:
-    """Return {"norms", "optimizers", "fusions"}: classes as package.name, and flags that are on."""
+    """Return {"norms", "optimizers", "fusions"}: classes as package.name, and flags that are on.
+
+    With QUANTIZERS, the libraries whose quantizers are on in this rank's layers, if there are any.
+    """
     chunks = list(model)
     norms = {_name(m) for chunk in chunks for m in chunk.modules() if "Norm" in type(m).__name__}
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
@@ -75,7 +80,8 @@ def describe(model: Iterable[Module], optimizer: Any) -> dict[str, list[str]]:
     fusions = {
         name for table in settings for name, on in table.items() if "fus" in name and on is True
     }
-    return {"norms": sorted(norms), "optimizers": sorted(steps), "fusions": sorted(fusions)}
+    found = {"norms": sorted(norms), "optimizers": sorted(steps), "fusions": sorted(fusions)}
+    return found | ({QUANTIZERS: ["ModelOpt"]} if quantized_layers(chunks) else {})
 
 
 def _name(of: object) -> str:

@@ -7,20 +7,20 @@ ModelOpt, for some ten seconds, unless a model or a checkpoint has something of 
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import Module
 
 from .checkpoints import load_folder, newest
+from .files import MODELOPT_FORMAT as QUANTIZED_AS
+from .files import MODELOPT_STATE as STATE
 from .unpickle import CheckpointError, check_metadata, typed_errors
 
-STATE = "modelopt_state"
 FORMAT = "torch_dist"
-# An attribute of upstream's arguments, which its checkpoints hold: the format's name, where the
-# model was quantized by our own program (examples/export).
-QUANTIZED_AS = "mqo_modelopt_format"
+QUANTIZE_MODE = "quantize"  # of ModelOpt's state
 _QUANTIZER = "modelopt.torch.quantization"
 
 
@@ -87,6 +87,23 @@ def _keep_name(args: Namespace, checkpoint: Path) -> None:
 
     before = load_common_state_dict(str(checkpoint)).get("args", Namespace())
     setattr(args, QUANTIZED_AS, getattr(before, QUANTIZED_AS, None))
+
+
+def describe_state(state: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
+    """Return {"format", "rules"} of ModelOpt's state; None if it quantizes nothing.
+
+    `name` is the format's, None if another program quantized the model. Rules are pairs of a glob
+    of LAYER.QUANTIZER and whether it is on, and the last match counts.
+    """
+    found = [made for mode, made in state.get("modelopt_state_dict", []) if mode == QUANTIZE_MODE]
+    if not found:
+        return None
+    rows = found[-1]["config"]["quant_cfg"]
+    # A row for a class of modules: those that ModelOpt has switch off what is no linear layer.
+    known = isinstance(rows, list) and not any(r["parent_class"] and r["enable"] for r in rows)
+    kept = [row for row in rows if not row["parent_class"]] if known else []
+    rules = [(row["quantizer_name"], bool(row["enable"])) for row in kept]
+    return {"format": name, "rules": rules}
 
 
 def quantized_layers(chunks: Iterable[Module]) -> list[str]:

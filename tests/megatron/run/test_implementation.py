@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.core.extensions import transformer_engine
 from megatron.run import ImplementationError, check_available, implementation
-from megatron.run.files import RunFiles
+from megatron.run.files import QUANTIZERS, RunFiles
 from megatron.run.implementation import describe, record
 from torch import nn
 
@@ -67,6 +67,16 @@ def test_norms_optimizers_and_fusions_are_named_by_package():
         "optimizers": ["torch.AdamW"],
         "fusions": ["bias_fusion"],
     }
+
+
+def test_quantizers_of_modelopt_are_named_only_if_they_are_on():
+    kind = type("Quantizer", (nn.Module,), {"__module__": "modelopt.torch.quantization.nn"})
+    chunk, quantizer = Chunk(nn.RMSNorm(2)), kind()
+    chunk.weight_quantizer = quantizer
+    quantizer.is_enabled = False
+    assert QUANTIZERS not in describe([chunk], None)
+    quantizer.is_enabled = True
+    assert describe([chunk], None)[QUANTIZERS] == ["ModelOpt"]
 
 
 def test_a_single_optimizer_is_named_as_one_of_several_is():

@@ -91,3 +91,31 @@ def test_layers_are_named_where_a_quantizer_is_on():
     wrapped = torch.nn.ModuleDict({"module": torch.nn.ModuleDict({"module": model})})
     assert modelopt.quantized_layers([wrapped]) == ["0"]
     assert modelopt.quantized_layers([Linear(2, 2)]) == []
+
+
+def quantized(*rows):
+    keys = ("quantizer_name", "enable", "parent_class")
+    table = [dict(zip(keys, row, strict=True)) for row in rows]
+    return {"modelopt_state_dict": [("quantize", {"config": {"quant_cfg": table}}), ("export", {})]}
+
+
+def test_a_state_is_described_by_its_rules():
+    state = quantized(
+        ("*", False, None), ("*weight_quantizer", True, None), ("*", False, "nn.Embedding")
+    )
+    rules = [("*", False), ("*weight_quantizer", True)]
+    assert modelopt.describe_state(state, "int8") == {"format": "int8", "rules": rules}
+
+
+def test_of_rules_that_depend_on_a_class_none_is_known():
+    state = quantized(("*", False, None), ("*", True, "nn.Linear"))
+    assert modelopt.describe_state(state, None) == {"format": None, "rules": []}
+    older = {"modelopt_state_dict": [("quantize", {"config": {"quant_cfg": {"*": {}}}})]}
+    assert modelopt.describe_state(older, "int8") == {"format": "int8", "rules": []}
+
+
+@pytest.mark.parametrize("state", [{}, {"modelopt_state_dict": []}])
+def test_a_state_that_quantizes_nothing_has_no_description(state):
+    assert modelopt.describe_state(state, "int8") is None
+    pruned = {"modelopt_state_dict": [("prune", {"config": {}})]}
+    assert modelopt.describe_state(pruned, None) is None

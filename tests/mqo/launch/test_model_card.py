@@ -1,11 +1,13 @@
 """The model card: facts of the run folder, and nothing where there are none."""
 
 import json
+from pathlib import Path
 
 import pytest
 from mqo.launch import model_card
 from mqo.launch.config import resolve
 from mqo.launch.hf_config import config_of
+from mqo.launch.libraries import LibraryQuantization
 from mqo.launch.model_card import Training
 from mqo.runs import RunFolder
 
@@ -139,6 +141,34 @@ def test_an_unquantized_run_does_not_speak_of_emulation(folder, run):
     assert dict(card["rows"])["mode"].startswith("bf16 (unquantized),")
     assert dict(card["rows"])["quantized GEMMs"] == "none"
     assert card["notes"] == []
+
+
+def test_what_a_library_quantized_is_told(folder, run):
+    library = LibraryQuantization(library="Transformer Engine", format="fp8 hybrid")
+    run.config.write_text(cell("bf16").with_library(library).model_dump_json())
+    plain = ARGS | {"mqo_types": dict.fromkeys(("fprop", "qk"), "none")}
+    card = model_card.describe(folder, "t", Training(plain, "3", run))
+    said = "fp8 hybrid by Transformer Engine"
+    assert dict(card["rows"])["mode"].startswith(said)
+    assert dict(card["rows"])["quantized GEMMs"] == f"linear layers {said}"
+    assert any(said in note for note in card["notes"])
+
+
+def test_a_checkpoint_says_what_modelopt_quantized(folder):
+    card = model_card.describe(folder, "t", Training(ARGS | {"mqo_modelopt_format": "int8"}, "3"))
+    assert dict(card["rows"])["quantized GEMMs"].endswith("linear layers int8 by ModelOpt")
+
+
+def test_a_changed_model_and_own_data_are_told(folder, run):
+    flags = ("--num-layers", "6", "--qk-layernorm")
+    made = resolve(
+        "llama32-1b", None, "bf16", "smoke", extra_flags=flags, data_prefix=Path("/d/mine")
+    )
+    run.config.write_text(made.model_dump_json())
+    found = rows(folder, Training(ARGS, "3", run))
+    assert found["model"].startswith("llama32-1b*")
+    assert "--num-layers 6" in found["model"] and "--qk-layernorm" in found["model"]
+    assert "own data" in found["dataset"] and "mine" in found["dataset"]
 
 
 def test_a_training_that_began_with_other_weights_says_so(folder, run):

@@ -43,9 +43,12 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     """A run that ended well at these losses; `rest` is what `facts` takes, and flags."""
     folder = RunFolder(root)
     flags = ("--seed", str(seed), "--train-samples", str(4 * steps), *rest.pop("flags", ()))
-    names = {name: rest.pop(name) for name in ("gemms", "model") if name in rest}
-    model = names.pop("model", "llama32-1b")
-    cell = resolve(model, "wikipedia", mode, "smoke", extra_flags=flags, **names)
+    options = ("gemms", "model", "dataset", "schedule", "data_prefix")
+    names = {name: rest.pop(name) for name in options if name in rest}
+    model, data = names.pop("model", "llama32-1b"), names.pop("dataset", "wikipedia")
+    names["name"], library = rest.pop("called", None), rest.pop("library", None)
+    cell = resolve(model, data, mode, "smoke", extra_flags=flags, **names)
+    cell = cell.with_library(library) if library else cell
     folder.root.mkdir(parents=True)
     folder.config.write_text(cell.model_dump_json())
     folder.quant_config.write_text(cell.quant_toml(cell.quantization.types or {}))
@@ -58,7 +61,7 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     lines = [json.dumps({"iteration": n, "name": name, "value": v}) for n, name, v in rows]
     folder.metrics.write_text("\n".join(lines) + "\n")
     result = {"run": str(root), "iterations": steps, "train_loss": losses[-1], "vocab_size": 4096}
-    types = cell.quantization.types
+    types = cell.quantization.types | cell.quantization.library_types
     write(folder.result, result | {"valid_loss": loss, "seconds": 9.0, "types": types})
     return folder
 

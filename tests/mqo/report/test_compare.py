@@ -1,8 +1,13 @@
 """Which runs are one comparison."""
 
 import pytest
+from mqo.launch.libraries import LibraryQuantization
+from mqo.report.cli import summary
 from mqo.report.collect import collect
 from mqo.report.compare import compare
+from mqo.report.curves import of_runs
+from mqo.report.rows import quantized
+from mqo.runs import QUANTIZERS
 
 from .conftest import only
 
@@ -30,6 +35,101 @@ def test_groups_of_one_title_say_what_tells_them_apart(runs):
     runs("one")
     runs("two", flags=("--lr", "0.5"))
     assert sorted(group.differs for group in groups(runs)) == [("--lr 0.002",), ("--lr 0.5",)]
+
+
+def test_steps_and_data_tell_groups_apart_before_flags_do(runs):
+    runs("one")
+    runs("two", steps=100, digest="11ee", flags=("--lr", "0.5"), data_prefix="/d/web")
+    first, second = sorted((group.differs for group in groups(runs)), key=lambda d: "web" in d[0])
+    assert [text.split()[0] for text in first] == ["data", "steps", "--lr"]
+    assert second[0].startswith("data web ") and second[1:] == ("steps 100", "--lr 0.5")
+
+
+def test_a_path_is_shown_by_its_name_if_that_is_enough(runs):
+    flag = "--pretrained-checkpoint"
+    runs("one", flags=(flag, "/long/way/a"))
+    runs("two", flags=(flag, "/long/way/b"))
+    assert sorted(group.differs for group in groups(runs)) == [(f"{flag} a",), (f"{flag} b",)]
+    runs("three", flags=(flag, "/other/a"))
+    found = sorted(group.differs for group in groups(runs))
+    assert found == [(f"{flag} /long/way/a",), (f"{flag} /other/a",), (f"{flag} b",)]
+
+
+def test_no_two_groups_have_the_same_title_and_subtitle(runs):
+    runs("one")
+    for number, flags in enumerate((("--lr", "0.5"), ("--num-layers", "2"), ("--num-layers", "3"))):
+        runs(f"flags {number}", flags=flags)
+    runs("data", digest="11ee")
+    runs("own", digest="22ff", dataset="mine", data_prefix="/d/mine")
+    runs("named", called="tiny-qwen", flags=("--num-layers", "2"))
+    titles = [group.full_title for group in groups(runs)]
+    assert len(set(titles)) == len(titles) == 7
+    assert {group.title.split()[0] for group in groups(runs)} == {
+        *("llama32-1b", "llama32-1b*", "tiny-qwen")
+    }
+
+
+def test_a_subtitle_names_a_few_differences_and_counts_the_rest(runs):
+    runs("one")
+    runs("two", flags=("--lr", "1", "--clip-grad", "2", "--min-lr", "0", "--weight-decay", "1"))
+    subtitle = groups(runs)[0].subtitle
+    assert subtitle.count(",") == 3 and subtitle.endswith("and 1 more")
+
+
+LIBRARY = LibraryQuantization(library="ModelOpt", format="int8")
+
+
+def test_what_a_library_quantizes_is_no_baseline(runs):
+    runs("base")
+    runs("int8", library=LIBRARY)
+    rows = {row.variant: row for row in only(runs).rows}
+    assert set(rows) == {"bf16", "int8 by ModelOpt"}
+    assert only(runs).baseline(rows["int8 by ModelOpt"].runs[0]).variant == "bf16"
+    assert quantized(rows["int8 by ModelOpt"].types) == "int8 by ModelOpt"
+    assert quantized(rows["bf16"].types) == "nothing"
+
+
+def test_a_library_that_the_training_found_is_no_baseline(runs):
+    """A configuration that does not say so: of an older run, or of a checkpoint that changed."""
+    found = {"norms": ["torch.RMSNorm"], QUANTIZERS: ["ModelOpt"]}
+    runs("int8", implementation=found)
+    (row,) = only(runs).rows
+    assert row.variant != "bf16" and "ModelOpt" in row.label
+    assert only(runs).baseline(row.runs[0]) is None
+    (curve,) = of_runs([row.runs[0].folder])
+    assert not curve.difference.steps
+
+
+@pytest.mark.parametrize(
+    "rest", [{"library": LIBRARY}, {"schedule": ("qk: bf16 until 9, then mxfp8",)}]
+)
+def test_a_plot_draws_no_difference_to_a_quantized_run(runs, rest):
+    folders = [runs("one", **rest), runs("two", "mxfp4")]
+    assert not any(curve.difference.steps for curve in of_runs(folders))
+    folders.append(runs("base"))
+    assert sum(bool(curve.difference.steps) for curve in of_runs(folders)) == 2
+
+
+def test_a_schedule_is_part_of_the_variant(runs):
+    runs("base")
+    schedule = ("qk: bf16 until 9, then mxfp8",)
+    runs("later", schedule=schedule)
+    assert [row.label for row in only(runs).rows] == [
+        *("bf16 (unquantized)", f"bf16, {schedule[0]}")
+    ]
+
+
+def test_the_terminals_lines_fit_in_80_columns(runs):
+    schedule = ("linear: mxfp4 until 0.9, then bf16", "qk: mxfp8 until 0.5, then bf16")
+    for seed in (1, 2, 3):
+        runs(f"base {seed}", seed=seed, loss=6.0 + seed / 10)
+        runs(f"later {seed}", "linear_mxfp4", seed=seed, loss=6.1 + seed / 11, schedule=schedule)
+    runs("other", flags=("--pretrained-checkpoint", "/a/" + "long" * 20, "--lr", "1"))
+    lines = [line for group in groups(runs) for line in summary(group)]
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert f"linear_mxfp4, {schedule[0]}, {schedule[1]}" in text
+    assert text.count("only here: ") == 2
 
 
 def test_places_and_seeds_are_compared(runs):

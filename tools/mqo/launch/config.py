@@ -12,6 +12,7 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
 from mqo.launch.architecture import architecture_changes
 from mqo.launch.command import read_flags
+from mqo.launch.libraries import LibraryQuantization, engine_quantization
 from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.launch.user_paths import absolute_paths
@@ -68,7 +69,8 @@ class Quantization(_Part):
 
     `types` are the quant types per site that are written into its source; None leaves the literals
     of the tree as they are (`--quantization source`). Those of linear layers are the `recipe`'s
-    where there is one. `schedule` are 'SITE: schedule' texts. The run itself checks that each layer
+    where there is one. `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries
+    quantize. The run itself checks that each layer
     it is to leave out is there.
     """
 
@@ -76,16 +78,24 @@ class Quantization(_Part):
     types: dict[str, str] | None = None
     gemms: Gemms = "fprop"
     schedule: tuple[str, ...] = ()
+    libraries: tuple[LibraryQuantization, ...] = ()
     recipe: Recipe | None = None
     allow_mostly_unquantized: bool = False
     options: Chosen = {}
 
     @property
     def name(self) -> str:
-        """Return the names of recipe and mode, without a mode that adds nothing; then schedules."""
+        """Return what quantizes: recipe, mode (unless it adds nothing), libraries, schedules."""
         names = [self.recipe.label] if self.recipe else []
-        names += [self.mode] if self.mode != tables.UNQUANTIZED or not names else []
-        return ", ".join((" ".join(names), *self.schedule))
+        labels = [library.label for library in self.libraries]
+        adds = self.mode != tables.UNQUANTIZED or not (names or labels)
+        names += [self.mode] if adds else []
+        return ", ".join(filter(None, (" ".join(names), *labels, *self.schedule)))
+
+    @property
+    def library_types(self) -> dict[str, str]:
+        """Return {library: format} of what other libraries quantize."""
+        return {library.library: library.format for library in self.libraries}
 
 
 class Cluster(_Part):
@@ -181,6 +191,12 @@ class RunConfig(_Part):
         placement = self.placement.model_copy(update={"layout": tuple(flags)})
         return self.model_copy(update={"placement": placement})
 
+    def with_library(self, library: LibraryQuantization) -> RunConfig:
+        """Return it with what another library quantizes."""
+        libraries = (*self.quantization.libraries, library)
+        quantization = self.quantization.model_copy(update={"libraries": libraries})
+        return self.model_copy(update={"quantization": quantization})
+
     def with_experiment(self, **changes: Any) -> RunConfig:
         """Return it with another experiment."""
         experiment = self.experiment.model_copy(update=changes)
@@ -235,6 +251,7 @@ def resolve(
             gemms=gemms,
             recipe=recipe,
             options=quantizer,
+            libraries=_libraries(experiment),
             **how,
         ),
         placement=Placement(**where),
@@ -269,6 +286,12 @@ def _experiment(
         dtype=dtype or config.dtype,
         **rest | {"extra_flags": flags},
     )
+
+
+def _libraries(of: Experiment) -> tuple[LibraryQuantization, ...]:
+    """Return what libraries quantize by the user's flags; a checkpoint may add to it."""
+    found = engine_quantization(of.extra_flags, num_layers(of))
+    return (found,) if found else ()
 
 
 def num_layers(of: Experiment) -> int:

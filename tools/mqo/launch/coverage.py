@@ -38,7 +38,8 @@ def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -
     """
     flags = one_process_flags(config, vocabulary_flags(config.experiment))
     with source_of(project, tree, series, config, PROGRAM) as source:
-        return measure(project, source, flags, config.layers_toml())
+        found = measure(project, source, flags, config.layers_toml())
+    return _with_libraries(config, found)
 
 
 def record(
@@ -61,7 +62,9 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         flags = one_process_flags(config, words)
-        found = measure(project, folder.source, flags, config.layers_toml(), reads)
+        found = _with_libraries(
+            config, measure(project, folder.source, flags, config.layers_toml(), reads)
+        )
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
@@ -70,6 +73,18 @@ def record(
     folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
     check_share(config, found)
+
+
+def _with_libraries(config: RunConfig, found: Coverage) -> Coverage:
+    """Return the coverage with what other libraries quantize; RunError if that is not known."""
+    for library in config.quantization.libraries:
+        if not library.rules:
+            raise RunError(
+                f"{library.label}: which layers it quantizes is not known",
+                expected="a checkpoint that text_generation_ptq.py quantized, or a recipe by flags",
+            )
+        found = found.with_library(library)
+    return found
 
 
 def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.folder import environment_of
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
+from mqo.launch.libraries import MODELOPT, MODELOPT_FORMAT, library_labels
 from mqo.launch.naming import own_data
 from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
@@ -113,6 +114,14 @@ def _types(training: Training, config: RunConfig | None) -> Mapping[str, str] | 
     return found if isinstance(found, dict) else config.quantization.types if config else None
 
 
+def _libraries(args: Mapping[str, Any], config: RunConfig | None) -> list[str]:
+    """Return what other libraries quantized, by the run or by the checkpoint's own arguments."""
+    types = config.quantization.library_types if config else {}
+    if name := args.get(MODELOPT_FORMAT):
+        types = types | {MODELOPT: str(name)}
+    return library_labels(types)
+
+
 def _quantized(types: Mapping[str, str] | None) -> dict[str, str]:
     return {site: text for site, text in (types or {}).items() if text not in UNQUANTIZED}
 
@@ -128,9 +137,11 @@ def _rows(
         yield "mode", f"{config.mode_label}, training configuration {of.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
     yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
-    if types is not None:
-        sites = ", ".join(f"{site} {text}" for site, text in _quantized(types).items())
-        yield "quantized GEMMs", sites or "none"
+    libraries = _libraries(args, config)
+    if types is not None or libraries:
+        parts = [f"{site} {text}" for site, text in _quantized(types).items()]
+        parts += [f"linear layers {text}" for text in libraries]
+        yield "quantized GEMMs", ", ".join(parts) or "none"
     yield "training dtype", dtype_of_args(args)
     if training.iteration.isdecimal():
         yield "optimizer steps", f"{int(training.iteration):,}"
@@ -192,6 +203,8 @@ def _notes(
             f"the format and multiplied in {dtype_of_args(training.args)}. Transformers rounds "
             "nothing while it runs."
         )
+    if libraries := _libraries(training.args, config):
+        yield f"Another library quantized linear layers in the training: {', '.join(libraries)}."
     if config and config.experiment.teacher:
         yield "The model learned from a teacher (knowledge distillation)."
     if _started_from_weights(training):

@@ -45,7 +45,7 @@ def own_data(prefix: Path | None, extra_flags: Sequence[str]) -> str | None:
     """Return the name of the file with the user's own data; None if none were given."""
     if prefix is None and "--mock-data" in extra_flags:
         return "mock-data"
-    path = prefix or data_file(extra_flags)
+    path = Path(prefix) if prefix else data_file(extra_flags)
     return path.name if path else None
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from string import ascii_lowercase
 from typing import Any
 
 from pydantic.dataclasses import dataclass
 
 from mqo.errors import RunError
-from mqo.matrix.tables import NONE
+from mqo.launch.libraries import LibraryQuantization
+from mqo.matrix.tables import LINEAR_SITES, NONE
 
 BACKWARD = " backward"
 AT_NONE = "its site's type is 'none'"
@@ -32,7 +33,7 @@ class Product:
 
     `gemm` is a site, else an operation; with " backward" behind it, what autograd makes of it.
     `quant_type` is the layer's at that site, and None where no site is. `plain` are the operands
-    that a recipe leaves unquantized none the less.
+    that a recipe, or another library, leaves unquantized.
     """
 
     layer: str
@@ -52,7 +53,7 @@ class Product:
         if self.quant_type == NONE:
             return AT_NONE
         if self.plain:
-            return f"the recipe leaves {' and '.join(self.plain)} unquantized"
+            return f"not quantized: {', '.join(self.plain)}"
         if self.quant_type is not None:
             return ""
         return AUTOGRAD if self.gemm.endswith(BACKWARD) else NO_SITE
@@ -98,6 +99,11 @@ class Coverage:
         """Return the quantized part of all FLOPs."""
         return sum(self.shares.values())
 
+    def with_library(self, library: LibraryQuantization) -> Coverage:
+        """Return it with what another library quantizes at the sites of linear layers."""
+        products = (_by_library(product, library) for product in self.products)
+        return replace(self, products=tuple(products))
+
     def share_of(self, sites: Collection[str], without: str) -> float:
         """Return the quantized part of the FLOPs at some sites, but for the layer `without`."""
         here = [p for p in self.products if p.gemm in sites and p.layer != without]
@@ -115,6 +121,16 @@ class Coverage:
         rows = [asdict(product) | {"reason": product.reason} for product in self.products]
         totals = {"flops": self.flops, "quantized_share": self.share}
         return asdict(self) | totals | {"products": rows}
+
+
+def _by_library(product: Product, library: LibraryQuantization) -> Product:
+    """Return a product with the library's format, unless it quantizes neither operand."""
+    if product.gemm not in LINEAR_SITES["all"] or product.quant_type != NONE:
+        return product
+    plain = library.plain_operands(product.layer, product.gemm)
+    if len(plain) > 1:
+        return product
+    return replace(product, quant_type=library.format, plain=plain)
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,14 @@ from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
 from mqo.launch.flags import RunData, length, megatron_flags
 from mqo.launch.folder import create, write_facts
+from mqo.launch.libraries import library_labels, modelopt_quantization
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.plan import place
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
+from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.process import end_left, leaves_on_signal, started, temporary_folder
 from mqo.project import Project
@@ -63,11 +65,14 @@ _ALONE = {
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. Losses in nats per token; `seconds` is the training process's whole life.
+    """How a run ended: what result.json says.
+
+    Losses in nats per token; `seconds` is the training process's whole life.
 
     `valid_loss` is that of the final validation, which upstream does when the training is done.
     Of several nodes the last one alone knows the losses. `types` are those that the source names,
-    with which the run begins; `schedule` changes some of them.
+    with which the run begins, and formats of other libraries, by the library; `schedule` changes
+    some of them.
     """
 
     run: str
@@ -85,8 +90,9 @@ class Result:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
         valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
         chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
-        types = " ".join(f"{s}={t}" for s, t in self.types.items() if t != "none")
-        quantized = ", ".join(filter(None, (types, *self.schedule)))
+        sites = " ".join(f"{s}={self.types[s]}" for s in SITES if self.types.get(s, NONE) != NONE)
+        parts = (sites, *library_labels(self.types), *self.schedule)
+        quantized = ", ".join(filter(None, parts))
         return (
             f"{valid}training loss {self.train_loss:.4f}{chance} after {self.iterations} steps "
             f"in {self.seconds:.0f} s; {quantized or 'nothing quantized'}"
@@ -114,6 +120,11 @@ def run(
     else:
         tree = ready_checkout(config, megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
+    of_checkpoint = modelopt_quantization(project.tree, of.checkpoint, of.extra_flags)
+    if of_checkpoint is not None:
+        config = config.with_library(of_checkpoint)
+    for library in config.quantization.libraries:
+        report(f"library  : {library.label}")
     types = asked.types or types_of(tree)
     planned = place(project.tree, config, machine, types)
     config = planned.config
@@ -137,7 +148,8 @@ def run(
     write_facts(folder, config, command, env)
     if megatron is None:  # else the source has its own idea of a program
         coverage.record(project, folder, config, data, report)
-    return train(folder, config, command, env, data, dict(shot.types), report, tracker)
+    types = dict(shot.types) | config.quantization.library_types
+    return train(folder, config, command, env, data, types, report, tracker)
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mqo.report.compare import Group
 
 PAGE = "index.html"
+WIDTH, MOST_OF_LABEL = 80, 27  # columns of a line, and of a mode's name in it
 
 
 def report(
@@ -49,28 +51,47 @@ def report(
 
 
 def summary(group: Group) -> Iterator[str]:
-    """Yield a comparison for the terminal: each mode's gap, and what the rule makes of them."""
+    """Yield a comparison for the terminal, in lines of at most WIDTH columns.
+
+    First what tells it from other comparisons, then each mode's gap, then what the rule chooses.
+    """
     from mqo.report.page import shown, unseen
 
-    count, width = len(group.runs), max(len(row.label) for row in group.rows)
-    yield f"{group.title}: {count} run{'s' * (count > 1)}"
+    count, longest = len(group.runs), max(len(row.label) for row in group.rows)
+    width = min(longest, MOST_OF_LABEL)
+    yield from _wrapped(f"{group.title}: {count} run{'s' * (count > 1)}", "")
+    if group.subtitle:
+        yield from _wrapped(f"only here: {group.subtitle}")
     yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
     for row in group.rows:
-        gap = row.evidence.get("gap")
-        words = "; ".join(filter(None, (shown(gap), unseen(gap))))
-        yield f"  {row.label:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {words}"
+        gap, short = row.evidence.get("gap"), row.label
+        if len(row.label) > width:
+            yield from _wrapped(row.label)
+            short = ""
+        yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
+        if words := unseen(gap):
+            yield from _wrapped(words, " " * (width + 4))
     found = group.verdict
     if found.choice:
-        rule = f"  By the rule of docs/report.md, with T = {found.tolerance:.2%}"
+        rule = f"By the rule of docs/report.md, with T = {found.tolerance:.2%}"
         firm = "." if not found.doubts else ", but the evidence does not separate the modes:"
-        yield f"{rule}, take {group.choice}{firm}"
-    yield from (f"  {text}" for text in found.doubts)
+        yield from _wrapped(f"{rule}, take {group.choice}{firm}")
+    for text in found.doubts:
+        yield from _wrapped(text)
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    """Return a text in lines of at most WIDTH columns, those after the first indented further."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
 
 
 def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool = False) -> None:
     """Write all files of the report; `out` is the old report or the new one, whole."""
     import datetime
 
+    from mqo.launch.naming import folder_part
     from mqo.report import latex as tex
     from mqo.report import tables
     from mqo.report.page import page
@@ -81,7 +102,8 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool
         (folder / PAGE).write_text(page(groups, left_out, today), encoding="utf-8")
         tables.write(folder, tables.tables(groups, left_out))
         for number, group in enumerate(groups, 1):
-            name = f"{number}_{group.model}_{group.dataset}_{group.config}"
+            names = (group.model, group.dataset, group.config)
+            name = "_".join((str(number), *map(folder_part, names)))
             draw(group, folder / name)
             draw_gaps(group, folder / name)
             if latex:

@@ -15,12 +15,15 @@ from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
 from mqo.launch.folder import Environment
+from mqo.launch.libraries import UNNAMED, library_labels
+from mqo.launch.naming import own_data
 from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
 from mqo.run_records import Coverage, Device, QuantToml, Stat, parsed
 from mqo.runs import (
+    QUANTIZERS,
     STEP_TIME,
     TRAIN_LOSS,
     VALID_LOSS,
@@ -105,7 +108,8 @@ class Run:
     """A run that ended well.
 
     `variant` is the mode with what the user changed in the quantizing, `label` the same for tables
-    and plots. `setting` holds what must be the same in runs that are compared. Losses are in nats
+    and plots. `setting` holds what must be the same in runs that are compared; `data_file` is the
+    name of the user's own data, '' for a sample. Losses are in nats
     per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
     `implementation` says which norms, optimizers and fusions the run took; it is empty where that
     was not recorded. `quantizers` are the quantizers' metrics, by name.
@@ -121,6 +125,7 @@ class Run:
     variant: str
     types: Mapping[str, str]
     setting: Mapping[str, str]
+    data_file: str
     seed: str
     continued: bool
     steps: int
@@ -260,6 +265,7 @@ def _run(
     of, (command, env) = config.experiment, command_of(folder)
     facts = parsed(folder.environment, Environment)
     device = parsed(folder.device, Device) if folder.device.exists() else Device()
+    types = dict.fromkeys(quantizing_libraries(folder), UNNAMED) | config.quantization.library_types
     changed = changed_quantization(folder, config.quantization)
     return Run(
         folder=folder,
@@ -270,8 +276,9 @@ def _run(
         dtype=of.dtype,
         label=config.mode_label + changed,
         variant=config.quantization.name + changed,
-        types=result.types,
+        types=types | result.types,
         setting=_setting(config, command, facts),
+        data_file=own_data(of.data_prefix, of.extra_flags) or "",
         seed=" ".join(flag_values(command, "--seed")) or "default",
         continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
@@ -304,13 +311,20 @@ def _share(folder: RunFolder) -> float | None:
 def changed_quantization(run: RunFolder, how: Quantization) -> str:
     """Return what a run changed in its mode or recipe, to follow the name.
 
-    Nothing where it quantizes nothing: then no option of the quantizers changes a number.
+    Options of the quantizers change nothing in a run whose sites quantize nothing.
     """
-    if how.types and set(how.types.values()) == {NONE} and not how.schedule:
-        return ""
-    which = [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
-    own = how.recipe.options if how.recipe else {}
-    return "".join(f", {text}" for text in (*which, *_options(run, own)))
+    unnamed = quantizing_libraries(run) - how.library_types.keys()
+    texts = library_labels(dict.fromkeys(unnamed, UNNAMED))
+    if not how.types or set(how.types.values()) != {NONE} or how.schedule:
+        texts += [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
+        texts += _options(run, how.recipe.options if how.recipe else {})
+    return "".join(f", {text}" for text in texts)
+
+
+def quantizing_libraries(run: RunFolder) -> set[str]:
+    """Return the libraries whose quantizers the training found switched on in its model."""
+    names = run.read_implementation().get(QUANTIZERS, "")
+    return {name for name in names.split(", ") if name}
 
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:

@@ -2,16 +2,24 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from mqo.matrix.tables import NONE
 from mqo.report.collect import LeftOut, Run
 from mqo.report.rows import Row, baselines, gap_of, rows_of
 from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
+MOST_SHOWN = 3  # differences in a subtitle
+# Settings that say what another one says better: the steps of a run, its number of samples.
+_IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
+
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that may be compared. `validated`: final losses are validation losses."""
+    """Runs that may be compared. `validated`: final losses are validation losses.
+
+    `differs` is what tells the group from others with the same title, the clearest first.
+    """
 
     model: str
     dataset: str
@@ -27,6 +35,17 @@ class Group:
     def title(self) -> str:
         """Return model, dataset and configuration."""
         return f"{self.model} on {self.dataset}, {self.config}"
+
+    @property
+    def subtitle(self) -> str:
+        """Return the first differences to groups with the same title; '' if there are none."""
+        more = len(self.differs) - MOST_SHOWN
+        return ", ".join(self.differs[:MOST_SHOWN]) + (f", and {more} more" if more > 0 else "")
+
+    @property
+    def full_title(self) -> str:
+        """Return title and subtitle."""
+        return f"{self.title}; {self.subtitle}" if self.subtitle else self.title
 
     @property
     def choice(self) -> str | None:
@@ -105,15 +124,27 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
-    """Return what tells the group from those of the same title."""
-    own = run.setting | {"steps": str(run.steps)}
-    rest = [other.setting | {"steps": str(other.steps)} for other in others]
-    names = sorted({*own, *(name for other in rest for name in other)})
+    """Return what tells the group from those of the same title: data and steps, then flags."""
+    own, *rest = (_settings(one) for one in (run, *others))
+    names = {name for one in (own, *rest) for name in one}
+    apart = {name for name in names if any(one.get(name) != own.get(name) for one in rest)}
+    apart -= {name for name, better in _IMPLIED.items() if better in apart}
     return [
-        f"{name} {own[name]}".rstrip() if name in own else f"no {name}"
-        for name in names
-        if any(other.get(name) != own.get(name) for other in rest)
+        f"{name} {_shown(name, own, rest)}".rstrip() if name in own else f"no {name}"
+        for name in sorted(apart, key=lambda name: (name.startswith("--"), name))
     ]
+
+
+def _settings(run: Run) -> dict[str, str]:
+    data = " ".join(filter(None, (run.data_file, run.setting["data"])))
+    return {**run.setting, "steps": str(run.steps), "data": data}
+
+
+def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
+    """Return a setting; of a path the last part, if no other group has the same one."""
+    value, others = own[name], [one[name] for one in rest if name in one]
+    short = PurePath(value).name if value.startswith("/") else value
+    return value if short in (PurePath(other).name for other in others if other != value) else short
 
 
 def _cautions(runs: Sequence[Run]) -> list[str]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from mqo.errors import RunError
 from mqo.launch.command import flag_values
 from mqo.launch.config import RunConfig
+from mqo.launch.libraries import UNNAMED
 from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
-from mqo.report.collect import Run, changed_quantization
+from mqo.report.collect import Run, changed_quantization, quantizing_libraries
 from mqo.report.colors import Look, Symbol, look, symbols
 from mqo.report.compare import Group
 from mqo.report.rows import BASELINE, difference
@@ -101,13 +102,10 @@ class _Single:
     setting: str
     seed: str
     types: tuple[tuple[str, str], ...]
+    is_baseline: bool
     train: Series
     valid: Series
     vocabulary: int | None
-
-    @property
-    def is_baseline(self) -> bool:
-        return all(kind == NONE for _, kind in self.types)
 
 
 def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
@@ -146,7 +144,9 @@ def _single(run: RunFolder) -> _Single:
     if not train and not valid:
         raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
     config = RunConfig.read(run)
-    asked, of = parsed(run.quant_config, QuantToml).asked, config.experiment
+    said, of = parsed(run.quant_config, QuantToml), config.experiment
+    types = dict.fromkeys(quantizing_libraries(run), UNNAMED) | config.quantization.library_types
+    types |= said.asked
     flags = list(of.extra_flags)
     seed = " ".join(flag_values(flags, SEED))
     setting = of.model_dump(mode="json", exclude={"extra_flags"})
@@ -155,7 +155,8 @@ def _single(run: RunFolder) -> _Single:
         label=_label(run, config),
         setting=json.dumps([setting, rest], sort_keys=True),
         seed=seed,
-        types=tuple(sorted(asked.items())),
+        types=tuple(sorted(types.items())),
+        is_baseline=not said.schedule and set(types.values()) <= {NONE},
         train=train,
         valid=valid,
         vocabulary=_vocabulary(run),

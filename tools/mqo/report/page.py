@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mqo.extras import package
 from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, legend, look
-from mqo.report.compare import Group
+from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
 from mqo.report.evidence import Evidence
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
@@ -54,6 +54,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         "sites": sites,
         "SYMBOLS": SYMBOLS,
         "MOST": MOST,
+        "MOST_SHOWN": MOST_SHOWN,
         "means": _means,
         "points": {"loss": POINTS, "difference": DIFFERENCES},
         "packages": PACKAGES,

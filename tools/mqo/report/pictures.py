@@ -58,6 +58,7 @@ def draw(group: Group, target: Path) -> None:
     title = group.title
     if len(shown) < len(curves):
         title += f" ({len(shown)} of {len(curves)} modes)"
+    title += f"\n{group.subtitle}" if group.subtitle else ""
     draw_curves([curve for curve in curves if curve.name in shown], title, named(target))
 
 
@@ -120,7 +121,8 @@ def draw_gaps(group: Group, target: Path) -> None:
         if (found := row.evidence["gap"])
     ]
     if gaps:
-        forest(gaps, group.title, named(target.with_name(f"{target.name}_gaps")))
+        title = "\n".join(filter(None, (group.title, group.subtitle)))
+        forest(gaps, title, named(target.with_name(f"{target.name}_gaps")))
 
 
 def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from mqo.launch.libraries import library_labels
 from mqo.matrix.tables import NONE, SITES
 from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import Run
@@ -142,9 +143,10 @@ def gap_of(row: Row) -> float:
 
 
 def quantized(types: Mapping[str, str]) -> str:
-    """Return the types, and the sites of each: 'mxfp8: fprop qk'."""
+    """Return the types, and the sites of each: 'mxfp8: fprop qk'; then those of libraries."""
     sites: dict[str, list[str]] = {}
     for site in SITES:
         if types.get(site, NONE) != NONE:
             sites.setdefault(types[site], []).append(site)
-    return "; ".join(f"{kind}: {' '.join(of)}" for kind, of in sites.items()) or "nothing"
+    named = [f"{kind}: {' '.join(of)}" for kind, of in sites.items()]
+    return "; ".join((*named, *library_labels(types))) or "nothing"

@@ -93,7 +93,7 @@ def _evidence(name: str, found: Evidence | None) -> dict[str, Any]:
 def _verdict(group: Group) -> dict[str, Any]:
     found = group.verdict
     return {
-        "group": group.title,
+        "group": group.full_title,
         "differs": "; ".join(group.differs),
         "choice": found.choice,
         "firm": not found.doubts,
@@ -108,7 +108,7 @@ def _run(group: Group, run: Any) -> dict[str, Any]:
     made = {name: getattr(run, name) for name in (*names, "step_time", "tokens_per_s")}
     made["loss"] = final_loss(run, group.validated)
     torch = run.packages.get("torch")
-    return {"group": group.title} | made | {"torch": torch, "machine": run.machine.line()}
+    return {"group": group.full_title} | made | {"torch": torch, "machine": run.machine.line()}
 
 
 def _mean(spread: Spread | None) -> float | None:

@@ -1,0 +1,145 @@
+"""What other libraries quantize in a run: ModelOpt by a checkpoint's state, Transformer Engine.
+
+Both quantize inside their own layers, where the sites of the source see nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from mqo.errors import CheckpointError
+from mqo.launch.checkpoints import TRACKER, checkpoint, newest
+from mqo.launch.command import flag_table
+from mqo.program import ask
+from mqo.torch_free import formats, load
+
+MODELOPT, TRANSFORMER_ENGINE = "ModelOpt", "Transformer Engine"
+UNNAMED = "an unnamed format"  # of a checkpoint that another program than ours quantized
+_files = load("run.files")
+STATE, MODELOPT_FORMAT = _files.MODELOPT_STATE, _files.MODELOPT_FORMAT
+_DESCRIBER = "tools/evaluate.py"
+_engine = load("quant.engine")
+# Our operands of a linear layer's GEMMs, by ModelOpt's names of their quantizers.
+_QUANTIZERS = {"x": "input_quantizer", "weight": "weight_quantizer", "grad": "grad_quantizer"}
+
+
+class LibraryQuantization(BaseModel):
+    """What a library quantizes in the linear layers of a run.
+
+    `format` is in the library's words. `rules` are pairs of a glob of LAYER.QUANTIZER and whether
+    it is on; the last match counts. Without rules it is not known which layers are quantized.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    library: str
+    format: str
+    rules: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return it for tables: 'int8 by ModelOpt'."""
+        return label(self.library, self.format)
+
+    def plain_operands(self, layer: str, gemm: str) -> tuple[str, ...]:
+        """Return the operands of a linear layer's GEMM that it leaves unquantized."""
+        site = formats.SITES[gemm]
+        return tuple(name for name in (site.lhs, site.rhs) if not self._is_on(layer, name))
+
+    def _is_on(self, layer: str, operand: str) -> bool:
+        name = f"{layer}.{_QUANTIZERS[operand]}"
+        return next((on for glob, on in reversed(self.rules) if fnmatchcase(name, glob)), False)
+
+
+def label(library: str, format: str) -> str:
+    """Return what a library quantizes, for tables."""
+    return f"{format} by {library}"
+
+
+def library_labels(types: Mapping[str, str]) -> list[str]:
+    """Return the labels of those of a run's types that are a library's."""
+    return [label(name, kind) for name, kind in types.items() if name not in formats.SITES]
+
+
+# -- Transformer Engine ----------------------------------------------------------------------------
+
+
+def engine_quantization(extra_flags: Sequence[str], num_layers: int) -> LibraryQuantization | None:
+    """Return what Transformer Engine's own recipe quantizes; None if no flag asks for one.
+
+    A recipe of ours (--fp8-quantizer-factory) is part of the run's mode.
+    """
+    given = flag_table(extra_flags)
+    if given.get("--transformer-impl") != _engine.NAME:
+        return None
+    if given.get("--fp8-quantizer-factory") == _engine.FACTORY:
+        return None
+    parts = [
+        " ".join(filter(None, (kind, format, given.get(f"--{kind}-recipe", ""))))
+        for kind in ("fp8", "fp4")
+        if (format := given.get(f"--{kind}-format"))
+    ]
+    config = "--te-precision-config-file"
+    if config in given:
+        parts.append(f"layers as in {Path(given[config]).name}")
+    if not parts:
+        return None
+    rules = () if config in given else tuple(_engine_rules(given, num_layers))
+    return LibraryQuantization(library=TRANSFORMER_ENGINE, format=", ".join(parts), rules=rules)
+
+
+def _engine_rules(given: Mapping[str, str], num_layers: int) -> list[tuple[str, bool]]:
+    """Return the rules of a recipe: all linear layers of the blocks, for all three GEMMs."""
+    rules = [("*", True), ("output_layer.*", "--fp8-output-proj" in given)]
+    if "--first-last-layers-bf16" in given:
+        first = int(given.get("--num-layers-at-start-in-bf16", 1))
+        last = int(given.get("--num-layers-at-end-in-bf16", 1))
+        plain = [*range(first), *range(num_layers - last, num_layers)]
+        rules += [(f"decoder.layers.{layer}.*", False) for layer in plain]
+    return rules
+
+
+# -- ModelOpt --------------------------------------------------------------------------------------
+
+
+def modelopt_quantization(
+    tree: Path, checkpoints: Path | None, extra_flags: Sequence[str]
+) -> LibraryQuantization | None:
+    """Return what ModelOpt's state in the checkpoint that a run loads quantizes; None without one.
+
+    Args:
+        tree: the Megatron whose program reads the state.
+        checkpoints: the run's folder for checkpoints, if it loads from one.
+        extra_flags: the user's flags for Megatron, which may name another folder.
+    """
+    folder = _loaded(checkpoints, flag_table(extra_flags))
+    if folder is None or not (folder / STATE).is_dir():
+        return None
+    unknown = LibraryQuantization(library=MODELOPT, format=UNNAMED)
+    try:
+        words = ["describe", str(folder)]
+        variables = {"CUDA_VISIBLE_DEVICES": ""}
+        facts = ask(tree / _DESCRIBER, words, variables=variables, error=CheckpointError)
+    except CheckpointError:  # a damaged checkpoint: the training takes an older one, or says why
+        return unknown
+    if facts["modelopt"] is None:
+        return None
+    return unknown.model_validate(unknown.model_dump() | _known(facts["modelopt"]))
+
+
+def _known(facts: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in facts.items() if value}
+
+
+def _loaded(checkpoints: Path | None, given: Mapping[str, str]) -> Path | None:
+    """Return the folder of the iteration that a run loads, as Megatron chooses it."""
+    folder = Path(given["--load"]) if given.get("--load") else checkpoints
+    pretrained = given.get("--pretrained-checkpoint")
+    if pretrained and not (folder and (folder / TRACKER).is_file()):
+        folder = Path(pretrained)
+    step = (given.get("--ckpt-step") or newest(folder)) if folder else None
+    return checkpoint(folder, step) if folder and step else None
