@@ -40,9 +40,10 @@ def test_groups_of_one_title_say_what_tells_them_apart(runs):
 def test_steps_and_data_tell_groups_apart_before_flags_do(runs):
     runs("one")
     runs("two", steps=100, digest="11ee", flags=("--lr", "0.5"), data_prefix="/d/web")
-    first, second = sorted((group.differs for group in groups(runs)), key=lambda d: "web" in d[0])
-    assert [text.split()[0] for text in first] == ["data", "steps", "--lr"]
-    assert second[0].startswith("data web ") and second[1:] == ("steps 100", "--lr 0.5")
+    sample, own = sorted((group.differs for group in groups(runs)), key=lambda d: "web" in d[0])
+    names = ["data", "steps", "--lr", "inputs"]
+    assert [text.split()[0] for text in sample] == [text.split()[0] for text in own] == names
+    assert own[:3] == ("data web", "steps 100", "--lr 0.5")
 
 
 def test_a_path_is_shown_by_its_name_if_that_is_enough(runs):

@@ -14,7 +14,7 @@ from mqo.matrix.tables import Dataset
 # The flags with which the user's own data are given, in the order in which upstream reads them.
 _DATA_FLAGS = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
-_INDEX = "_text_document"  # how preprocess_data.py ends the name of an index
+_INDEX = re.compile("(_text)?_document$")  # how preprocess_data.py ends the name of an index
 _MOST = 120  # characters of the part of a folder's name that says what was quantized
 
 
@@ -36,7 +36,7 @@ def dataset_of(name: str | None, prefix: Path | None, extra_flags: Sequence[str]
     if own is None or name in tables.datasets():
         return tables.pick(tables.datasets(), "dataset", name or "")
     if name is None:
-        name = re.sub(r"[^\w.+-]+", "-", own.removesuffix(_INDEX), flags=re.ASCII)
+        name = re.sub(r"[^\w.+-]+", "-", _INDEX.sub("", own), flags=re.ASCII)
         name = name.strip("-.+_")[:64] or "data"
     return Dataset(name=check_own("dataset", name), published_as=name, sample=False)
 

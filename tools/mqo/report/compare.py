@@ -11,6 +11,7 @@ from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
 MOST_SHOWN = 3  # differences in a subtitle
 # Settings that say what another one says better: the steps of a run, its number of samples.
+_INPUTS = "inputs"  # the digest of all files that are read: data, tokenizer, checkpoint
 _IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
 
 
@@ -124,20 +125,20 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
-    """Return what tells the group from those of the same title: data and steps, then flags."""
+    """Return what tells the group from those of the same title: data, steps, flags, inputs."""
     own, *rest = (_settings(one) for one in (run, *others))
     names = {name for one in (own, *rest) for name in one}
     apart = {name for name in names if any(one.get(name) != own.get(name) for one in rest)}
     apart -= {name for name, better in _IMPLIED.items() if better in apart}
     return [
         f"{name} {_shown(name, own, rest)}".rstrip() if name in own else f"no {name}"
-        for name in sorted(apart, key=lambda name: (name.startswith("--"), name))
+        for name in sorted(apart, key=lambda name: (name == _INPUTS, name.startswith("--"), name))
     ]
 
 
 def _settings(run: Run) -> dict[str, str]:
-    data = " ".join(filter(None, (run.data_file, run.setting["data"])))
-    return {**run.setting, "steps": str(run.steps), "data": data}
+    own = {"data": run.data_file or "of the sample", "steps": str(run.steps)}
+    return {**run.setting, **own, _INPUTS: run.setting["data"]}
 
 
 def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
