@@ -1,6 +1,7 @@
 """Prints the table of docs/formats.md: the SQNR of every format on four kinds of data.
 
     .venv/bin/python benchmarks/sqnr.py
+    .venv/bin/python benchmarks/sqnr.py --scale-rules    # that of docs/choosing.md
 
 A tensor is float32 [1024, 4096], of seed 1234; blocks run along its last axis, whose positions are
 called channels here. Every format has its defaults.
@@ -12,7 +13,7 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch.distributions import Laplace, Normal, StudentT
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
 from gemm_data import EVERY, FACTOR, WHICH
-from megatron.quant import FORMATS, QuantSpec, fake_quantize
+from megatron.quant import FORMATS, SCALE_RULES, QuantSpec, fake_quantize
 
 SHAPE = (1024, 4096)
 SEED = 1234
@@ -32,14 +33,33 @@ SEED = 1234
 def main() -> None:
     """Print the table, and what it was measured on."""
     data = tensors()
+    if "--scale-rules" in sys.argv[1:]:
+        print_scale_rules({title: x for title, x, part in data.values() if isinstance(part, slice)})
+    else:
+        print_formats(data)
+    today = datetime.date.today().isoformat()
+    print(f"\n({today}, {platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__})")
+
+
+def print_formats(data: Mapping[str, tuple[str, Tensor, slice | Tensor]]) -> None:
+    """Print a row per format."""
     titles = {name: f"{title}, dB" for name, (title, _, _) in data.items()}
     print(f"| format | {' | '.join(titles.values())} |")
     print(f"|---|{'---|' * len(titles)}")
     for label, spec in specs():
         cells = (f"{sqnr(x, spec, part):.1f}" for _, x, part in data.values())
         print(f"| {label} | {' | '.join(cells)} |")
-    today = datetime.date.today().isoformat()
-    print(f"\n({today}, {platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__})")
+
+
+def print_scale_rules(data: Mapping[str, Tensor]) -> None:
+    """Print a row per format and distribution, and a column per scale rule."""
+    print(f"| format | data | {' | '.join(f'`{rule}`' for rule in SCALE_RULES)} |")
+    print(f"|---|---|{'---|' * len(SCALE_RULES)}")
+    for kind in ("mxfp4", "mxfp8"):
+        for title, x in data.items():
+            specs = (QuantSpec(kind, scale_rule=rule) for rule in SCALE_RULES)
+            cells = (f"{sqnr(x, spec, slice(None)):.2f}" for spec in specs)
+            print(f"| {kind} | {title} | {' | '.join(cells)} |")
 
 
 def tensors() -> dict[str, tuple[str, Tensor, slice | Tensor]]:

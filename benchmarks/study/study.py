@@ -65,6 +65,7 @@ class Cell:
             *("--eval-interval", str(self.steps // EVALUATIONS), "--eval-iters", str(EVAL_BATCHES)),
         )
         rest: dict[str, Any] = {"extra_flags": flags, "schedule": tuple(arm.get("schedule", ()))}
+        rest |= arm.get("options", {})
         if "linear" in arm:
             rest |= {"linear": arm["linear"], "gemms": "all", "exclude": ("output_layer",)}
         if "recipe" in arm:

@@ -16,9 +16,10 @@ import math
 import statistics
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mqo.extras import package
 from mqo.report.evidence import LEVEL, POWER, Evidence, evidence
@@ -52,8 +53,8 @@ class Losses:
 
 
 def main() -> None:
-    """Print the tables of each model, size and length."""
-    questions = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))["questions"]
+    """Print the tables of each model, size and length, and which arms were not run."""
+    plan = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
     print("# Results\n\nWritten by `table.py` from runs.csv; README.md reads them.")
     for (model, size, steps), losses in read(HERE / "runs.csv").items():
         seeds = len(losses.last[BASELINE])
@@ -61,16 +62,39 @@ def main() -> None:
         print(f"Unquantized: {losses.baseline:.4f} nats per token, mean of {seeds} seeds.\n")
         arms = [arm for arm in losses.last if arm != BASELINE]
         print(table(losses, [(arm, BASELINE) for arm in arms]))
-        for question in questions:
-            pairs = [
-                tuple(pair) for pair in question["pairs"] if all(a in losses.last for a in pair)
-            ]
-            if pairs and len(arms) >= LEAST_ARMS:
-                print(f"\n### {question['ask']}\n\nPublished: {question['published']}.\n")
-                print(table(losses, pairs))
+        missing = not_run(plan, (model, size, steps), losses)
+        if missing:
+            print(f"\nNot run yet: {', '.join(missing)}.")
+        for question in plan["questions"] if len(arms) >= LEAST_ARMS else ():
+            if text := answer(losses, map(tuple, question["pairs"]), missing):
+                print(f"\n### {question['ask']}\n\nPublished: {question['published']}.\n\n{text}")
         if len(losses.sqnr) >= LEAST_ARMS:
             print(f"\n### Does the gap close with the schedule?\n\n{closing(losses, arms)}")
             print(f"\n### Does the order by SQNR predict the order by loss?\n\n{order(losses)}")
+
+
+def not_run(plan: Mapping[str, Any], key: Key, losses: Losses) -> list[str]:
+    """Return the arms that the phases of arms.toml plan for a key and that have no run."""
+    planned = [
+        arm
+        for phase in plan["phases"].values()
+        for model, arms in phase["models"].items()
+        if (model, phase["size"], phase["steps"]) == key
+        for arm in arms
+    ]
+    return [arm for arm in planned if arm not in losses.last]
+
+
+def answer(losses: Losses, pairs: Iterable[tuple[str, ...]], missing: Collection[str]) -> str:
+    """Return the table of a question's pairs, then those whose runs are missing; '' without any."""
+    known, waiting = [], []
+    for pair in pairs:
+        if all(arm in losses.last for arm in pair):
+            known.append(pair)
+        elif all(arm in losses.last or arm in missing for arm in pair):
+            waiting.append(" less ".join(pair))
+    parts = [table(losses, known)] if known else []
+    return "\n\n".join(parts + ([f"Not run yet: {', '.join(waiting)}."] if waiting else []))
 
 
 def read(path: Path) -> dict[Key, Losses]:

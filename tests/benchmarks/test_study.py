@@ -83,6 +83,26 @@ def test_the_gap_half_way_is_of_the_evaluations_there(table, runs):
     assert line.startswith("| mxfp4 | +0.0175 | +0.0350 | +0.0175 |")
 
 
+def test_arms_without_runs_are_named(table, runs):
+    losses = table.read(runs)["m", "s", 10]
+    phase = {"size": "s", "steps": 10, "models": {"m": ["none", "mxfp4", "later"], "n": ["x"]}}
+    plan = {"phases": {"one": phase, "other": phase | {"size": "t", "models": {"m": ["y"]}}}}
+    assert table.not_run(plan, ("m", "s", 10), losses) == ["later"]
+    assert table.not_run(plan, ("m", "s", 20), losses) == []
+    pairs = [("mxfp4", "none"), ("later", "mxfp4"), ("unplanned", "mxfp4")]
+    text = table.answer(losses, pairs, ["later"])
+    assert "| mxfp4 | none | 3 |" in text and "later less mxfp4" in text
+    assert "unplanned" not in text
+    assert table.answer(losses, pairs[2:], ["later"]) == ""
+
+
+def test_the_arms_of_a_scale_rule_have_it(study):
+    for rule in ("even", "rceil"):
+        config = study.Cell("llama32-1b", f"mxfp4+{rule}", "h128-init", 500, 1).config
+        assert config.quantization.options["scale_rule"] == rule
+        assert config.quantization.types["wgrad"] == "mxfp4"
+
+
 def test_the_seeds_needed_are_those_of_a_t_test_with_that_power(table):
     """10 for an effect of one standard deviation is what tables of power have."""
     found = [table.needed(gap * 0.01, 0.01) for gap in (5.0, 1.0, 0.1)]

@@ -1,5 +1,7 @@
+from pathlib import Path
+
 import pytest
-from mqo.errors import DataError, MqoError
+from mqo.errors import DataError, MqoError, UnknownNameError
 from mqo.sweep import configs
 
 
@@ -28,6 +30,23 @@ def test_a_table_says_that_bf16_is_a_mode_where_the_dtype_is_another():
     assert jobs(seeds=(1,))[0].label.endswith("_bf16_seed1 (unquantized)")
     assert jobs(dtype="bf16")[0].label.endswith("_bf16")
     assert jobs(schedule=("fprop: mxfp8 after 9",))[0].label.endswith("_bf16")
+
+
+def test_a_sweep_of_own_data_is_named_after_them():
+    own = {"tokenizer": Path("/d/tok"), "data_prefix": Path("/d/web_text_document")}
+    assert [job.name for job in jobs(datasets=None, **own)] == ["llama32-1b_web_bf16"]
+    assert [job.name for job in jobs(datasets="mine", **own)] == ["llama32-1b_mine_bf16"]
+    with pytest.raises(UnknownNameError, match="mine"):
+        jobs(datasets="mine")
+    with pytest.raises(MqoError, match="several datasets"):
+        configs.check(jobs(datasets="mine,wikipedia", **own))
+    with pytest.raises(MqoError, match="several datasets"):
+        configs.check(jobs(datasets="all", **own))
+
+
+def test_a_changed_model_has_another_name_in_a_sweep():
+    (job,) = jobs(extra_flags=("--num-layers", "3"))
+    assert job.name == "llama32-1b-changed_wikipedia_bf16"
 
 
 def test_neighbors_write_the_index_of_different_datasets():

@@ -279,13 +279,15 @@ def _experiment(
         check_own("model", name)
     config = tables.pick(tables.trainings(), "training configuration", training)
     sequence = min(config.sequence, published.train_sequence)
-    return Experiment(
+    made = Experiment(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         **rest | {"extra_flags": flags},
     )
+    # Written down for trackers, which read cell.json.
+    return made.model_copy(update={"name": made.model_name}) if made.model_changes else made
 
 
 def _libraries(of: Experiment) -> tuple[LibraryQuantization, ...]:

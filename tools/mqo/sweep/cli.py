@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _LIST = "with commas between, globs allowed, or 'all'"
 Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
-Datasets = Annotated[str, typer.Option(help=f"Datasets, {_LIST}.")]
+Datasets = Annotated[
+    str | None,
+    typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of the --data-prefix."),
+]
 Modes = Annotated[
     str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
 ]
@@ -48,7 +51,7 @@ Folder = Annotated[
 
 def sweep(
     models: Models = "all",
-    datasets: Datasets = "all",
+    datasets: Datasets = None,
     modes: Modes = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,

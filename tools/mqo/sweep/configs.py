@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import quant_config, unread_excludes
+from mqo.launch.naming import folder_part
 from mqo.launch.prepare import check_config
 from mqo.launch.variants import Variant, variants
 from mqo.matrix import tables
@@ -39,7 +40,7 @@ class Job:
 
 def jobs(
     models: str,
-    datasets: str,
+    datasets: str | None,
     modes: str | None,
     training: str,
     *,
@@ -52,7 +53,8 @@ def jobs(
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
     Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
-    names; mqo.launch.variants says what `modes`, `recipes` and `axes` are. `rest` goes to
+    names, but a `data_prefix` may have any name. mqo.launch.variants says what `modes`, `recipes`
+    and `axes` are. `rest` goes to
     `resolve`, which a variant may override. Neighbors have different datasets: see `data_key`.
     """
     gemms = rest.get("gemms", "fprop")
@@ -67,14 +69,16 @@ def jobs(
         tables.expand("model", tables.models(), models),
         ways,
         list(dict.fromkeys(seeds)) or [None],
-        tables.expand("dataset", tables.datasets(), datasets),
+        _datasets(datasets, rest.get("data_prefix")),
     )
     made = []
     for model, how, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
         more = rest | {"exclude": excludes[how.name]} | how.rest
         config = resolve(model, dataset, how.mode, training, extra_flags=flags, **more)
-        name = f"{model}_{dataset}_{how.name}" + ("" if seed is None else f"_seed{seed}")
+        of = config.experiment
+        name = f"{folder_part(of.model_name)}_{of.dataset.name}_{how.name}"
+        name += "" if seed is None else f"_seed{seed}"
         made.append(Job(name, config))
     return made
 
@@ -97,6 +101,16 @@ def _excludes(
                 expected="a pattern for sites that some mode quantizes",
             )
     return found
+
+
+def _datasets(given: str | None, prefix: object) -> Sequence[str | None]:
+    """Return the names of datasets; with the user's own data any names, or None for the file's."""
+    if prefix is None:
+        return tables.expand("dataset", tables.datasets(), given or tables.ALL)
+    if given is None:
+        return [None]
+    own = [] if given == tables.ALL else [name.strip() for name in given.split(",")]
+    return own or list(tables.datasets())
 
 
 def check(jobs: Sequence[Job]) -> None:
