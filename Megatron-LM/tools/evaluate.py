@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Say where the newest iteration lies, and {site: quant type} of the step before it.
+    """Return the folder of the newest iteration, and {site: quant type} of the step before it.
 
     `rows` says whether a recipe had rows for operands or layers, which its run's options hold;
     `modelopt` is what ModelOpt's state quantizes, if there is one.

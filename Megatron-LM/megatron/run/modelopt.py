@@ -99,7 +99,7 @@ def describe_state(state: Mapping[str, Any], name: str | None) -> dict[str, Any]
     if not found:
         return None
     rows = found[-1]["config"]["quant_cfg"]
-    # A row for a class of modules: those that ModelOpt has switch off what is no linear layer.
+    # ModelOpt's own rows for a class of modules only switch off other modules than linear layers.
     known = isinstance(rows, list) and not any(r["parent_class"] and r["enable"] for r in rows)
     kept = [row for row in rows if not row["parent_class"]] if known else []
     rules = [(row["quantizer_name"], bool(row["enable"])) for row in kept]

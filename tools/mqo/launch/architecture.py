@@ -51,7 +51,7 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 def architecture_changes(model: Shape, extra_flags: Sequence[str]) -> dict[str, str]:
-    """Return {flag: value} of the user's flags that change the architecture; '' for a switch."""
+    """Return {flag: value} of those flags that change the architecture; '' for a switch."""
     own = flag_table(architecture_flags(model, 1))
     given = flag_table(extra_flags)
     return {

@@ -23,7 +23,7 @@ from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plan import Planned, place
 from mqo.launch.prepare import check_config, check_tree
-from mqo.launch.run import dry_run, run
+from mqo.launch.run import dry_run, run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
 from mqo.overlay.series import Series
@@ -320,6 +320,9 @@ def describe(
     """
     machine, asked = machine or detect(), config.quantization.types
     lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
+    if Tree(project.tree).manifest():
+        config = with_checkpoint_library(project, config)
+    lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
     # With `source` the tree gives the sites their types, which are known when it is read.
     sites = asked or dict.fromkeys(tables.SITES, SOURCE)

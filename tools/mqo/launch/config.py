@@ -60,7 +60,7 @@ class Experiment(_Part):
 
     @property
     def model_changes(self) -> dict[str, str]:
-        """Return {flag: value} of the user's flags that change the published architecture."""
+        """Return {flag: value} of the extra flags that change the published architecture."""
         return architecture_changes(self.model, self.extra_flags)
 
 

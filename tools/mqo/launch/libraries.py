@@ -69,9 +69,9 @@ def library_labels(types: Mapping[str, str]) -> list[str]:
 
 
 def engine_quantization(extra_flags: Sequence[str], num_layers: int) -> LibraryQuantization | None:
-    """Return what Transformer Engine's own recipe quantizes; None if no flag asks for one.
+    """Return what Transformer Engine's own recipe quantizes; None if no flag requests one.
 
-    A recipe of ours (--fp8-quantizer-factory) is part of the run's mode.
+    With our own quantizers (--fp8-quantizer-factory) the run's mode says what is quantized.
     """
     given = flag_table(extra_flags)
     if given.get("--transformer-impl") != _engine.NAME:

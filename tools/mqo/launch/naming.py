@@ -1,4 +1,4 @@
-"""Names of what a run trains: its data, its model, and both in the name of its folder."""
+"""Names of a run's data and model, and their form in the name of its folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def dataset_of(name: str | None, prefix: Path | None, extra_flags: Sequence[str]
         extra_flags: the user's flags for Megatron, which may give data, too.
 
     Raises:
-        UnknownNameError: there are no data of the user, and `name` is not a known dataset.
-        MqoError: there is no name and no data, or the name does not fit a file.
+        UnknownNameError: without data from the user, `name` is not a known dataset.
+        MqoError: both name and data are missing, or the name does not fit a file.
     """
     own = own_data(prefix, extra_flags)
     if name is None and own is None:

@@ -31,8 +31,8 @@ FULL_SCORES = "qk and pv: all s x s scores, masked ones too, as local attention 
 class Product:
     """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in all.
 
-    `gemm` is a site, else an operation; with " backward" behind it, what autograd makes of it.
-    `quant_type` is the layer's at that site, and None where no site is. `plain` are the operands
+    `gemm` is a site, else an operation; with " backward" after it, its product in autograd.
+    `quant_type` is the layer's at that site, and None without a site. `plain` are the operands
     that a recipe, or another library, leaves unquantized.
     """
 

@@ -70,7 +70,7 @@ class Result:
     Losses in nats per token; `seconds` is the training process's whole life.
 
     `valid_loss` is that of the final validation, which upstream does when the training is done.
-    Of several nodes the last one alone knows the losses. `types` are those that the source names,
+    Of several nodes only the last one knows the losses. `types` are those that the source names,
     with which the run begins, and formats of other libraries, by the library; `schedule` changes
     some of them.
     """
@@ -120,9 +120,7 @@ def run(
     else:
         tree = ready_checkout(config, megatron, allow_edits=allow_edits)
         report(f"megatron : {tree.root}")
-    of_checkpoint = modelopt_quantization(project.tree, of.checkpoint, of.extra_flags)
-    if of_checkpoint is not None:
-        config = config.with_library(of_checkpoint)
+    config = with_checkpoint_library(project, config)
     for library in config.quantization.libraries:
         report(f"library  : {library.label}")
     types = asked.types or types_of(tree)
@@ -150,6 +148,13 @@ def run(
         coverage.record(project, folder, config, data, report)
     types = dict(shot.types) | config.quantization.library_types
     return train(folder, config, command, env, data, types, report, tracker)
+
+
+def with_checkpoint_library(project: Project, config: RunConfig) -> RunConfig:
+    """Return the configuration with what ModelOpt quantizes in the checkpoint that is loaded."""
+    of = config.experiment
+    library = modelopt_quantization(project.tree, of.checkpoint, of.extra_flags)
+    return config.with_library(library) if library else config
 
 
 def train(

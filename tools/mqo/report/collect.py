@@ -109,7 +109,7 @@ class Run:
 
     `variant` is the mode with what the user changed in the quantizing, `label` the same for tables
     and plots. `setting` holds what must be the same in runs that are compared; `data_file` is the
-    name of the user's own data, '' for a sample. Losses are in nats
+    name of the data if the user gave some, '' for a sample. Losses are in nats
     per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
     `implementation` says which norms, optimizers and fusions the run took; it is empty where that
     was not recorded. `quantizers` are the quantizers' metrics, by name.
