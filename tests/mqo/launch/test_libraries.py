@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mqo.errors import CheckpointError, RunError
+from mqo.errors import CheckpointError, MqoError, RunError
 from mqo.launch import coverage, libraries
 from mqo.launch.config import Quantization, RunConfig, resolve
 from mqo.launch.libraries import UNNAMED, LibraryQuantization, modelopt_quantization
@@ -54,12 +54,22 @@ def test_a_recipe_of_transformer_engine_is_part_of_the_name(flags, name):
         (),
         ENGINE,
         ("--fp8-format", "hybrid"),  # with local layers it has no effect
-        (*HYBRID, "--fp8-quantizer-factory", "megatron.quant.transformer_engine.quantizer"),
+        (
+            *(*HYBRID, "--fp8-recipe", "custom"),
+            *("--fp8-quantizer-factory", "megatron.quant.transformer_engine.quantizer"),
+        ),
     ],
 )
 def test_without_a_recipe_of_its_own_nothing_is_named(flags):
     assert cell(*flags).mode_label == "bf16 (unquantized)"
     assert cell(*flags).quantization.libraries == ()
+
+
+def test_quantizers_of_the_mode_are_no_library():
+    """TE asks for them in any fp8 format; the run's own recipe replaces them."""
+    assert cell(*HYBRID, mode="linear_mxfp8").mode_label == "linear_mxfp8"
+    replaced = cell(*HYBRID, "--fp8-recipe", "mxfp8", mode="linear_mxfp8")
+    assert replaced.mode_label == "linear_mxfp8, fp8 hybrid mxfp8 by Transformer Engine"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +138,19 @@ def test_the_checkpoint_that_is_loaded_counts(saved, tmp_path):
     assert set(saved.asked) == {str(quantized / "iter_0000002")}
 
 
-@pytest.mark.parametrize("facts", [{"format": None, "rules": []}, None, CheckpointError("damaged")])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"format": None, "rules": []},
+        None,
+        CheckpointError("damaged"),
+        RunError("the program ended"),
+        {"format": 7, "rules": "x"},
+    ],
+)
 def test_a_state_without_a_known_format(facts, saved, tmp_path, monkeypatch):
     def ask(*words, **rest):
-        if isinstance(facts, CheckpointError):
+        if isinstance(facts, MqoError):
             raise facts
         return {"modelopt": facts}
 

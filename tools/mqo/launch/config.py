@@ -251,7 +251,7 @@ def resolve(
             gemms=gemms,
             recipe=recipe,
             options=quantizer,
-            libraries=_libraries(experiment),
+            libraries=_libraries(experiment, types, how.get("schedule", ())),
             **how,
         ),
         placement=Placement(**where),
@@ -290,9 +290,12 @@ def _experiment(
     return made.model_copy(update={"name": made.model_name}) if made.model_changes else made
 
 
-def _libraries(of: Experiment) -> tuple[LibraryQuantization, ...]:
-    """Return what libraries quantize by the user's flags; a checkpoint may add to it."""
-    found = engine_quantization(of.extra_flags, num_layers(of))
+def _libraries(
+    of: Experiment, types: dict[str, str] | None, schedule: Sequence[str]
+) -> tuple[LibraryQuantization, ...]:
+    """Return what libraries quantize by a run's flags; a checkpoint may add to it."""
+    ours = engine.flags(of.extra_flags, types, schedule)
+    found = engine_quantization([*ours, *of.extra_flags], num_layers(of))
     return (found,) if found else ()
 
 

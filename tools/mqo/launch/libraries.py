@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from mqo.errors import CheckpointError
+from mqo.errors import CheckpointError, MqoError
 from mqo.launch.checkpoints import TRACKER, checkpoint, newest
 from mqo.launch.command import flag_table
 from mqo.program import ask
@@ -68,15 +68,16 @@ def library_labels(types: Mapping[str, str]) -> list[str]:
 # -- Transformer Engine ----------------------------------------------------------------------------
 
 
-def engine_quantization(extra_flags: Sequence[str], num_layers: int) -> LibraryQuantization | None:
+def engine_quantization(flags: Sequence[str], num_layers: int) -> LibraryQuantization | None:
     """Return what Transformer Engine's own recipe quantizes; None if no flag requests one.
 
-    With our own quantizers (--fp8-quantizer-factory) the run's mode says what is quantized.
+    If the flags request our quantizers, the run's mode says what is quantized.
     """
-    given = flag_table(extra_flags)
+    given = flag_table(flags)
+    ours = flag_table(_engine.FLAGS)
     if given.get("--transformer-impl") != _engine.NAME:
         return None
-    if given.get("--fp8-quantizer-factory") == _engine.FACTORY:
+    if all(given.get(name) == ours[name] for name in ("--fp8-recipe", "--fp8-quantizer-factory")):
         return None
     parts = [
         " ".join(filter(None, (kind, format, given.get(f"--{kind}-recipe", ""))))
@@ -96,8 +97,8 @@ def _engine_rules(given: Mapping[str, str], num_layers: int) -> list[tuple[str, 
     """Return the rules of a recipe: all linear layers of the blocks, for all three GEMMs."""
     rules = [("*", True), ("output_layer.*", "--fp8-output-proj" in given)]
     if "--first-last-layers-bf16" in given:
-        first = int(given.get("--num-layers-at-start-in-bf16", 1))
-        last = int(given.get("--num-layers-at-end-in-bf16", 1))
+        counts = (given.get(f"--num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
+        first, last = (int(text) if text.isdecimal() else 1 for text in counts)
         plain = [*range(first), *range(num_layers - last, num_layers)]
         rules += [(f"decoder.layers.{layer}.*", False) for layer in plain]
     return rules
@@ -123,16 +124,15 @@ def modelopt_quantization(
     try:
         words = ["describe", str(folder)]
         variables = {"CUDA_VISIBLE_DEVICES": ""}
-        facts = ask(tree / _DESCRIBER, words, variables=variables, error=CheckpointError)
-    except CheckpointError:  # a damaged checkpoint: the training takes an older one, or says why
+        facts = ask(tree / _DESCRIBER, words, variables=variables, error=CheckpointError)[
+            "modelopt"
+        ]
+        if facts is None:
+            return None
+        known = {name: value for name, value in facts.items() if value}
+        return LibraryQuantization.model_validate(unknown.model_dump() | known)
+    except (MqoError, ValueError):  # the training takes an older checkpoint, or reports the fault
         return unknown
-    if facts["modelopt"] is None:
-        return None
-    return unknown.model_validate(unknown.model_dump() | _known(facts["modelopt"]))
-
-
-def _known(facts: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in facts.items() if value}
 
 
 def _loaded(checkpoints: Path | None, given: Mapping[str, str]) -> Path | None:
