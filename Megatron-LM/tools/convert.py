@@ -14,9 +14,10 @@ MQO_FAILURE names.
 import json
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,16 +41,30 @@ STAGES = 4
 
 
 def describe(checkpoint: Path, target: Path) -> None:
-    """Write the arguments of a checkpoint as JSON: those of plain types, the others as text.
+    """Write the arguments of a checkpoint, and those of the tree's parser, as JSON.
 
-    It is the newest of a folder of checkpoints, or that of one iteration.
+    The checkpoint is the newest in a folder of checkpoints, or an iteration's folder. Values that
+    JSON does not have are written as text.
     """
     from megatron.inference.checkpoint_args import check_format, read_args
     from megatron.run.checkpoints import TRACKER, loaded
 
     folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint
     check_format(folder)
-    target.write_text(json.dumps(vars(read_args(folder)), default=str), encoding="utf-8")
+    facts = {"arguments": vars(read_args(folder)), "parser": parser_facts()}
+    target.write_text(json.dumps(facts, default=str), encoding="utf-8")
+
+
+def parser_facts() -> dict[str, dict[str, Any]]:
+    """Return {name: {"flag", "default"}} of the arguments of pretrain_gpt.py and distill_gpt.py."""
+    from megatron.inference.arguments import add_modelopt_args
+    from megatron.training import arguments
+
+    parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    parser = add_modelopt_args(parser)
+    flags = {action.dest: action.option_strings[0] for action in parser._actions}
+    defaults = vars(parser.parse_args([]))
+    return {name: {"flag": flags[name], "default": defaults[name]} for name in defaults}
 
 
 def to_megatron(source: Path, target: Path, flags: list[str]) -> None:

@@ -92,14 +92,14 @@ def a_checkpoint(tmp_path, monkeypatch):
     (place / "args.json").write_text(json.dumps(conversions.ARGS))
     words = conversions.write_tokenizer(place / "words", 250)
 
-    def describe(tree, checkpoint):
+    def ask(program, words, **options):
         try:
             found = json.loads((place / "args.json").read_text())
         except (OSError, ValueError):
             raise ConvertError("the program's own refusal") from None
-        return found if isinstance(found, dict) else {}
+        return {"arguments": found if isinstance(found, dict) else {}, "parser": {}}
 
-    monkeypatch.setattr(convert, "describe", describe)
+    monkeypatch.setattr(convert, "ask", ask)
     monkeypatch.setattr(convert, "run_program", stop)
     target = tmp_path / "made"
     return place, [("convert", "megatron-to-hf", place, target, "--tokenizer", words)]
@@ -127,7 +127,8 @@ def a_saved_run(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "ask", ask)
     monkeypatch.setattr(evaluation, "snapshot", lambda *rest, **more: None)
     monkeypatch.setattr(bytecode, "share", lambda *rest: None)
-    monkeypatch.setattr(convert, "describe", lambda *rest: dict(conversions.ARGS))
+    facts = {"arguments": dict(conversions.ARGS), "parser": {}}
+    monkeypatch.setattr(convert, "ask", lambda *rest, **options: facts)
     monkeypatch.setattr(convert, "run_program", lambda *rest, **options: None)
     packed = {"layout": "mqo", "name": "mqo", "types": {}, "left": 0, "why": None}
     monkeypatch.setattr(export, "ask", lambda *rest, **options: dict(packed))

@@ -265,7 +265,8 @@ def project(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm.Slurm, "start", stop)
     monkeypatch.setattr(session, "check", lambda name: tables.check_choice("x", name, ("mlflow",)))
     monkeypatch.setitem(session.TRACKERS, "mlflow", Tracker)
-    monkeypatch.setattr(conversions.convert, "describe", lambda *rest: conversions.ARGS)
+    facts = {"arguments": conversions.ARGS, "parser": {}}
+    monkeypatch.setattr(conversions.convert, "ask", lambda *rest, **options: facts)
     chosen = classmethod(lambda cls, runs=None: replace(here, chosen_runs=runs and runs.resolve()))
     monkeypatch.setattr(Project, "here", chosen)
     place.mkdir()

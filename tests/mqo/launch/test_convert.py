@@ -28,7 +28,8 @@ if command != "describe" and told.exists():
         Path(os.environ["MQO_FAILURE"]).write_text(content)
     sys.exit("out of luck")
 if command == "describe":
-    Path(target).write_text((Path(source) / "args.json").read_text())
+    facts = {"arguments": json.loads((Path(source) / "args.json").read_text()), "parser": {}}
+    Path(target).write_text(json.dumps(facts))
 else:
     assert os.environ["HF_HUB_OFFLINE"] == "1" and "MQO_QUANT_CONFIG" not in os.environ
     Path(target, "weights").write_text(json.dumps([command, *flags]))

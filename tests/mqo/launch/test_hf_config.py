@@ -2,7 +2,16 @@
 
 import pytest
 from mqo.errors import ConvertError
-from mqo.launch.hf_config import config_of, dtype_of_args, shape_of_args, shape_of_config
+from mqo.launch.hf_config import (
+    DEEPSEEK,
+    LLAMA,
+    MODEL_TYPES,
+    config_of,
+    dtype_of_args,
+    known_keys,
+    shape_of_args,
+    shape_of_config,
+)
 from mqo.matrix import tables
 from mqo.matrix.tables import Shape
 
@@ -98,7 +107,8 @@ def test_without_scaling_there_is_none():
     assert config_of(found, "fp32", 8)["rope_scaling"] is None
     unscaled = args("llama31-8b") | {"use_rope_scaling": False}
     assert shape_of_args(unscaled).rope is None
-    assert shape_of_args(args("deepseek2_lite") | {"rope_type": "rope"}).rope is None
+    unscaled = args("deepseek2_lite") | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    assert shape_of_args(unscaled).rope is None
 
 
 @pytest.mark.parametrize(
@@ -121,6 +131,83 @@ def test_what_a_config_says_and_flags_cannot_is_refused(model, change, message):
         shape_of_config(config(model) | change)
 
 
+ROPE = {"llama31-8b": "llama3", "deepseek2_lite": "yarn"}
+
+
+@pytest.mark.parametrize("model", ROPE)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_factor": 0.5}, "attention_factor = 0.5"),
+        ({"truncate": False}, "truncate = False"),
+        ({"truncate": 0}, "truncate = 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"finetuned": True}, "finetuned = True, a key that is not known"),
+    ],
+)
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+def test_a_key_of_the_scaling_is_read_or_refused(model, change, message, form):
+    made = config(model)
+    rope = made.pop("rope_scaling") | {"rope_theta": made["rope_theta"]}
+    assert shape_of_config(made | {form: rope}) == shape(model)
+    with pytest.raises(ConvertError, match=message):
+        shape_of_config(made | {form: rope | change})
+
+
+@pytest.mark.parametrize(
+    ("mscale", "all_dim", "fits"),
+    [(1, 0, True), (1.0, 1.0, True), (0.5, 2, True), (0.707, 0, False), (0, 1, False), (0, 0, False)],
+)
+def test_mscales_that_transformers_computes_otherwise_are_refused(mscale, all_dim, fits):
+    made = config("deepseek2_lite")
+    made["rope_scaling"] |= {"mscale": mscale, "mscale_all_dim": all_dim}
+    if fits:
+        assert shape_of_config(made).rope.mscale_all_dim == all_dim
+    else:
+        with pytest.raises(ConvertError, match="mscale_all_dim"):
+            shape_of_config(made)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sliding_window": 4096},
+        {"partial_rotary_factor": 0.5},
+        {"original_max_position_embeddings": 2048},
+        {"layer_types": ["full_attention"]},
+        {"use_qk_norm": False},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"model_type": "mistral"},
+        {"rope_parameters": {"rope_theta": 1.0}},
+    ],
+)
+def test_a_key_that_is_not_known_is_refused_unless_it_is_null(model, change):
+    (name,) = change
+    with pytest.raises(ConvertError, match=name):
+        shape_of_config(config(model) | change)
+    if name != "model_type":
+        assert shape_of_config(config(model) | {name: None}) == shape(model)
+
+
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+def test_the_keys_that_transformers_writes_are_known(architecture):
+    """Those of save_pretrained, and those that it leaves out at their default."""
+    transformers = pytest.importorskip("transformers")
+    made = transformers.AutoConfig.for_model(MODEL_TYPES[architecture])
+    assert made.to_dict().keys() - known_keys(architecture) == set()
+
+
+def test_the_keys_of_the_published_models_are_known():
+    """Those in the config.json of DeepSeek-V2-Lite, Llama-3.2-1B and SmolLM2 on the hub."""
+    deepseek = "attention_bias auto_map aux_loss_alpha ep_size moe_layer_freq pretraining_tp "
+    deepseek += "scoring_func seq_aux topk_group topk_method torch_dtype rope_scaling rope_theta"
+    assert set(deepseek.split()) <= known_keys(DEEPSEEK)
+    llama = "_name_or_path attention_dropout head_dim mlp_bias pretraining_tp rope_theta"
+    llama += " is_llama_config rope_interleaved transformers.js_config use_cache"
+    assert set(llama.split()) <= known_keys(LLAMA)
+
+
 def test_another_end_of_the_scaling_is_refused():
     made = config("llama31-8b")
     made["rope_scaling"] |= {"original_max_position_embeddings": 4096}
@@ -138,11 +225,12 @@ def test_a_missing_field_is_named():
 @pytest.mark.parametrize(
     ("model", "change", "message"),
     [
-        ("llama31-8b", {"normalization": "LayerNorm"}, "normalization = 'LayerNorm'"),
-        ("llama31-8b", {"num_experts": 8}, "num_experts = 8"),
         ("llama31-8b", {"kv_channels": 64}, "kv_channels = 64"),
         ("deepseek2_lite", {"moe_layer_freq": [1] * 26 + [0]}, "experts in the layers"),
         ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "2000 wide"),
+        ("deepseek2_lite", {"mscale_all_dim": 0.0}, "mscale_all_dim = 0.0"),
+        ("deepseek2_lite", {"mscale": 0.0}, "mscale = 0.0"),
+        ("deepseek2_lite", {"rope_type": "rope"}, "rotary_scaling_factor = 40.0"),
     ],
 )
 def test_a_checkpoint_of_another_kind_is_refused(model, change, message):

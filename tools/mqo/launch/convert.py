@@ -30,6 +30,7 @@ from mqo.launch.hf_config import (
     shape_of_config,
 )
 from mqo.launch.machine import Machine
+from mqo.launch.published_args import Argument, check_published
 from mqo.matrix.tables import Dtype, Shape
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
@@ -121,7 +122,7 @@ def trained(
     """Find the newest checkpoint of `source` and what belongs to it, as `megatron_to_hf` says."""
     run, source = run_of(source), checkpoints_of(source)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
-    args = describe(tree, source)
+    args = published_args(tree, source)
     shape, sequence = shape_of_args(args), context_of("the checkpoint", args)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
@@ -163,6 +164,22 @@ def program_flags(shape: Shape, sequence: int) -> list[str]:
 
 def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """Return the arguments of a checkpoint: that of an iteration's folder, or the newest."""
+    return _facts(tree, checkpoint)["arguments"]
+
+
+def published_args(tree: Path, checkpoint: Path) -> dict[str, Any]:
+    """Return the arguments of a checkpoint, as `describe` does, for its publication.
+
+    Raises:
+        ConvertError: config.json cannot express the model that they describe.
+    """
+    facts = _facts(tree, checkpoint)
+    parser = {name: Argument(**found) for name, found in facts["parser"].items()}
+    check_published(facts["arguments"], parser)
+    return facts["arguments"]
+
+
+def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
     return ask(tree / PROGRAM, ["describe", str(checkpoint)], error=ConvertError)
 
 

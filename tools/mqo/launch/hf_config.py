@@ -1,11 +1,15 @@
 """A model's shape, as Hugging Face's config.json has it and as a checkpoint's arguments have it.
 
-A field that upstream's flags cannot express is an error, never ignored.
+A key of config.json is read here, or hf_keys.toml lists it as one without effect on logits. Any
+other key is refused. published_args.py does the same for a checkpoint's arguments.
 """
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,14 +18,19 @@ from mqo.errors import ConvertError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dtype, Llama3Rope, Mla, Moe, Shape, Yarn
 
+Values = Mapping[str, tuple[Any, ...]]
 LLAMA, DEEPSEEK = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
+MODEL_TYPES = {LLAMA: "llama", DEEPSEEK: "deepseek_v2"}  # by which transformers chooses its class
+_WITHOUT_EFFECT = Path(__file__).with_name("hf_keys.toml")
+_OF_DEEPSEEK = "deepseek"
 # {field: the values that a model may have}; the first is what a file without the field means.
-_LLAMA_ONLY: Mapping[str, tuple[Any, ...]] = {
+_COMMON_ONLY: Values = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "mlp_bias": (False,),
 }
-_DEEPSEEK_ONLY = _LLAMA_ONLY | {
+_LLAMA_ONLY: Values = _COMMON_ONLY | {"rope_interleaved": (False,)}
+_DEEPSEEK_ONLY: Values = _COMMON_ONLY | {
     "q_lora_rank": (None,),
     "topk_method": ("greedy",),
     "scoring_func": ("softmax",),
@@ -29,30 +38,6 @@ _DEEPSEEK_ONLY = _LLAMA_ONLY | {
     "routed_scaling_factor": (1.0,),
     "moe_layer_freq": (1,),
     "n_group": (None, 1),
-}
-# The same of upstream's arguments.
-_ARGS_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "normalization": ("RMSNorm",),
-    "swiglu": (True,),
-    "add_bias_linear": (False,),
-    "add_qkv_bias": (False,),
-    "position_embedding_type": ("rope",),
-    "rotary_percent": (1.0,),
-    "rotary_interleaved": (False,),
-    "experimental_attention_variant": (None,),
-    "mtp_num_layers": (None, 0),
-}
-_GROUPS_ONLY = _ARGS_ONLY | {"qk_layernorm": (False,), "num_experts": (None,)}
-_MLA_ONLY = _ARGS_ONLY | {
-    "qk_layernorm": (True,),
-    "q_lora_rank": (None,),
-    "rope_type": ("yarn", "rope"),
-    "moe_router_pre_softmax": (True,),
-    "moe_router_score_function": ("softmax",),
-    "moe_router_topk_scaling_factor": (None, 1.0),
-    "moe_router_num_groups": (None, 1),
-    "moe_router_enable_expert_bias": (False,),
-    "moe_shared_expert_gate": (False,),
 }
 # {a field of the shape or of a part of it: the field of config.json}, to read it and to write it.
 _SIZES = {
@@ -80,6 +65,13 @@ _MOE = {
 _ROPE = {"factor": "factor", "original": "original_max_position_embeddings"}
 _LLAMA3 = _ROPE | {"low": "low_freq_factor", "high": "high_freq_factor"}
 _YARN = _ROPE | {n: n for n in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+# Keys that `_common` and `_llama` read by name.
+_READ = {"architectures", "model_type", "max_position_embeddings", "num_key_value_heads"}
+_READ |= {"tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}
+_ROPE_KINDS: Mapping[str, Mapping[str, str]] = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}
+_ROPE_READ = {"rope_theta", "rope_type", "type"}
+_YARN_ONLY: Values = {"attention_factor": (None,), "truncate": (True,)}
+_WHOLE_HEADS: Values = {"partial_rotary_factor": (1.0, None)}
 _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -90,13 +82,29 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
         raise ConvertError(
             f"config.json says architectures = {names!r}", expected="a list of names"
         )
-    made = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(names[0] if names else "")
+    name = names[0] if names else ""
+    made = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(name)
     if made is None:
         raise ConvertError(
             f"config.json names the architecture {', '.join(names) or '(none)'}",
             expected=f"{LLAMA} or {DEEPSEEK}",
         )
+    _refuse_others("config.json", config, {"model_type": (MODEL_TYPES[name],), **_WHOLE_HEADS})
+    _refuse_unknown("config.json", config, known_keys(name))
     return _checked("config.json", made, config)
+
+
+@functools.cache
+def known_keys(architecture: str) -> frozenset[str]:
+    """Return the keys of a config.json that are read, and those without effect on logits."""
+    lists = tomllib.loads(_WITHOUT_EFFECT.read_text(encoding="utf-8"))
+    of_deepseek = lists.pop(_OF_DEEPSEEK)
+    known = {key for text in lists.values() for key in text.split()}
+    known |= _READ | set(_SIZES.values()) | set(_WHOLE_HEADS)
+    if architecture == LLAMA:
+        return frozenset(known | set(_LLAMA_ONLY) | {"head_dim"})
+    latent = {*_MLA.values(), *_MOE.values(), *_DEEPSEEK_ONLY}
+    return frozenset(known | latent | set(of_deepseek.split()))
 
 
 def context_of(where: str, table: Mapping[str, Any]) -> int:
@@ -121,7 +129,7 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
     """Return the content of config.json, for a shape, the weights' dtype, the context in tokens."""
     common = {
         "architectures": [DEEPSEEK if shape.mla else LLAMA],
-        "model_type": "deepseek_v2" if shape.mla else "llama",
+        "model_type": MODEL_TYPES[DEEPSEEK if shape.mla else LLAMA],
         "torch_dtype": _TORCH_DTYPES[dtype],
         **_written(shape, _SIZES),
         "num_key_value_heads": shape.num_query_groups or shape.num_attention_heads,
@@ -130,7 +138,7 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
         "rope_scaling": _rope_table(shape.rope),
         "tie_word_embeddings": shape.tied_embeddings,
     }
-    only = _DEEPSEEK_ONLY if shape.mla else _LLAMA_ONLY
+    only = _DEEPSEEK_ONLY if shape.mla else _COMMON_ONLY
     fixed = {name: values[0] for name, values in only.items()}
     return common | fixed | _latent_table(shape)
 
@@ -158,9 +166,7 @@ def _checked(
         ) from None
 
 
-def _refuse_others(
-    where: str, table: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]
-) -> None:
+def _refuse_others(where: str, table: Mapping[str, Any], only: Values) -> None:
     for name, values in only.items():
         found = table.get(name, values[0])
         if found not in values:
@@ -168,6 +174,17 @@ def _refuse_others(
                 f"{where} says {name} = {found!r}",
                 expected=" or ".join(map(repr, values)),
                 help="No other is converted",
+            )
+
+
+def _refuse_unknown(where: str, table: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise ConvertError for a key that may change the model in a way that is not known here."""
+    for key, value in table.items():
+        if key not in known and value is not None:
+            raise ConvertError(
+                f"{where} says {key} = {value!r}, a key that is not known here",
+                expected="keys that Megatron's flags express, or that do not change logits",
+                help="Remove the key if transformers computes the same logits without it",
             )
 
 
@@ -186,18 +203,21 @@ def _llama(config: Mapping[str, Any]) -> Shape:
 
 
 def _deepseek(config: Mapping[str, Any]) -> Shape:
-    _refuse_others("config.json", config, _DEEPSEEK_ONLY)
+    heads = config["num_attention_heads"]
+    only = _DEEPSEEK_ONLY | {"num_key_value_heads": (heads, None)}
+    _refuse_others("config.json", config, only)
     published = _written(_published("deepseek2_lite").moe, {"aux_loss": "aux_loss_alpha"})
     mla, moe = _read(config, _MLA), _read({**published, **config}, _MOE)
     return Shape(**_common(config), mla=Mla(**mla), moe=Moe(**moe))
 
 
 def _common(config: Mapping[str, Any]) -> dict[str, Any]:
-    # The newer form holds the base, too.
-    rope = config.get("rope_parameters") or {
-        "rope_theta": config.get("rope_theta", 10000.0),
-        **(config.get("rope_scaling") or {}),
-    }
+    forms = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
+    if len(forms) > 1:
+        what = "config.json has rope_parameters and rope_scaling"
+        raise ConvertError(what, expected="one of them")
+    # The newer form has the base, too.
+    rope = {"rope_theta": config.get("rope_theta", 10000.0), **(forms[0] if forms else {})}
     return {
         **_read(config, _SIZES),
         "tied_embeddings": config.get("tie_word_embeddings", False),
@@ -209,7 +229,11 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     """Return the scaling; ConvertError where upstream's flags have no form for it."""
     kind = table.get("rope_type") or table.get("type") or "default"
-    _refuse_others("config.json", {"rope_type": kind}, {"rope_type": ("default", "llama3", "yarn")})
+    _refuse_others("config.json", {"rope_type": kind}, {"rope_type": (*_ROPE_KINDS,)})
+    only = _WHOLE_HEADS | (_YARN_ONLY if kind == "yarn" else {})
+    where = "config.json, in its rotary scaling,"
+    _refuse_others(where, table, only)
+    _refuse_unknown(where, table, frozenset(_ROPE_READ | {*only, *_ROPE_KINDS[kind].values()}))
     if kind == "default":
         return None
     made: Llama3Rope | Yarn
@@ -240,6 +264,16 @@ def _llama3_rope(factor: float) -> Llama3Rope:
 
 
 def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
+    """Return YaRN's scaling; ConvertError if transformers and upstream compute it differently.
+
+    Where one mscale is 0, transformers takes 1 for both.
+    """
+    if not (mscale and all_dim) and (mscale, all_dim) != (1, 0):
+        raise ConvertError(
+            f"YaRN has mscale = {mscale} and mscale_all_dim = {all_dim}",
+            expected="two numbers above 0, or 1 and 0, for transformers computes others in another "
+            "way than Megatron",
+        )
     chosen = {"factor": factor, "mscale": mscale, "mscale_all_dim": all_dim}
     return Yarn(**_published("deepseek2_lite").rope.model_dump() | chosen)
 
@@ -249,9 +283,9 @@ def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
 
 def _of_args(args: Mapping[str, Any]) -> Shape:
     latent = args.get("multi_latent_attention")
-    even = args["hidden_size"] // args["num_attention_heads"]
-    only = _MLA_ONLY if latent else _GROUPS_ONLY | {"kv_channels": (even, None)}
-    _refuse_others("the checkpoint", args, only)
+    if not latent:
+        even = args["hidden_size"] // args["num_attention_heads"]
+        _refuse_others("the checkpoint", args, {"kv_channels": (even, None)})
     groups = args["num_query_groups"] if args["group_query_attention"] else None
     same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base")
     return Shape(
@@ -269,6 +303,8 @@ def _of_args(args: Mapping[str, Any]) -> Shape:
 def _rope_of_args(args: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     if args.get("multi_latent_attention"):
         if args["rope_type"] != "yarn":
+            if args.get("mscale_all_dim"):  # scales upstream's softmax also without YaRN
+                _refuse_others("the checkpoint", args, {"rotary_scaling_factor": (1.0,)})
             return None
         return _yarn(args["rotary_scaling_factor"], args["mscale"], args["mscale_all_dim"])
     return _llama3_rope(args["rope_scaling_factor"]) if args["use_rope_scaling"] else None

@@ -32,7 +32,7 @@ def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | 
     `given` is the tokenizer's folder; without it, it is found. `sample` comes last.
     """
     checkpoint = find_checkpoint(tree, load, out)
-    args = convert.describe(tree, checkpoint)
+    args = convert.published_args(tree, checkpoint)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
     sequence = context_of("the checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
