@@ -122,6 +122,8 @@ def test_without_scaling_there_is_none():
         ("llama31-8b", {"rope_scaling": {"rope_type": "linear"}}, "rope_type = 'linear'"),
         ("llama31-8b", {"hidden_size": 4096.5}, "hidden_size 4096.5"),
         ("deepseek2_lite", {"q_lora_rank": 1536}, "q_lora_rank = 1536"),
+        ("deepseek2_lite", {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05"),
+        ("deepseek2_lite", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
         ("deepseek2_lite", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
         ("deepseek2_lite", {"routed_scaling_factor": 2.5}, "routed_scaling_factor = 2.5"),
     ],
@@ -156,7 +158,7 @@ def test_a_key_of_the_scaling_is_read_or_refused(model, change, message, form):
 
 @pytest.mark.parametrize(
     ("mscale", "all_dim", "fits"),
-    [(1, 0, True), (1.0, 1.0, True), (0.5, 2, True), (0.707, 0, False), (0, 1, False), (0, 0, False)],
+    [(1, 0, True), (1, 1, True), (0.5, 2, True), (0.707, 0, False), (0, 1, False), (0, 0, False)],
 )
 def test_mscales_that_transformers_computes_otherwise_are_refused(mscale, all_dim, fits):
     made = config("deepseek2_lite")
@@ -230,6 +232,7 @@ def test_a_missing_field_is_named():
         ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "2000 wide"),
         ("deepseek2_lite", {"mscale_all_dim": 0.0}, "mscale_all_dim = 0.0"),
         ("deepseek2_lite", {"mscale": 0.0}, "mscale = 0.0"),
+        ("deepseek2_lite", {"layernorm_epsilon": 1e-5}, "layernorm_epsilon = 1e-05"),
         ("deepseek2_lite", {"rope_type": "rope"}, "rotary_scaling_factor = 40.0"),
     ],
 )

@@ -71,6 +71,8 @@ _READ |= {"tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"
 _ROPE_KINDS: Mapping[str, Mapping[str, str]] = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}
 _ROPE_READ = {"rope_theta", "rope_type", "type"}
 _YARN_ONLY: Values = {"attention_factor": (None,), "truncate": (True,)}
+# With latents: transformers normalizes them with this epsilon, whatever the others have.
+_LATENT_EPSILON = 1e-6
 _WHOLE_HEADS: Values = {"partial_rotary_factor": (1.0, None)}
 _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -95,16 +97,22 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
 
 
 @functools.cache
-def known_keys(architecture: str) -> frozenset[str]:
-    """Return the keys of a config.json that are read, and those without effect on logits."""
+def keys_without_effect(architecture: str) -> frozenset[str]:
+    """Return the keys of a config.json on which logits do not depend."""
     lists = tomllib.loads(_WITHOUT_EFFECT.read_text(encoding="utf-8"))
     of_deepseek = lists.pop(_OF_DEEPSEEK)
-    known = {key for text in lists.values() for key in text.split()}
-    known |= _READ | set(_SIZES.values()) | set(_WHOLE_HEADS)
+    found = {key for text in lists.values() for key in text.split()}
+    return frozenset(found | set(of_deepseek.split() if architecture == DEEPSEEK else ()))
+
+
+def known_keys(architecture: str) -> frozenset[str]:
+    """Return the keys of a config.json that are read, and those without effect on logits."""
+    read = _READ | set(_SIZES.values()) | set(_WHOLE_HEADS)
     if architecture == LLAMA:
-        return frozenset(known | set(_LLAMA_ONLY) | {"head_dim"})
-    latent = {*_MLA.values(), *_MOE.values(), *_DEEPSEEK_ONLY}
-    return frozenset(known | latent | set(of_deepseek.split()))
+        read |= {*_LLAMA_ONLY, "head_dim"}
+    else:
+        read |= {*_MLA.values(), *_MOE.values(), *_DEEPSEEK_ONLY}
+    return frozenset(read) | keys_without_effect(architecture)
 
 
 def context_of(where: str, table: Mapping[str, Any]) -> int:
@@ -204,8 +212,8 @@ def _llama(config: Mapping[str, Any]) -> Shape:
 
 def _deepseek(config: Mapping[str, Any]) -> Shape:
     heads = config["num_attention_heads"]
-    only = _DEEPSEEK_ONLY | {"num_key_value_heads": (heads, None)}
-    _refuse_others("config.json", config, only)
+    own: Values = {"num_key_value_heads": (heads, None), "rms_norm_eps": (_LATENT_EPSILON,)}
+    _refuse_others("config.json", config, _DEEPSEEK_ONLY | own)
     published = _written(_published("deepseek2_lite").moe, {"aux_loss": "aux_loss_alpha"})
     mla, moe = _read(config, _MLA), _read({**published, **config}, _MOE)
     return Shape(**_common(config), mla=Mla(**mla), moe=Moe(**moe))
@@ -283,9 +291,9 @@ def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
 
 def _of_args(args: Mapping[str, Any]) -> Shape:
     latent = args.get("multi_latent_attention")
-    if not latent:
-        even = args["hidden_size"] // args["num_attention_heads"]
-        _refuse_others("the checkpoint", args, {"kv_channels": (even, None)})
+    even = args["hidden_size"] // args["num_attention_heads"]
+    own: Values = {"layernorm_epsilon": (_LATENT_EPSILON,)}
+    _refuse_others("the checkpoint", args, own if latent else {"kv_channels": (even, None)})
     groups = args["num_query_groups"] if args["group_query_attention"] else None
     same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base")
     return Shape(
