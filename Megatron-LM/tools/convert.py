@@ -26,6 +26,7 @@ if str(ROOT) not in sys.path:
     sys.path[0] = str(ROOT)
 from megatron.inference.errors import SavedError, leave  # noqa: E402
 from megatron.inference.hf_folder import StoredTensor, stored_tensors  # noqa: E402
+from megatron.inference.hf_kind import check_folder  # noqa: E402
 
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
@@ -72,6 +73,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
+    check_folder(source)
     found = stored_tensors(source)
     stage("building the model", 1)
     args, model = build([*flags, *dtype_flags(found), "--save", str(target)])
@@ -172,12 +174,6 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 def dtype_flags(found: Mapping[str, StoredTensor]) -> list[str]:
     """Return the flag of the tensors' common dtype; of several, that of fp32, which is none."""
     dtypes = {tensor.dtype for tensor in found.values()}
-    if other := dtypes - DTYPE_FLAGS.keys():
-        raise SavedError(
-            f"there are tensors of type {', '.join(sorted(other))}",
-            " or ".join(DTYPE_FLAGS),
-            "Quantized weights are not converted",
-        )
     return DTYPE_FLAGS[dtypes.pop()] if len(dtypes) == 1 else []
 
 

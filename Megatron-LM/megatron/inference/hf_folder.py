@@ -1,17 +1,12 @@
 """The tensors in a folder that transformers loads, read when they are asked for."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from .errors import SavedError
-
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Tensors of old files that hold no weights.
-BUFFERS = ".rotary_emb.inv_freq"
+from .hf_kind import BUFFERS, weight_files
 
 
 @dataclass(frozen=True)
@@ -30,17 +25,6 @@ class StoredTensor:
             return file.get_tensor(name)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; SavedError where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SavedError(f"{path} cannot be read: {error}", "a JSON object") from None
-    if not isinstance(found, dict):
-        raise SavedError(f"{path} holds no object", "names and values")
-    return found
-
-
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a folder, by name, from its one file or those of its index.
 
@@ -49,16 +33,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     from safetensors import SafetensorError, safe_open
 
-    index = folder / INDEX
-    names = {ONE_FILE}
-    if index.exists():
-        listed = read_object(index).get("weight_map")
-        found = [*listed.values()] if isinstance(listed, dict) else [None]
-        if not all(isinstance(name, str) and Path(name).name == name for name in found):
-            raise SavedError(f"{index} names no files", "those that lie beside it, for each tensor")
-        names = set(found)
     tensors: dict[str, StoredTensor] = {}
-    for path in sorted(folder / name for name in names):
+    for path in weight_files(folder):
         try:
             with safe_open(path, "pt") as file:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

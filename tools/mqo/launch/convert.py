@@ -29,6 +29,7 @@ from mqo.launch.hf_config import (
     shape_of_args,
     shape_of_config,
 )
+from mqo.launch.hf_source import CONFIG, check_hf_folder, refuse_hf_folder
 from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.matrix.tables import Dtype, Shape
@@ -81,7 +82,8 @@ def hf_to_megatron(
     Their dtype stays; where they have several, the checkpoint has fp32. `report` gets a line for
     each stage.
     """
-    config = hf_tokenizer.read_json(source / "config.json")
+    check_hf_folder(source)
+    config = hf_tokenizer.read_json(source / CONFIG)
     shape, sequence = shape_of_config(config), context_of("config.json", config)
     with staged(target) as stage:
         _run(
@@ -121,6 +123,8 @@ def trained(
 ) -> Trained:
     """Find the newest checkpoint of `source` and what belongs to it, as `megatron_to_hf` says."""
     run, source = run_of(source), checkpoints_of(source)
+    if not (source / TRACKER).is_file():
+        refuse_hf_folder(source, ConvertError)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = published_args(tree, source)
     shape, sequence = shape_of_args(args), context_of("the checkpoint", args)

@@ -23,6 +23,7 @@ from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
 from mqo.launch.checkpoints import TRACKER, require_tracker
 from mqo.launch.flags import platform_flags
+from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
 from mqo.matrix import tables
@@ -59,6 +60,8 @@ class Place:
         path = path.resolve()
         folder = checkpoints_of(path)
         if not (folder / "metadata.json").is_file():
+            if not (folder / TRACKER).is_file():
+                refuse_hf_folder(path, CheckpointError)
             expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
             require_tracker(folder, CheckpointError, expected)
         near = (path, *folder.parents[:2])

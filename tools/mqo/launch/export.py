@@ -13,13 +13,13 @@ from mqo.display import Say
 from mqo.errors import ConvertError
 from mqo.launch import convert, model_card
 from mqo.launch.evaluation import Place
+from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
 from mqo.program import ask
 from mqo.torch_free import formats
 
 PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"
-CONFIG = "config.json"
 OWN = "mqo"
 
 
@@ -115,9 +115,11 @@ def export(
     check_choice("layout", layout, (None, *READERS))
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
+    if is_hf_folder(source):
+        check_hf_folder(source)
     how = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
     how += ["--layout", layout] if layout else []
-    found = None if _is_transformers(source) else convert.trained(tree, source)
+    found = None if is_hf_folder(source) else convert.trained(tree, source)
     if found is None and dtype is not None:
         raise ConvertError(
             f"{source} is a folder of transformers', whose dtype stays",
@@ -155,13 +157,9 @@ def _copy_rest(plain: Path, stage: Path) -> None:
             shutil.copyfile(path, stage / path.name)
 
 
-def _is_transformers(source: Path) -> bool:
-    return (source / CONFIG).is_file()
-
-
 def _config(source: Path) -> Path:
     """Return the quant.toml of what is exported as it was trained."""
-    found = None if _is_transformers(source) else Place.of(source).quant_config
+    found = None if is_hf_folder(source) else Place.of(source).quant_config
     if found is None:
         raise ConvertError(
             f"{source} does not say how its weights were quantized",

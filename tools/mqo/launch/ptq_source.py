@@ -20,6 +20,7 @@ from mqo.launch import convert
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.flags import DTYPES
 from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
+from mqo.launch.hf_source import is_hf_folder
 from mqo.runs import checkpoints_of
 from mqo.terminal import guarded
 
@@ -48,7 +49,7 @@ def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | 
 def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
     """Return the folder of checkpoints that `load` means; a Hugging Face folder is converted."""
     checkpoint = checkpoints_of(load)
-    if (load / "config.json").is_file():
+    if is_hf_folder(load):
         checkpoint = out / "converted"
         convert.hf_to_megatron(tree, load, checkpoint)
     if not (checkpoint / TRACKER).is_file():

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..errors import PtqError
 from ..export import write_json
-from ..hf_folder import INDEX, StoredTensor, read_object, stored_tensors
+from ..hf_folder import StoredTensor, stored_tensors
+from ..hf_kind import CONFIG, INDEX, check_folder, read_object
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 
@@ -105,9 +106,10 @@ def write(
 
     Raises:
         PtqError: there is nothing to pack; the layout cannot store it.
-        SavedError: a file is missing, or cannot be read.
+        SavedError: a file is missing, cannot be read, or holds quantized weights.
     """
-    facts = read_object(source / "config.json")
+    check_folder(source)
+    facts = read_object(source / CONFIG)
     weights = stored_tensors(source)
     found = projections({name: one.shape for name, one in weights.items()}).values()
     if config is not None:

@@ -1,0 +1,34 @@
+"""Hugging Face folders as sources of weights: one check for all commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mqo.errors import ConvertError, MqoError
+from mqo.torch_free import load
+
+CONFIG = "config.json"
+
+
+def is_hf_folder(path: Path) -> bool:
+    """Return whether a folder is one that transformers loads."""
+    return (path / CONFIG).is_file()
+
+
+def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:
+    """Raise `error` unless a Hugging Face folder holds weights in fp32, bf16 or fp16."""
+    try:
+        load("inference.hf_kind").check_folder(path)
+    except load("inference.errors").SavedError as found:
+        raise error(**found.facts) from None
+
+
+def refuse_hf_folder(path: Path, error: type[MqoError]) -> None:
+    """Raise `error` for a Hugging Face folder, if a checkpoint of Megatron is needed."""
+    if is_hf_folder(path):
+        check_hf_folder(path, error)
+        raise error(
+            f"{path} is a Hugging Face folder",
+            expected="a run, or a folder of Megatron's checkpoints",
+            help=f"Convert it: mqo convert hf-to-megatron {path} CHECKPOINT",
+        )
