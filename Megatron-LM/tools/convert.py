@@ -42,7 +42,7 @@ STAGES = 4
 
 
 def describe(checkpoint: Path, target: Path) -> None:
-    """Write the arguments of a checkpoint, and those of the tree's parser, as JSON.
+    """Write the arguments of a checkpoint, and those in upstream's parser, as JSON.
 
     The checkpoint is the newest in a folder of checkpoints, or an iteration's folder. Values that
     JSON does not have are written as text.

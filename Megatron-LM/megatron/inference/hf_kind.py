@@ -67,7 +67,7 @@ def weight_files(folder: Path) -> list[Path]:
         listed = read_object(index).get("weight_map")
         found = [*listed.values()] if isinstance(listed, dict) else [None]
         if not all(isinstance(name, str) and Path(name).name == name for name in found):
-            raise SavedError(f"{index} names no files", "those that lie beside it, for each tensor")
+            raise SavedError(f"{index} names no files", "a file in the same folder for each tensor")
         names = set(found)
     missing = sorted(name for name in names if not (folder / name).is_file())
     if not missing:
@@ -87,7 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; SavedError if there is none."""
     if not path.is_file():
-        raise SavedError(f"There is no file {path}", "a JSON object")
+        raise SavedError(f"{path} is missing, or is not a file", "a JSON object")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -108,5 +108,5 @@ def _header(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError, struct.error) as error:
         raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
     if not isinstance(found, dict):
-        raise SavedError(f"{path} cannot be read: its header is no object", "safetensors")
+        raise SavedError(f"{path} cannot be read: its header is not an object", "safetensors")
     return found

@@ -86,7 +86,7 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
         _mla(model.mla) if model.mla else groups,
-        f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:g}",
+        f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:.12g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
         _rope(model),
@@ -114,7 +114,7 @@ def _rope(model: Shape) -> str:
         case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
             return (
                 f"--rope-type yarn --rotary-scaling-factor {factor} "
-                f"--mscale {mscale:g} --mscale-all-dim {all_dim:g}"
+                f"--mscale {mscale:.12g} --mscale-all-dim {all_dim:.12g}"
             )
         case Llama3Rope(factor=factor):
             return f"--use-rope-scaling --rope-scaling-factor {factor}"

@@ -1,4 +1,4 @@
-"""A model's shape, as Hugging Face's config.json has it and as a checkpoint's arguments have it.
+"""Convert a model's shape: Hugging Face's config.json, and the arguments of a checkpoint.
 
 A key of config.json is read here, or hf_keys.toml lists it as one without effect on logits. Any
 other key is refused. published_args.py does the same for a checkpoint's arguments.

@@ -85,7 +85,7 @@ def table() -> PublishedArgs:
 
 
 class Argument(BaseModel):
-    """An argument of the tree's parser: the flag that sets it, and its default."""
+    """An argument in upstream's parser: the flag that sets it, and its default."""
 
     model_config = ConfigDict(frozen=True)
     flag: str
@@ -95,7 +95,7 @@ class Argument(BaseModel):
 def check_published(args: Mapping[str, Any], parser: Mapping[str, Argument]) -> None:
     """Raise ConvertError if config.json cannot express what a checkpoint's arguments say.
 
-    `parser` has the arguments of the tree's release, by name.
+    `parser` has the arguments of the vendored release, by name.
     """
     rows = table()
     latent = bool(args.get("multi_latent_attention"))
@@ -116,7 +116,7 @@ def check_published(args: Mapping[str, Any], parser: Mapping[str, Argument]) -> 
             flag = f"{parser[name].flag}: " if name in parser else ""
             raise ConvertError(
                 f"The checkpoint was trained with {flag}{name} = {value!r}",
-                expected=f"{name} = {allowed}, for config.json cannot express another model",
+                expected=f"{name} = {allowed}: config.json cannot express other values",
                 help="`mqo eval` and `mqo generate` run the checkpoint as it is",
             )
 
