@@ -219,7 +219,8 @@ def coverage(
     dataset = next(iter(tables.datasets()))
     config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
     found = program.of_config(project, settled(tree), Series.of(project), config)
-    facts = program.names(config) | found.as_table()
+    differing = program.differing_layers(config, found)
+    facts = program.names(config) | found.as_table() | {"differing": differing}
     emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
 
 

@@ -26,11 +26,15 @@ class Device(BaseModel):
 
 
 class Coverage(BaseModel):
-    """What coverage.json says of a step; runs of version 0.1 spell the share's name otherwise."""
+    """What coverage.json says of a step; runs of version 0.1 spell the share's name otherwise.
+
+    `differing` says how operands are quantized at sites whose layers differ, a line for each way.
+    """
 
     quantized_share: float | None = Field(
         None, validation_alias=AliasChoices("quantized_share", "quantised_share")
     )
+    differing: tuple[str, ...] = ()
 
 
 class Stat(BaseModel):

@@ -4,6 +4,7 @@ An option that changes no entry of the table has no effect, and the launcher ref
 needs only the standard library: `mqo`, which does not import torch, loads it by path.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,6 +89,33 @@ def entries(
                 if entry.how.spec.quant_type != NONE or entry.how.hadamard:
                     found.add(entry)
     return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How `count` of the `total` layers of a site quantize one operand, in words."""
+
+    site: str
+    operand: str
+    words: str
+    count: int
+    total: int
+
+
+def differing(config: QuantConfig, layers: Layers) -> list[Choices]:
+    """Return how operands are quantized at the sites whose quantized layers differ by rule."""
+    found = []
+    for site in SITES.values():
+        site_type, names = config.phases(site.name)[0].quant_type, layers.get(site.name, ())
+        ruled = Counter(config.ruled_type(site.name, name, site_type) for name in names)
+        del ruled[NONE]
+        if site_type == NONE or len(ruled) < 2:
+            continue
+        for operand in (site.lhs, site.rhs):
+            for kind, count in sorted(ruled.items(), key=lambda one: (one[0] or "", one[1])):
+                words = _entry(config, site, operand, site_type, kind).choices
+                found.append(Choices(site.name, operand, words, count, ruled.total()))
+    return found
 
 
 def layer_types(

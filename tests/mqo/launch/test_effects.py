@@ -3,7 +3,7 @@
 import pytest
 from mqo.errors import MqoError
 from mqo.launch.config import resolve
-from mqo.launch.effects import NoEffectError, check_effects
+from mqo.launch.effects import NoEffectError, check_effects, differing_lines
 from mqo.launch.options import OPTIONS
 from mqo.launch.variants import variants
 from mqo.matrix import tables
@@ -157,3 +157,30 @@ def test_what_a_sweep_asks_of_all_runs_has_to_touch_one():
         made_jobs("bf16,FA_mxfp8", gemms="all")
     with pytest.raises(MqoError, match="--exclude pv"):
         made_jobs("bf16,FA_mxfp8", exclude=("pv:*",))
+
+
+RULED = (
+    'types = { fprop = "nvfp4", wgrad = "nvfp4" }\n[operands]\n'
+    '"wgrad.grad" = { rounding = "stochastic", hadamard = 16 }\n"wgrad.x" = { hadamard = 16 }\n'
+    '[[rules]]\nlayers = "*.0.*"\nquant_type = "mxfp8"\n'
+)
+
+
+def test_layers_that_differ_are_shown_with_all_choices(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(RULED)
+    recipe = recipes.read(str(own))
+    config = made("bf16", recipe=recipe)
+    lines = differing_lines(config, config.quantization.types, LAYERS)
+    assert lines == [
+        "nvfp4 1x16 nearest-even in 1 of 2 layers: fprop.x, fprop.weight",
+        "mxfp8 1x32 nearest-even floor in 1 of 2 layers: fprop.x, fprop.weight, wgrad.grad, "
+        "wgrad.x",
+        "nvfp4 1x16 stochastic hadamard 16 fixed in 1 of 2 layers: wgrad.grad",
+        "nvfp4 1x16 nearest-even hadamard 16 fixed in 1 of 2 layers: wgrad.x",
+    ]
+    (rule,) = recipe.rules
+    assert recipe.ruled(rule) == ["mxfp8 1x32 nearest-even floor"]
+    assert (
+        differing_lines(made("linear_mxfp8"), made("linear_mxfp8").quantization.types, LAYERS) == []
+    )

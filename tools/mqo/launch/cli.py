@@ -17,6 +17,7 @@ from mqo.errors import MissingError, MqoError
 from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
+from mqo.launch.coverage import differing_of
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
@@ -31,6 +32,7 @@ from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.recipes.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe
+from mqo.runs import RunFolder
 from mqo.scale.devices import DEVICES
 from mqo.terminal import guarded
 from mqo.track.session import check as check_tracker
@@ -77,6 +79,8 @@ def _main(argv: list[str], front_end: bool) -> None:
     say = Display.on(sys.stdout)
     result = run(project, config, allow_edits=args.allow_edits, report=say, tracker=args.tracker)
     say(f"result   : {result.line()}")
+    for line in differing_of(RunFolder(Path(result.run))):
+        say(f"         : {line}")
     say(f"folder   : {result.run}")
 
 

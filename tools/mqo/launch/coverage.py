@@ -6,6 +6,7 @@ The program is Megatron-LM/tools/coverage.py; what it said is kept.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,24 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import MqoError, RunError
 from mqo.launch.config import RunConfig
+from mqo.launch.effects import differing_lines
 from mqo.launch.engine import LOCAL
 from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_flags
 from mqo.launch.machine import Machine
 from mqo.launch.products import Coverage, lines
 from mqo.launch.program_cache import ask_cached, source_of
-from mqo.matrix.tables import NONE
+from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.recipes.recipe import OUTPUT_LAYER
+from mqo.run_records import Coverage as Recorded
+from mqo.run_records import parsed
 from mqo.runs import RunFolder
 
 PROGRAM = "tools/coverage.py"
 TIME_LIMIT_S = 300
+WIDTH = 80
 LEAST_SHARE = 0.5  # of the FLOPs that a recipe is for
 _CPU = Machine(1, 0)
 
@@ -68,8 +73,9 @@ def record(
     except MqoError as error:
         report(f"coverage : not known. {error}")
         return
-    facts = json.dumps(names(config) | found.as_table(), indent=1)
-    folder.coverage.write_text(facts, encoding="utf-8")
+    differing = differing_layers(config, found)
+    facts = names(config) | found.as_table() | {"differing": differing}
+    folder.coverage.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
     report(f"coverage : {found.summary()}")
     check_share(config, found)
@@ -118,7 +124,28 @@ def as_text(config: RunConfig, coverage: Coverage) -> str:
     of, asked = config.experiment, config.quantization
     which = () if asked.recipe else (f"{asked.gemms} GEMMs",)
     names = (of.model_name, config.mode_label, *which, of.training.name)
-    return "\n".join([", ".join(names), *lines(coverage), ""])
+    differing = differing_layers(config, coverage)
+    more = [row for line in differing for row in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+    more = ["", "operands at sites whose layers differ:", *more] if differing else []
+    return "\n".join([", ".join(names), *lines(coverage), *more, ""])
+
+
+def differing_of(folder: RunFolder) -> tuple[str, ...]:
+    """Return what a run's coverage.json says of sites whose layers differ."""
+    there = folder.coverage.is_file()
+    return parsed(folder.coverage, Recorded).differing if there else ()
+
+
+def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
+    """Return how operands are quantized at the sites whose layers differ by rule, a line each."""
+    types = config.quantization.types
+    if types is None or config.quantization.recipe is None:
+        return []
+    layers = {
+        site: {product.layer for product in coverage.products if product.gemm == site}
+        for site in SITES
+    }
+    return differing_lines(config, types, layers)
 
 
 def names(config: RunConfig) -> dict[str, Any]:

@@ -55,6 +55,18 @@ def unread_schedules(config: Any) -> list[str]:
     return _table.unread_schedules(config)
 
 
+def differing_lines(config: RunConfig, types: Mapping[str, str], layers: Layers) -> list[str]:
+    """Return how operands are quantized at the sites whose layers differ, a line for each way."""
+    ways: dict[tuple[str, int, int], list[str]] = {}
+    for row in _table.differing(_parsed(config.quant_toml(dict(types))), layers):
+        key = (row.words, row.count, row.total)
+        ways.setdefault(key, []).append(f"{row.site}.{row.operand}")
+    return [
+        f"{words} in {count} of {total} layers: {', '.join(operands)}"
+        for (words, count, total), operands in ways.items()
+    ]
+
+
 def check_effects(
     config: RunConfig, types: Mapping[str, str], layers: Layers | None = None
 ) -> None:

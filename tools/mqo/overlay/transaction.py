@@ -69,6 +69,15 @@ class Recovered:
         return f"{who} had been killed before it changed anything; cleared away what it prepared"
 
 
+def check(root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None]) -> None:
+    """Raise OverlayError for changes and records that `commit` would refuse; write nothing."""
+    writable.check_store(root)
+    writable.refuse_clash(change.path for change in changes if change.content is not None)
+    for change in changes:
+        check_writable(root, change.path)
+    writable.check_records(root, records)
+
+
 def commit(
     root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None], *, command: str
 ) -> None:
@@ -79,10 +88,7 @@ def commit(
     """
     store = root / STORE
     try:
-        writable.refuse_clash(change.path for change in changes if change.content is not None)
-        for change in changes:
-            check_writable(root, change.path)
-        writable.check_records(root, records)
+        check(root, changes, records)
         journal = _stage(root, changes, records, command)
         step("journal")
         (store / INCOMING / JOURNAL).replace(store / JOURNAL)

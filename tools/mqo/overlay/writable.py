@@ -19,12 +19,24 @@ def check_store(root: Path) -> None:
         OverlayError: it is a symbolic link, or one of the places in it that are written first is.
     """
     store = root / STORE
+    if store.exists() and not store.is_dir():
+        raise OverlayError(
+            f"{store} is not a folder; nothing was changed",
+            expected="the folder of this tree's records, or nothing",
+            help="Move it away",
+        )
     for place in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
         if place.is_symlink():
             raise OverlayError(
                 f"{place} is a symbolic link; nothing was changed",
                 expected="a file or folder of this tree's own",
                 help="See where it leads, and remove it",
+            )
+        if place.name in (*LOCK_FILES, JOURNAL) and place.is_dir():
+            raise OverlayError(
+                f"{place} is a folder; nothing was changed",
+                expected="a file of mqo's, or nothing",
+                help="Move it away",
             )
 
 

@@ -24,6 +24,7 @@ INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
 _operand_table, _options = load("quant.operand_table"), load("quant.options")
 _config, _excludes = load("quant.config"), load("quant.excludes")
+_table = load("quant.table")
 LINEAR = formats.LINEAR
 OperandRow = _operand_table.OperandRow
 
@@ -179,6 +180,13 @@ class Recipe(Row):
             for site in sites
             for operand in (site.lhs, site.rhs)
         }
+
+    def ruled(self, rule: Rule) -> list[str]:
+        """Return, in words, how the operands of a rule's layers are quantized."""
+        ruled = (_operand_table.LayerRule(rule.pattern or "linear:*", rule.quant_type),)
+        asked = self.types.model_dump()
+        config = _config.QuantConfig(asked=asked, rules=ruled, **self.options)
+        return sorted({entry.choices for entry in _table.entries(config) if entry.ruled})
 
     @property
     def label(self) -> str:

@@ -42,7 +42,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
     yield from _wrapped("not the recipe's", "attention, which --quantization is for")
     for rule in recipe.rules:
-        yield from _rule(rule, models)
+        yield from _rule(recipe, rule, models)
     for name, value in recipe.options.items():
         yield f"option: {name} = {value}"
     for text in recipe.deviations:
@@ -71,19 +71,22 @@ def _line(row: dict[str, Any]) -> str:
     return f"{name:14}{text}{row.get('hadamard', ''):11}{'' if gain == 1.0 else gain}".rstrip()
 
 
-def _rule(rule: Rule, models: dict[str, Model]) -> Iterator[str]:
+def _rule(recipe: Recipe, rule: Rule, models: dict[str, Model]) -> Iterator[str]:
     if not rule.is_of_ends:
-        yield from _wrapped("rule", f"{rule.pattern} is {rule.quant_type}")
+        yield from _wrapped("rule", f"{rule.pattern} {_becomes(recipe, rule)}")
         return
     first, last = (f"{e:.1%}" if isinstance(e, float) else str(e) for e in (rule.first, rule.last))
-    yield f"rule: the first {first} and the last {last} of the blocks {_becomes(rule)}"
+    yield f"rule: the first {first} and the last {last} of the blocks {_becomes(recipe, rule)}"
     for name, model in models.items():
         found = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
         yield f"  {name}: {found} of {model.num_layers}"
 
 
-def _becomes(rule: Rule) -> str:
-    return "stay unquantized" if rule.keeps else f"are {rule.quant_type}"
+def _becomes(recipe: Recipe, rule: Rule) -> str:
+    """Return what a rule makes of its layers, with the defaults of its type."""
+    if rule.quant_type == NONE:
+        return "stay unquantized"
+    return f"use {', '.join(recipe.ruled(rule))}"
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -112,7 +112,8 @@ class Run:
     name of the data if the user gave some, '' for a sample. Losses are in nats
     per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
     `implementation` says which norms, optimizers and fusions the run took; it is empty where that
-    was not recorded. `quantizers` are the quantizers' metrics, by name.
+    was not recorded. `differing` says how operands are quantized at sites whose layers differ.
+    `quantizers` are the quantizers' metrics, by name.
     """
 
     folder: RunFolder
@@ -146,6 +147,7 @@ class Run:
     python: str
     packages: Mapping[str, str]
     changes: tuple[FileChange, ...]
+    differing: tuple[str, ...] = ()
 
     @property
     def step_time(self) -> float | None:
@@ -288,7 +290,7 @@ def _run(
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
         step_times=tuple(seconds for _, seconds in metrics.get(STEP_TIME, [])),
         peak_memory=max(device.peak_memory) if device.peak_memory else None,
-        share=_share(folder),
+        share=_coverage(folder).quantized_share,
         sites=tuple(_sites(folder, metrics)),
         quantizers={name: rows for name, rows in metrics.items() if name.startswith("quant/")},
         machine=_machine(config, facts, env, device),
@@ -299,13 +301,13 @@ def _run(
         python=facts.python.split()[0],
         packages=facts.packages,
         changes=tuple(changes(folder)),
+        differing=_coverage(folder).differing,
     )
 
 
-def _share(folder: RunFolder) -> float | None:
-    """Return the quantized share of the FLOPs."""
-    there = folder.coverage.exists()
-    return parsed(folder.coverage, Coverage).quantized_share if there else None
+def _coverage(folder: RunFolder) -> Coverage:
+    """Return what coverage.json says; nothing without one."""
+    return parsed(folder.coverage, Coverage) if folder.coverage.exists() else Coverage()
 
 
 def changed_quantization(run: RunFolder, how: Quantization) -> str:

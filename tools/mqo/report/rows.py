@@ -142,11 +142,14 @@ def gap_of(row: Row) -> float:
     return row.gap.mean if row.gap else math.nan
 
 
-def quantized(types: Mapping[str, str]) -> str:
-    """Return the types, and the sites of each: 'mxfp8: fprop qk'; then those of libraries."""
+def quantized(types: Mapping[str, str], differing: Sequence[str] = ()) -> str:
+    """Return the types, and the sites of each: 'mxfp8: fprop qk'; then those of libraries.
+
+    `differing` says how operands are quantized at sites whose layers differ.
+    """
     sites: dict[str, list[str]] = {}
     for site in SITES:
         if types.get(site, NONE) != NONE:
             sites.setdefault(types[site], []).append(site)
     named = [f"{kind}: {' '.join(of)}" for kind, of in sites.items()]
-    return "; ".join((*named, *library_labels(types))) or "nothing"
+    return "; ".join((*named, *library_labels(types), *differing)) or "nothing"

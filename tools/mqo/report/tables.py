@@ -69,7 +69,11 @@ def _names(group: Group, row: Row) -> dict[str, Any]:
 
 def _result(group: Group, row: Row) -> dict[str, Any]:
     kind = "validation" if group.validated else "training"
-    made = {"quantized": quantized(row.types), "seeds": len(row.runs), "loss_kind": kind}
+    made = {
+        "quantized": quantized(row.types, row.runs[0].differing),
+        "seeds": len(row.runs),
+        "loss_kind": kind,
+    }
     for name in VALUES:
         spread: Spread | None = getattr(row, name)
         made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}

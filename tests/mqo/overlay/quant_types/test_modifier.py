@@ -667,3 +667,40 @@ def test_a_literal_that_was_set_by_hand_since_is_an_edit(kept):
 def test_a_modification_is_no_edit_to_mqo(kept):
     modifier.modify(kept.tree.root, {"fprop": "mxfp8"})
     assert kept.tree.edited_files() == []
+
+
+def replace_by_link(path):
+    moved = path.rename(path.with_name(f"moved-{path.name}"))
+    path.symlink_to(moved)
+
+
+def replace_by_folder(path):
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+REFUSED = {
+    "a read-only file": lambda root: (root / LAYERS).chmod(0o444),
+    "a read-only folder": lambda root: (root / LAYERS).parent.chmod(0o555),
+    "a link for a file": lambda root: replace_by_link(root / LAYERS),
+    "a link for a folder": lambda root: replace_by_link((root / LAYERS).parent),
+    "a tree that may not be written": lambda root: root.chmod(0o555),
+    "a link for .mqo": lambda root: (root / ".mqo").symlink_to(root.parent),
+    "a file for .mqo": lambda root: (root / ".mqo").write_text(""),
+    "a folder for a record": lambda root: replace_by_folder(root / ".mqo" / records.LITERALS),
+    "a folder for the lock": lambda root: replace_by_folder(root / ".mqo" / "lock"),
+    "a folder for the journal": lambda root: replace_by_folder(root / ".mqo" / "journal.json"),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED.values(), ids=REFUSED)
+def test_a_dry_run_refuses_what_the_modification_refuses(damage, root):
+    damage(root)
+    try:
+        for dry_run in (True, False):
+            with pytest.raises(OverlayError):
+                modifier.modify(root, ALL, dry_run=dry_run)
+    finally:
+        for folder in (root, (root / LAYERS).parent):
+            folder.chmod(0o755)

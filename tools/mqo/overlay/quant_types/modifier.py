@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mqo.errors import EditedError, OverlayError, check_name
 from mqo.overlay import literals, transaction
+from mqo.overlay.journal import STORE
 from mqo.overlay.literals import Literal, splice
 from mqo.overlay.quant_types import ledger
 from mqo.overlay.quant_types.sites import METHODS, Place, scan
@@ -28,6 +29,7 @@ COMMAND = (
     else "python3 script/quant_type_modifier.py"
 )
 DIFFERS = "differs"
+STORE_FILE = f"{STORE}/{LITERALS}"  # written by every modification
 CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
 
 
@@ -164,22 +166,29 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
                     help="Any command that may write, `--restore` for one, first finishes or "
                     "clears it",
                 )
-            return plan(tree)
+            final = plan(tree)
+            if final.files:
+                transaction.check(root, *_written(tree, final))
+                transaction.check_writable(root, STORE_FILE)
+            return final
         if not tree.store.exists():
             # The lock makes this folder: not where there is nothing to do, or nothing can be done.
             first = plan(tree)
-            for path in first.files:
-                transaction.check_writable(root, path)
             if not first.files:
                 return first
+            for path in (*first.files, STORE_FILE):
+                transaction.check_writable(root, path)
         with tree.locked(COMMAND):
             final = plan(tree)
             if final.files or final.record != tree.modified():
-                changes = [transaction.Change(p, new) for p, (_, new) in final.files.items()]
-                records = tree.new_objects(final.originals)
-                records[LITERALS] = modified_as_json(final.record)
-                transaction.commit(root, changes, records, command=COMMAND)
+                transaction.commit(root, *_written(tree, final), command=COMMAND)
             return final
+
+
+def _written(tree: Tree, plan: Outcome) -> tuple[list[transaction.Change], dict[str, bytes | None]]:
+    """Return the files of the tree and of its records that a plan writes."""
+    changes = [transaction.Change(path, new) for path, (_, new) in plan.files.items()]
+    return changes, {**tree.new_objects(plan.originals), LITERALS: modified_as_json(plan.record)}
 
 
 @contextlib.contextmanager
