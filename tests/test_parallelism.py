@@ -124,7 +124,8 @@ def train(tmp_path_factory, checkout_with):
         if key not in done:
             rate = "" if types == NONE and not recipe else SHORT_STEPS
             flags = f"{start(model)} {layout.flags} {rate}"
-            done[key] = run(model, layout, types, flags, dump=(1,), recipe=recipe)
+            dump = (1,) if types != NONE or recipe else ()
+            done[key] = run(model, layout, types, flags, dump=dump, recipe=recipe)
         return done[key]
 
     return train

@@ -154,5 +154,5 @@ def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
     ],
 )
 def test_what_would_leave_layers_unquantized_ends_a_run_before_its_model(train, flags, text):
-    with pytest.raises(RunError, match=rf"before the model.*{text}"):
+    with pytest.raises(RunError, match=text):
         train("linear_mxfp8", flags=flags)

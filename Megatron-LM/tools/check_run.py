@@ -3,7 +3,7 @@
     python Megatron-LM/tools/check_run.py facts.json REQUEST
 
 The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
-`processes`, their number; `distills`, whether a distillation's flags are known; and `is_cpu`,
+`processes`, their number; `python_path`, folders from which the run imports as well; `distills`, whether a distillation's flags are known; and `is_cpu`,
 whether the run has no GPU. The facts are `layers`, {kind: names}; `traps`, {site: what would bypass
 its quantizer}; and `notes`, what could not be checked here. What the run would refuse is written to
 the file that MQO_FAILURE names. Nothing is trained, and no data is read.
@@ -27,6 +27,7 @@ sys.path.pop(0)
 def main(target: Path, request: dict[str, Any]) -> None:
     """Write to `target` what the request asks for."""
     coverage.take_over(coverage.Products())
+    sys.path += filter(None, request["python_path"].split(os.pathsep))
     from megatron.inference.errors import InferenceError, leave
 
     notes: list[str] = []

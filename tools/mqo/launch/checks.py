@@ -6,7 +6,9 @@ lists it. Everything else that is wrong ends both, with the same words.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +53,7 @@ def check_run(
         RunError: Megatron refuses the flags, or they would bypass a quantizer.
         NoEffectError: an option, a pattern or a schedule changes nothing.
     """
+    _check_engine(config, machine)
     facts = _facts(project, tree, series, config, machine)
     _check_schedules(config, types)
     if traps := _traps(facts["traps"], config, types):
@@ -63,6 +66,20 @@ def check_run(
         _check_patterns(config, facts["layers"])
         check_effects(config, types, layers)
     return facts["notes"]
+
+
+def _check_engine(config: RunConfig, machine: Machine) -> None:
+    """Raise RunError for Transformer Engine's layers on a GPU machine that lacks the package.
+
+    Without a GPU the program says so: it imports the package as the run does.
+    """
+    asked = engine.is_asked(config.experiment.extra_flags)
+    if asked and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
+        raise RunError(
+            f"--transformer-impl {engine.NAME} was passed, and Transformer Engine is not installed",
+            expected="a transformer_engine that imports",
+            help="`mqo doctor` says what is installed",
+        )
 
 
 def _facts(
@@ -82,6 +99,8 @@ def _facts(
         "processes": config.placement.cluster.processes,
         "distills": of.teacher is not None,
         "is_cpu": not machine.has_cuda,
+        # Without the run's own packages Transformer Engine would seem to be missing.
+        "python_path": os.environ.get("PYTHONPATH", "") if engine.is_asked(of.extra_flags) else "",
     }
     asked = config.quantization
     # Only Transformer Engine's layers ask for more than the flags say.
