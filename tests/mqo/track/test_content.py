@@ -20,6 +20,11 @@ def test_parameters_are_the_configuration_by_path(tmp_path):
     assert "experiment.teacher" not in found.parameters  # it is null there
 
 
+def test_a_changed_model_has_a_name_of_its_own(tmp_path):
+    run = make_run(tmp_path / "one", extra_flags=("--num-layers", "3"))
+    assert content.describe(run).parameters["experiment.name"] == "llama32-1b*"
+
+
 def test_the_group_is_the_sweep(tmp_path):
     run = make_run(tmp_path / "a sweep" / "one")
     (tmp_path / "a sweep" / SWEEP).write_text("{}")
