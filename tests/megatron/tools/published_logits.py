@@ -12,6 +12,7 @@ arguments that must have their default. "parser", "flags" and "validated" list a
 import contextlib
 import io
 import json
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -465,8 +466,10 @@ def attempt(measure: Any, changes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(tree: str, kind: str, result: str) -> None:
     """Write the tables of one kind of model."""
+    target = Path(result).resolve()
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(Path(tree), kind, Path(folder))
+        lab = Lab(Path(tree).resolve(), kind, Path(folder))
+        os.chdir(folder)  # some arguments name a file to write
         from argparse import ArgumentParser
 
         from megatron.inference.arguments import add_modelopt_args
@@ -485,7 +488,7 @@ def main(tree: str, kind: str, result: str) -> None:
             "imported": attempt(lab.imported, KEYS[kind]),
             "keys": lab.keys(),
         }
-    Path(result).write_text(json.dumps(facts))
+    target.write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
