@@ -3,11 +3,11 @@
     python Megatron-LM/tools/check_run.py facts.json REQUEST
 
 The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
-`processes`, their number; `python_path`, folders from which the run imports as well; `distills`,
-whether a distillation's flags are known; and `is_cpu`, whether the run has no GPU. The facts are
-`layers`, {kind: names}; `traps`, {site: what would bypass its quantizer}; and `notes`, what could
-not be checked here. What the run would refuse is written to the file that MQO_FAILURE names.
-Nothing is trained, and no data is read.
+`processes`, their number; `variables`, of the run's environment; `python_path`, folders from which
+the run imports as well; `distills`, whether a distillation's flags are known; and `is_cpu`, whether
+the run has no GPU. The facts are `layers`, {kind: names}; `traps`, {site: what would bypass its
+quantizer}; and `notes`, what could not be checked here. What the run would refuse is written to the
+file that MQO_FAILURE names. Nothing is trained, and no data is read.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def parsed(request: dict[str, Any]) -> Namespace:
     from megatron.inference.errors import InferenceError
     from megatron.training import arguments
 
-    os.environ["WORLD_SIZE"] = str(request["processes"])
+    os.environ |= request["variables"] | {"WORLD_SIZE": str(request["processes"])}
     sys.argv[1:] = request["flags"]
     said = io.StringIO()
     try:

@@ -30,6 +30,8 @@ from mqo.torch_free import formats, load
 
 PROGRAM = "tools/check_run.py"
 TIME_LIMIT_S = 300
+# Variables of a run that Megatron's validation reads.
+VALIDATED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 HEAD = "output_layer"
 _excludes, _schedule = load("quant.excludes"), load("quant.schedule")
 
@@ -99,6 +101,7 @@ def _facts(
         "processes": config.placement.cluster.processes,
         "distills": of.teacher is not None,
         "is_cpu": not machine.has_cuda,
+        "variables": VALIDATED,
         # Without the run's own packages Transformer Engine would seem to be missing.
         "python_path": os.environ.get("PYTHONPATH", "") if engine.is_asked(of.extra_flags) else "",
     }

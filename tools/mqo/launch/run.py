@@ -22,7 +22,7 @@ from mqo.data.prepare import layout
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
-from mqo.launch.checks import check_run
+from mqo.launch.checks import VALIDATED, check_run
 from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
@@ -203,7 +203,7 @@ def build_command(
     env = {
         **(_ALONE if alone else {}),
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        **VALIDATED,
         THREADS: threads(share),
         # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
         "HF_HUB_OFFLINE": "1",
