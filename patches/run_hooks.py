@@ -1,4 +1,4 @@
-"""Calls on every rank: before and after every training step, and around checkpoints."""
+"""Calls on every rank: around every training step, before validations, and around checkpoints."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 
@@ -26,6 +26,20 @@ FILES = (
             AddImport("import megatron.run"),
             PrependBody("train_step", "megatron.run.before_step(model, get_args(), optimizer)\n"),
             PrependBody("post_training_step_callbacks", "megatron.run.after_step(iteration)\n"),
+            PrependBody(
+                "evaluate_and_print_results",
+                "megatron.run.before_validation(model, get_args(), iteration)\n",
+            ),
+        ),
+    ),
+    FileEdits(
+        "megatron/core/optimizer_param_scheduler.py",
+        (
+            PrependBody(
+                "OptimizerParamScheduler._check_and_set",
+                "from megatron.run import check_schedule\n\n"
+                "check_schedule(self, cls_value, sd_value, name)\n",
+            ),
         ),
     ),
     FileEdits(CHECKPOINTING, CHECKPOINTS, versions="<0.17.1"),

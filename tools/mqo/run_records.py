@@ -25,6 +25,12 @@ class Device(BaseModel):
     peak_memory: list[float] | None = None
 
 
+class RunEnd(BaseModel):
+    """What ended.json says: the steps that the process trained before it reached the end."""
+
+    steps: int
+
+
 class Coverage(BaseModel):
     """What coverage.json says of a step; runs of version 0.1 spell the share's name otherwise.
 

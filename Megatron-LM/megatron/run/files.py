@@ -22,8 +22,8 @@ class RunFiles:
     `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
     coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
     training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
-    failure.txt, dumps/, tensorboard/ and checkpoints/. With a tracker there are trackers.json,
-    tracker.txt and what the tracker itself keeps, such as wandb/.
+    failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With a tracker
+    there are trackers.json, tracker.txt and what the tracker itself keeps, such as wandb/.
     """
 
     root: Path
@@ -40,6 +40,8 @@ class RunFiles:
     device = property(lambda self: self.root / "device.json")
     implementation = property(lambda self: self.root / "implementation.json")
     failure = property(lambda self: self.root / "failure.txt")
+    packages = property(lambda self: self.root / "packages.json")
+    ended = property(lambda self: self.root / "ended.json")
     result = property(lambda self: self.root / "result.json")
     coverage = property(lambda self: self.root / "coverage.json")
     coverage_table = property(lambda self: self.root / "coverage.txt")

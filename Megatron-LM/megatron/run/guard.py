@@ -11,11 +11,12 @@ from megatron.quant.record import Key
 from torch.nn import Module
 
 from . import disk, divergence, engine, implementation
-from .checkpoints import keep_last
+from .checkpoints import CheckpointError, keep_last
 from .files import run_folder
 from .modelopt import quantized_layers
 from .nan import watch
 from .observe import end_step
+from .packages import record_packages
 from .ranks import all_ranks, data_rank, rank
 from .resumed_types import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
@@ -26,8 +27,14 @@ _found: list[quant.FoundLayer] | None = None
 # The step that is to be checked: its layers as they run, and the calls that were before it.
 _usage: Usage | None = None
 _calls: dict[Key, int] = {}
+# Whether a step or a final validation began in this process, and how many steps did.
+_began, _steps = False, 0
 # The types that a step was last checked for. A schedule changes them in the course of a run.
 _checked: dict[str, str] | None = None
+
+
+# The sites of a forward pass: what a validation runs.
+_FORWARD = ("fprop", "qk", "pv")
 
 
 class GuardError(RuntimeError):
@@ -56,10 +63,10 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
     step. The quantizers learn which step and which rank it is, so that their random numbers change.
     """
-    global _found, _usage, _calls
+    global _usage, _calls, _began, _steps
+    _began, _steps = True, _steps + 1
     done = getattr(args, "curr_iteration", 0)
-    quant.set_step(done, getattr(args, "train_iters", None))
-    quant.set_replica(*data_rank())
+    _set_draws(done, args)
     divergence.begin_step(args)
     if run_folder() is None:
         return
@@ -69,20 +76,72 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         model = list(model)
         if optimizer is not None:
             implementation.record(model, optimizer)
-        if current().check_nan:
-            watch(model)
-        _found = [one for chunk in model for one in quant.find_layers(chunk)]
-        engine.prepare(model, args)
-        others = [one for chunk in model for one in quant.other_weights(chunk)]
-        inspect([one.layer for one in _found] + others, read_setup(args))
-        check_alone(quantized_layers(model))
-        check_cuts(_found, args)
+        _inspect_model(model, args)
         _say(keep_types(args, current()) + disk.begin_run(model, args))
     types = asked_now()
     if types != _checked:
         _calls = {record.key: record.calls for record in quant.RECORDER.entries()}
-        kinds = {quant.SITES[site].layer for site, wanted in types.items() if wanted != "none"}
-        _usage = Usage(_found, kinds) if kinds else None
+        _usage = _watch_layers(types)
+
+
+def before_validation(model: Iterable[Module], args: Namespace, iteration: int) -> None:
+    """Prepare the final validation of a training that ended in an earlier process.
+
+    The patched trainer calls this on every rank before every validation. It does nothing if a step
+    or a validation began before. Otherwise no step will run here: the draws of stochastic rounding
+    and the schedules are set to those of the process that trained the last step, and the model is
+    checked as before a first step.
+
+    Raises:
+        CheckpointError: the checkpoint was trained with other types than this run's.
+        GuardError: the validation cannot quantize as asked.
+    """
+    global _usage, _began
+    if _began:
+        return
+    _began = True
+    _set_draws(iteration, args)
+    if run_folder() is None:
+        return
+    model = list(model)
+    _inspect_model(model, args)
+    if changed := keep_types(args, current()):
+        raise CheckpointError(
+            f"iteration {iteration} is the last step, and nothing is left to train: "
+            f"{'; '.join(changed)}. Expected: the types of the checkpoint. Give those, give "
+            "another CHECKPOINT, or train longer with `-- --train-samples`"
+        )
+    _usage = _watch_layers(asked_now(forward_only=True))
+
+
+def steps_begun() -> int:
+    """Return the number of training steps that began in this process."""
+    return _steps
+
+
+def _set_draws(done: int, args: Namespace) -> None:
+    """Tell the quantizers the step and the rank, from which their random numbers follow."""
+    quant.set_step(done, getattr(args, "train_iters", None))
+    quant.set_replica(*data_rank())
+
+
+def _inspect_model(model: list[Module], args: Namespace) -> None:
+    """Find the layers of a model, and end a run that cannot quantize them as asked."""
+    global _found
+    if current().check_nan:
+        watch(model)
+    _found = [one for chunk in model for one in quant.find_layers(chunk)]
+    engine.prepare(model, args)
+    others = [one for chunk in model for one in quant.other_weights(chunk)]
+    inspect([one.layer for one in _found] + others, read_setup(args))
+    check_alone(quantized_layers(model))
+    check_cuts(_found, args)
+
+
+def _watch_layers(types: Mapping[str, str]) -> Usage | None:
+    """Start to note which layers run, of the kinds that `types` quantize."""
+    kinds = {quant.SITES[site].layer for site, wanted in types.items() if wanted != "none"}
+    return Usage(_found or (), kinds) if kinds else None
 
 
 def after_step(iteration: int) -> None:
@@ -101,6 +160,7 @@ def after_step(iteration: int) -> None:
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [one.layer for one in _found or ()], used, here, when)
+        record_packages()
     measured = run_folder() is not None and quant.RECORDER.measuring
     end_step(iteration)
     if measured:
@@ -108,9 +168,10 @@ def after_step(iteration: int) -> None:
     quant.set_step(iteration)
 
 
-def asked_now() -> dict[str, str]:
+def asked_now(*, forward_only: bool = False) -> dict[str, str]:
     """Return the type that each site is asked to run as at this step."""
-    return {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
+    sites = {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
+    return {site: t for site, t in sites.items() if site in _FORWARD or not forward_only}
 
 
 def since(
@@ -175,13 +236,30 @@ def ever_asked(options: quant.QuantConfig) -> dict[str, str]:
 def check_all(records: list[quant.QuantRecord]) -> None:
     """Raise GuardError for every site that in all of a run did not run as asked, or to no effect.
 
-    `records` are of all ranks. A site with a schedule was checked when each of its types began.
+    `records` are of all ranks. A site with a schedule was checked when each of its types began. If
+    only the final validation ran, the backward GEMMs did not. A collective.
     """
     _end(quant.ineffective(records), "at the end")
+    if not _steps:
+        _check_validation(records)
+        return
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
     _end(quant.missing(asked, rest, type_of), "at the end")
+
+
+def _check_validation(records: list[quant.QuantRecord]) -> None:
+    """Raise GuardError for a site or layer that did not run as asked in the final validation."""
+    global _usage
+    if not _began:  # --eval-iters 0
+        return
+    asked, when = asked_now(forward_only=True), "final validation"
+    _end(quant.missing(asked, records, type_of), when)
+    if _usage is not None:
+        used, _usage = _usage.close(), None
+        layers = [one.layer for one in _found or ()]
+        check_layers(asked, layers, used, quant.RECORDER.entries(), when)
 
 
 def check_layers(

@@ -1,6 +1,7 @@
-"""metrics.jsonl, quant_stats.json, device.json, failure.txt: what a run writes of itself."""
+"""metrics.jsonl, quant_stats.json, device.json, ended.json, failure.txt: a run's own records."""
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,8 @@ from megatron.quant.record import jsonable
 from . import disk, guard, observe, unpickle
 from .checkpoints import keep_last
 from .divergence import DivergenceError, describe
-from .files import run_folder
+from .files import RunFiles, run_folder
+from .packages import record_packages
 from .ranks import all_ranks, rank
 
 
@@ -44,6 +46,7 @@ def recorded(writer: Any) -> Iterator[None]:
                 raise
             early = leaving  # as upstream's trainer ends at --exit-interval and --exit-duration
         keep_last(current().keep_checkpoints)
+        record_packages()
         records = guard.gather()
         peaks = all_ranks(peak_memory())
         if rank() == 0:
@@ -52,6 +55,8 @@ def recorded(writer: Any) -> Iterator[None]:
             table = {"device": accelerator.get_device_name(), "peak_memory": peaks}
             folder.device.write_text(json.dumps(table, indent=1), encoding="utf-8")
         guard.check_all(records)
+        if not early:
+            _note_end(folder)
     except FiniteError as error:
         found = DivergenceError(describe(str(error), layer_is_known=True))
         _leave(folder.failure, found)
@@ -66,6 +71,16 @@ def recorded(writer: Any) -> Iterator[None]:
         raise
     if early:
         raise early
+
+
+def _note_end(folder: RunFiles) -> None:
+    """Write ended.json, on each node: all that the trainer does at the end of a training is done.
+
+    `steps` are those that this process trained: 0 if an earlier one had trained the last step.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        table = {"steps": guard.steps_begun()}
+        folder.ended.write_text(json.dumps(table), encoding="utf-8")
 
 
 def peak_memory() -> int:

@@ -18,6 +18,7 @@ from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.coverage import differing_of
+from mqo.launch.finished import finished
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
@@ -77,6 +78,9 @@ def _main(argv: list[str], front_end: bool) -> None:
         _dry_run(project, config, machine, args)
         return
     say = Display.on(sys.stdout)
+    if (done := finished(config)) is not None:
+        say(f"finished : {done.line()}")
+        return
     result = run(project, config, allow_edits=args.allow_edits, report=say, tracker=args.tracker)
     say(f"result   : {result.line()}")
     for line in differing_of(RunFolder(Path(result.run))):

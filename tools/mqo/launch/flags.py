@@ -81,7 +81,7 @@ def model_flags(of: Experiment, machine: Machine, *, accumulates: bool = False) 
     """Return the flags of the model and its training, as the machine can do it."""
     model = architecture_flags(of.model, of.training.sequence)
     platform = platform_flags(machine, accumulates=accumulates)
-    return [*model, *_training(of.training), *DTYPES[of.dtype], *platform]
+    return [*model, *_training(of), *DTYPES[of.dtype], *platform]
 
 
 def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
@@ -96,7 +96,7 @@ def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
 def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:
     """Return the flags that say the sizes of model, batch and layout, the user's own last."""
     model = architecture_flags(of.model, of.training.sequence)
-    return [*model, *_training(of.training), *layout, *of.extra_flags]
+    return [*model, *_training(of), *layout, *of.extra_flags]
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,26 @@ def length(of: Experiment) -> Length:
     names = ("train-iters", "train-samples", "global-batch-size", "seq-length")
     sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
-    return Length(sizes.train_iters or sizes.train_samples // batch, batch * sizes.seq_length)
+    samples = sizes.train_samples or 0  # not passed if --train-iters is given
+    steps = samples // batch if sizes.train_iters is None else sizes.train_iters
+    return Length(steps, batch * sizes.seq_length)
 
 
-def _training(training: Training) -> list[str]:
+def _training(of: Experiment) -> list[str]:
+    """Return the flags of batch, length and schedule.
+
+    Megatron takes one length, in steps or samples, and one warm-up: the user's own, if given.
+    """
+    training, names = of.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
+    own = read_flags(of.extra_flags, dict.fromkeys(names, str))
+    warms_up = own.lr_warmup_iters or own.lr_warmup_samples
     return _words(
         [
             f"--micro-batch-size {training.micro_batch}",
-            f"--global-batch-size {training.global_batch} --train-samples {training.samples}",
+            f"--global-batch-size {training.global_batch}",
+            "" if own.train_iters else f"--train-samples {training.samples}",
             f"--lr {training.lr:g} --min-lr {training.min_lr:g} --lr-decay-style cosine",
-            f"--lr-warmup-fraction {training.warmup_fraction:g}",
+            "" if warms_up else f"--lr-warmup-fraction {training.warmup_fraction:g}",
             "--adam-beta1 0.9 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0",
             "--init-method-std 0.02 --seed 1234",
         ]

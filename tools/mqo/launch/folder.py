@@ -64,6 +64,11 @@ def environment_of(run: RunFolder) -> Environment | None:
     return parsed(run.environment, Environment) if run.environment.is_file() else None
 
 
+def loaded_packages(run: RunFolder) -> dict[str, str] | None:
+    """Return {name: version} of what the program loaded; None for a run that did not record it."""
+    return parsed(run.packages, dict[str, str]) if run.packages.is_file() else None
+
+
 def packages() -> dict[str, str]:
     """Return {name: version} of what is installed."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}

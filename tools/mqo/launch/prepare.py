@@ -14,8 +14,9 @@ from mqo.launch import engine
 from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.effects import check_effects
-from mqo.launch.flags import RunData
+from mqo.launch.flags import RunData, length
 from mqo.launch.layout import check_layout
+from mqo.launch.length import check_length
 from mqo.launch.machine import Machine, detect
 from mqo.launch.naming import own_data
 from mqo.launch.plan import decides
@@ -44,6 +45,7 @@ def check_config(
     of = config.experiment
     if not decides(of, machine or detect()):
         check_layout(config)
+    check_length(of)
     how = config.quantization
     check_flags(of.extra_flags, engine.flags(of.extra_flags, how.types, how.schedule))
     if how.types is not None:  # else the tree gives them
@@ -194,19 +196,22 @@ def _check_version(tree: Tree, pin: Pin) -> None:
         )
 
 
-def note_checkpoint(folder: Path | None, report: Say) -> None:
-    """Say from which checkpoint in CHECKPOINT, `folder`, the run goes on, if there is one.
+def note_checkpoint(of: Experiment, report: Say) -> None:
+    """Say from which checkpoint in CHECKPOINT the run continues, if there is one.
 
     A damaged one is passed over later, which the log says.
     """
+    folder, steps = of.checkpoint, length(of).steps
     if folder is None:
         return
     if (folder / TRACKER).is_file():
         if step := newest(folder):
             report(f"resume   : from iteration {step} in {folder}")
+        if step and step.isdecimal() and int(step) >= steps:
+            report(f"note     : all {steps} steps are trained; only the final validation is left")
     elif found := saved(folder):
         report(
-            f"note     : {folder} has no {TRACKER}; the run goes on from the newest whole one of "
+            f"note     : {folder} has no {TRACKER}; the run continues from the newest whole one of "
             f"the checkpoints {', '.join(found)}"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from mqo.errors import RunError
 from mqo.launch.command import command_of, flag_values, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
-from mqo.launch.folder import Environment, create, packages, write_facts
+from mqo.launch.folder import Environment, create, loaded_packages, packages, write_facts
 from mqo.launch.run import Result, train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -61,8 +61,8 @@ def rerun(
 ) -> BitEqual | Differs:
     """Train again in a new run folder, from the original's source, quant.toml and command.
 
-    RunError where what the run read is not there any more, or, unless `allow_versions`, where the
-    packages are others; and where training fails.
+    RunError if what the run read is not there any more, if packages that it loaded have other
+    versions (unless `allow_versions`), and if training fails.
     """
     config, facts = _read(original)
     _check_inputs(original, config, facts)
@@ -77,6 +77,7 @@ def rerun(
     command = redirected(moved, folder, facts.inputs.iteration)
     write_facts(folder, config, command, env)
     result = train(folder, config, command, env, *_known(original), report)
+    _note_additional(original, folder, report)
     return compare(original, RunFolder(Path(result.run)))
 
 
@@ -165,21 +166,44 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: Environment) -> None
 
 
 def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say) -> None:
+    """Compare the versions of Python and of the packages that the run loaded.
+
+    An older run did not record which it loaded: any that was installed may have been. Differences
+    of other packages are only reported.
+    """
     was = {"Python": facts.python, **facts.packages}
     now = {"Python": sys.version, **packages()}
     names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    loaded = loaded_packages(run)
+    counted = was if loaded is None else {"Python", *loaded}
+    if others := [name for name in names if name not in counted]:
+        report(f"note     : not loaded by {run.root.name}: {_differences(others, was, now)}")
+    names = [name for name in names if name in counted]
     if not names:
         return
-    parts = [f"{name} {was.get(name, 'missing')} is now {now.get(name, 'gone')}" for name in names]
-    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    text = f"Not the versions of {run.root.name}: {', '.join(parts[:LISTED])}{more}"
+    text = f"Not the versions of {run.root.name}: {_differences(names, was, now)}"
     if not allow:
         raise RunError(
             text,
-            expected=f"what {run.environment.name} lists",
-            help="--allow-versions tries all the same",
+            expected=f"the versions in {run.environment.name}",
+            help="--allow-versions reruns with these",
         )
     report(f"note     : {text}")
+
+
+def _differences(names: Sequence[str], was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    parts = [f"{name} {was.get(name, 'missing')} is now {now.get(name, 'gone')}" for name in names]
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{', '.join(parts[:LISTED])}{more}"
+
+
+def _note_additional(original: RunFolder, again: RunFolder, report: Say) -> None:
+    """Report packages that only the rerun loaded: Megatron takes some of them if they are there."""
+    was, now = loaded_packages(original), loaded_packages(again)
+    if was is not None and now is not None and (names := sorted(now.keys() - was.keys())):
+        report(
+            f"note     : loaded by the rerun, and not by {original.root.name}: {', '.join(names)}"
+        )
 
 
 def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:

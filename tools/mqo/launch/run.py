@@ -26,6 +26,7 @@ from mqo.launch.checks import VALIDATED, check_run
 from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
+from mqo.launch.finished import note_finished, started_from
 from mqo.launch.flags import RunData, length, megatron_flags
 from mqo.launch.folder import create, write_facts
 from mqo.launch.libraries import library_labels, modelopt_quantization
@@ -40,6 +41,7 @@ from mqo.overlay.series import Series
 from mqo.process import end_left, leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.recipes.show import kept_out
+from mqo.run_records import RunEnd, parsed
 from mqo.runs import VALID_LOSS, RunFolder
 from mqo.track.live import News, following
 
@@ -69,10 +71,11 @@ class Result:
 
     Losses in nats per token; `seconds` is the training process's whole life.
 
-    `valid_loss` is that of the final validation, which upstream does when the training is done.
-    Of several nodes only the last one knows the losses. `types` are those that the source names,
-    with which the run begins, and formats of other libraries, by the library; `schedule` changes
-    some of them.
+    `valid_loss` is that of the final validation, which upstream does when the training is done. Of
+    several nodes only the last one knows the losses. Without a step, because an earlier run trained
+    the last one, there is no `train_loss`. `types` are those
+    that the source names, with which the run begins, and formats of other libraries, by the
+    library; `schedule` changes some of them.
     """
 
     run: str
@@ -86,15 +89,17 @@ class Result:
 
     def line(self) -> str:
         """Return the one line that is printed."""
-        if self.train_loss is None:
+        if self.train_loss is None and not self.iterations:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
-        valid = "" if self.valid_loss is None else f"validation loss {self.valid_loss:.4f}, "
-        chance = f" (chance: {math.log(self.vocab_size):.2f})" if self.vocab_size else ""
+        kinds = {"validation": self.valid_loss, "training": self.train_loss}
+        losses = [f"{kind} loss {loss:.4f}" for kind, loss in kinds.items() if loss is not None]
+        chance = f" (chance: {math.log(self.vocab_size):.2f})" if losses and self.vocab_size else ""
+        earlier = " of an earlier run" if self.train_loss is None else ""
         sites = " ".join(f"{s}={self.types[s]}" for s in SITES if self.types.get(s, NONE) != NONE)
         parts = (sites, *library_labels(self.types), *self.schedule)
         quantized = ", ".join(filter(None, parts))
         return (
-            f"{valid}training loss {self.train_loss:.4f}{chance} after {self.iterations} steps "
+            f"{', '.join(losses) or 'no losses'}{chance} after {self.iterations} steps{earlier} "
             f"in {self.seconds:.0f} s; {quantized or 'nothing quantized'}"
         )
 
@@ -132,7 +137,7 @@ def run(
         for note in check_run(project, tree, series, config, machine, types):
             report(f"note     : {note}")
     data = ready_data(project, of, report)
-    note_checkpoint(of.checkpoint, report)
+    note_checkpoint(of, report)
     folder = folder or create(project.runs, config.title)
     shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
@@ -174,7 +179,7 @@ def train(
         tracker = None  # the last node has the metrics
     with following(folder, tracker, report) as news:
         with full_disk_of(folder.root):
-            _train(folder, command, env, config.experiment, report, news)
+            _train(folder, command, env, config, report, news)
         if taken := folder.read_implementation():
             report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
         if not folder.metrics.exists():
@@ -182,6 +187,7 @@ def train(
         result = _sum_up(folder, config, data, types, time.monotonic() - begun)
         result = replace(result, schedule=config.quantization.schedule)
         folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
+        note_finished(folder, config, command)
     return result
 
 
@@ -250,16 +256,16 @@ def _train(
     folder: RunFolder,
     command: list[str],
     env: dict[str, str],
-    of: Experiment,
+    config: RunConfig,
     report: Say,
     news: News,
 ) -> None:
     """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
 
-    RunError when it fails, and when it was asked to save and leave: the exit code is then
-    os.EX_TEMPFAIL, "try again".
+    RunError when it fails, and when it was asked to save and leave before its end: the exit code is
+    then os.EX_TEMPFAIL, "try again".
     """
-    progress = Progress(of, folder.metrics)
+    progress = Progress(config.experiment, folder.metrics)
     with (
         Display.of(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
@@ -286,17 +292,25 @@ def _train(
     if code != 0:
         ended = Ended(0, process.pid, platform.node(), -code) if alone and code < 0 else None
         raise RunError(
-            f"Training ended with exit code {code}: {reason(folder, ended)}",
-            expected=f"{length(of).steps} steps",
+            f"Training failed{_how_far(config, progress)}: {reason(folder, ended)}",
             help=f"The whole output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
         )
-    if leaving.was_asked:
+    if leaving.was_asked and not folder.ended.exists():
         raise RunError(
             "Training was asked to leave, and saved before",
             help="The same command, with a CHECKPOINT, goes on from there",
             exit_code=os.EX_TEMPFAIL,
         )
+
+
+def _how_far(config: RunConfig, progress: Progress) -> str:
+    """Return a clause: the steps that were trained, here and before; only the last node knows."""
+    where = config.placement.cluster
+    if where.node_rank < where.nnodes - 1:
+        return ""
+    _, before = started_from(config.experiment)
+    return f" after {max(progress.step, before or 0)} of {progress.steps} steps"
 
 
 def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
@@ -334,18 +348,32 @@ def _sum_up(
     folder: RunFolder, config: RunConfig, data: RunData, types: dict[str, str], seconds: float
 ) -> Result:
     metrics, name = folder.read_metrics(), loss_name(config.experiment)
+    validations = metrics.get(VALID_LOSS, [])
+    valid = validations[-1][1] if validations else None
     if name not in metrics:
         where = config.placement.cluster
         if where.node_rank < where.nnodes - 1:
             return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
+        if (step := _trained_before(folder, config)) is not None:
+            return Result(str(folder.root), step, None, valid, data.vocab_size, seconds, types)
         raise RunError(
             "Training ended well and recorded no loss",
             expected=f"rows named '{name}' in {folder.metrics}",
             help=f"The whole output is in {folder.log}",
         )
     iteration, loss = metrics[name][-1]
-    valid = metrics[VALID_LOSS][-1][1] if VALID_LOSS in metrics else None
     return Result(str(folder.root), iteration, loss, valid, data.vocab_size, seconds, types)
+
+
+def _trained_before(folder: RunFolder, config: RunConfig) -> int | None:
+    """Return the step at which the run found nothing left to train; None if it trained.
+
+    A checkout's own program writes no ended.json: then the checkpoint tells.
+    """
+    _, step = started_from(config.experiment)
+    if folder.ended.exists():
+        return step if parsed(folder.ended, RunEnd).steps == 0 else None
+    return step if step is not None and step >= length(config.experiment).steps else None
 
 
 def _types(types: object) -> str:

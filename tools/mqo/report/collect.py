@@ -234,6 +234,9 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         if not folder.result.exists():
             return _unfinished(name, folder, config)
         result = parsed(folder.result, Result)
+        if result.train_loss is None and result.iterations:
+            words = "an earlier run trained its steps, and has their losses"
+            return LeftOut(name, "a final validation", words)
         if result.train_loss is None:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
         metrics = folder.read_metrics()

@@ -1,0 +1,161 @@
+"""Tells a command whose training has ended before: by the tracker, and by a record in CHECKPOINT.
+
+The record is written after result.json, so that a run that was killed before its final validation,
+or during it, validates when its command is given again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from mqo.errors import RunError
+from mqo.launch.checkpoints import checkpoint, newest
+from mqo.launch.command import flag_values, read_flags
+from mqo.launch.config import Experiment, RunConfig
+from mqo.launch.flags import length
+from mqo.run_records import parsed
+from mqo.runs import RunFolder, replace_text
+
+FILE, MANIFEST = "finished.json", "integrity.json"
+# Flags of Megatron's that say which checkpoint a run starts from, and whether it counts on.
+_START = {"load": str, "ckpt-step": int, "finetune": False, "skip-train": False}
+
+
+class Record(BaseModel):
+    """What finished.json says: the iteration that was validated last, by which run, and what it is.
+
+    `settings` decide the weights and what a validation measures.
+    """
+
+    iteration: int
+    run: Path
+    settings: dict[str, Any]
+
+
+class _Manifest(BaseModel):
+    """What integrity.json says: the SHA-256 of each file."""
+
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A training that has nothing left to do: `step` of `steps` are trained."""
+
+    step: int
+    steps: int
+    checkpoint: Path
+    run: Path | None = None
+
+    def line(self) -> str:
+        """Return the one line that is printed."""
+        text = f"already trained: step {self.step} of {self.steps}; checkpoint {self.checkpoint}"
+        return f"{text}; run {self.run}" if self.run else text
+
+
+def finished(config: RunConfig) -> Finished | None:
+    """Return what says that the command of `config` has nothing left to do; None if it has.
+
+    That is a whole checkpoint of the last step, with a record of its final validation; or one of a
+    later step, of which no validation is this command's. A damaged checkpoint does not count: the
+    run takes an older one and trains again.
+
+    Raises:
+        RunError: the last step was trained by a command with other settings.
+    """
+    folder, step = started_from(config.experiment)
+    steps = length(config.experiment).steps
+    if folder is None or step is None or step < steps:
+        return None
+    record = _read(folder)
+    if record is not None and record.iteration != step:
+        record = None
+    if record is None and step == steps:
+        return None
+    place = checkpoint(folder, str(step))
+    if not _is_whole(place):
+        return None
+    if record is not None:
+        _check_settings(folder, record, config)
+    return Finished(step, steps, place, record.run if record else None)
+
+
+def started_from(of: Experiment) -> tuple[Path | None, int | None]:
+    """Return the folder and the iteration of the checkpoint that a run of `of` continues.
+
+    The iteration is None if there is none, if it is a release checkpoint, and if the run counts its
+    steps from 0.
+    """
+    flags = read_flags(of.extra_flags, _START)
+    folder = Path(flags.load) if flags.load else of.checkpoint
+    if folder is None or flags.finetune or flags.skip_train:
+        return folder, None
+    step = newest(folder) if flags.ckpt_step is None else str(flags.ckpt_step)
+    return folder, int(step) if step and step.isdecimal() else None
+
+
+def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> None:
+    """Write the record of a run that ended, with its result, to where it saved.
+
+    Only the last of several nodes has a result. A run that left early, as with --exit-interval, has
+    no final validation.
+    """
+    where, save = config.placement.cluster, flag_values(command, "--save")
+    if not folder.ended.exists() or not save or where.node_rank < where.nnodes - 1:
+        return
+    step = newest(Path(save[0]))
+    if step is not None and step.isdecimal():
+        record = Record(iteration=int(step), run=folder.root.resolve(), settings=_settings(config))
+        replace_text(Path(save[0]) / FILE, record.model_dump_json(indent=1))
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return what two commands of one training have in common."""
+    names = {"dtype", "teacher", "distillation_config"}
+    of = config.experiment.model_dump(mode="json", include=names)
+    of |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
+    return of | config.quantization.model_dump(mode="json")
+
+
+def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
+    now = _settings(config)
+    changed = [
+        f"{name} was {was} and is {now.get(name)}" if isinstance(was, str) else name
+        for name, was in record.settings.items()
+        if was != now.get(name)
+    ]
+    if changed:
+        raise RunError(
+            f"{folder} holds a finished training with other settings: {', '.join(changed)}",
+            expected="the settings of that training, or a CHECKPOINT of this one's own",
+            help=f"{record.run} was its run",
+        )
+
+
+def _read(folder: Path) -> Record | None:
+    """Return the record in a folder; None without one, and for a damaged one: the run validates."""
+    try:
+        return parsed(folder / FILE, Record) if (folder / FILE).is_file() else None
+    except RunError:
+        return None
+
+
+def _is_whole(place: Path) -> bool:
+    """Return whether the files of a checkpoint have the hashes that were saved with them."""
+    try:
+        files = parsed(place / MANIFEST, _Manifest).files if (place / MANIFEST).is_file() else {}
+        return bool(files) and all(_sha256(place / name) == was for name, was in files.items())
+    except (RunError, OSError):
+        return False
+
+
+def _sha256(path: Path) -> str | None:
+    if not path.is_file():  # a pipe would be waited for
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,42 @@
+"""Refuses a length of the training that Megatron would refuse after its start, by a bare assertion.
+
+Megatron counts a training in steps or in samples, never in both. The launcher passes
+`--train-samples`, unless the user's own flags have `--train-iters`.
+"""
+
+from __future__ import annotations
+
+from mqo.errors import LayoutError
+from mqo.launch.command import read_flags
+from mqo.launch.config import Experiment
+from mqo.launch.flags import length
+
+STEPS = ("train-iters", "lr-decay-iters", "lr-warmup-iters", "lr-wsd-decay-iters")
+SAMPLES = ("train-samples", "lr-decay-samples", "lr-warmup-samples", "lr-wsd-decay-samples")
+
+
+def check_length(of: Experiment) -> None:
+    """Raise LayoutError for a training without a step, or one that counts steps and samples."""
+    wanted = {**dict.fromkeys(STEPS + SAMPLES, int), "lr-warmup-fraction": float}
+    flags = vars(read_flags(of.extra_flags, wanted | {"skip-train": False}))
+    given = {name for name in wanted if flags[name.replace("-", "_")] is not None}
+    if flags["skip_train"]:
+        return
+    by_step = "train-iters" in given
+    unit, others = ("steps", SAMPLES) if by_step else ("samples", STEPS)
+    for name, counterpart in zip(others, SAMPLES if others is STEPS else STEPS, strict=True):
+        if name in given:
+            raise LayoutError(
+                f"--{name} does not go with a training whose length is given in {unit}",
+                expected=f"--{counterpart}",
+                help="" if by_step else "Pass --train-iters N as well to count all in steps",
+            )
+    count = {"lr-warmup-iters", "lr-warmup-samples"} & given
+    if count and "lr-warmup-fraction" in given:
+        raise LayoutError(f"--{count.pop()} and --lr-warmup-fraction are given", expected="one")
+    if (steps := length(of).steps) < 1:
+        raise LayoutError(
+            f"The training has {steps} steps",
+            expected="1 or more",
+            help="Change --train-samples (or --train-iters) or --global-batch-size",
+        )
