@@ -29,6 +29,8 @@ _usage: Usage | None = None
 _calls: dict[Key, int] = {}
 # Whether a step or a final validation began in this process, and how many steps did.
 _began, _steps = False, 0
+# Upstream's arguments, in which it notes the iteration of the checkpoint that it loaded.
+_args: Namespace | None = None
 # The types that a step was last checked for. A schedule changes them in the course of a run.
 _checked: dict[str, str] | None = None
 
@@ -49,6 +51,8 @@ def before_model(args: Namespace) -> None:
     Raises:
         CheckpointError: the arguments are a checkpoint's, and name a module that is not Megatron's.
     """
+    global _args
+    _args = args
     if getattr(args, "use_checkpoint_args", False):
         check_spec(args, args.load)
     if run_folder() is not None:
@@ -240,13 +244,19 @@ def check_all(records: list[quant.QuantRecord]) -> None:
     only the final validation ran, the backward GEMMs did not. A collective.
     """
     _end(quant.ineffective(records), "at the end")
-    if not _steps:
+    if not _steps and (_began or _trained_before()):
         _check_validation(records)
         return
     options = current()
     asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
     _end(quant.missing(asked, rest, type_of), "at the end")
+
+
+def _trained_before() -> bool:
+    """Return whether the loaded checkpoint is of the last step, so that no step runs here."""
+    done, total = (getattr(_args, name, None) for name in ("iteration", "train_iters"))
+    return bool(total) and (done or 0) >= total
 
 
 def _check_validation(records: list[quant.QuantRecord]) -> None:

@@ -22,9 +22,10 @@ def check_schedule(scheduler: Any, ours: object, theirs: object, name: str) -> N
     chosen = scheduler.override_opt_param_scheduler or scheduler.use_checkpoint_opt_param_scheduler
     if chosen or ours == theirs:
         return
+    now, was = (f"{v:g}" if isinstance(v, float) else v for v in (ours, theirs))
     raise CheckpointError(
-        f"this run's schedule is not its checkpoint's: {name} is {ours}, and was {theirs} (lengths "
-        "are in samples: --train-samples, or --train-iters times the batch, sets them). Expected: "
-        f"the checkpoint's. Pass `-- {REPLACE}` to continue on this run's schedule, `-- {KEEP}` to "
-        "continue on the checkpoint's, or give another CHECKPOINT"
+        "the schedule of learning rate and weight decay is not the checkpoint's, as after a change "
+        f"of the training's length: {name} is {now}, and was {was} (lengths are in samples). "
+        f"Expected: the checkpoint's. Pass `-- {REPLACE}` to continue on this run's schedule, "
+        f"`-- {KEEP}` to continue on the checkpoint's, or give another CHECKPOINT"
     )

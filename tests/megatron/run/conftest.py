@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from megatron.quant import RECORDER, QuantSpec, config
+from megatron.quant import RECORDER, QuantSpec, config, progress
 from megatron.run import guard, observe, resumed_types
 
 
@@ -22,9 +22,12 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(resumed_types, "_of_checkpoint", {})
     monkeypatch.setattr(resumed_types, "_rows_of_checkpoint", None)
-    for name, value in (("_checked", None), ("_found", None), ("_usage", None), ("_calls", {})):
+    names = ("_checked", "_found", "_usage", "_args")
+    begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
+    for name, value in begin.items():
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)
+    monkeypatch.setattr(progress, "_step", progress.step())  # and put it back
     config.reset()
     RECORDER.reset()
     yield start

@@ -10,15 +10,18 @@ from megatron.quant import (
     config,
     gemm_operands,
     merge,
+    micro_batches,
     operands,
     progress,
     set_step,
 )
 from megatron.run import (
+    CheckpointError,
     GuardError,
     after_step,
     before_model,
     before_step,
+    before_validation,
     guard,
     note_checkpoint,
     resumed_types,
@@ -50,6 +53,7 @@ def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
         after_step(1)
 
 
+ROUNDED = '[operands]\n"dgrad.grad" = { rounding = "stochastic" }\n'
 RULES = '[[rules]]\nlayers = "linear:a"\nquant_type = "none"\n'
 RULES += '[[rules]]\nlayers = "b"\nquant_type = "mxfp4"\n'
 
@@ -579,3 +583,86 @@ def test_at_the_end_all_that_was_measured_counts(run):
     idle = [QuantRecord("fprop", "a", op, "mxfp8", 2, 2, 1.0, 0.0) for op in ("x", "weight")]
     with pytest.raises(GuardError, match=r"at the end.*fprop: ran as mxfp8.*changed no value"):
         guard.check_all(idle)
+
+
+# -- the final validation of a training that ended before ------------------------------------------
+
+LAST = Namespace(iteration=4, train_iters=4, curr_iteration=0)
+MODES = {
+    "fprop": {"fprop": "mxfp8"},
+    "all GEMMs": dict.fromkeys(("fprop", "dgrad", "wgrad"), "mxfp8"),
+    "a recipe's types": {"fprop": "mxfp8", "dgrad": "mxfp4", "wgrad": "mxfp4", "rest": ROUNDED},
+    "a schedule": {"fprop": "none", "schedule": 'fprop = "none until 0.5, then mxfp8"'},
+    "a schedule that ended": {"fprop": "mxfp8", "schedule": SWITCH},
+}
+
+
+def validate(net, args=LAST, iteration=4):
+    before_validation([net], args, iteration)
+    with torch.no_grad():
+        net(torch.ones(4, 32))
+
+
+@pytest.mark.parametrize("asked", MODES.values(), ids=MODES)
+def test_a_validation_without_a_step_is_held_to_the_forward_types(run, asked):
+    run(**asked)
+    validate(Net())
+    guard.check_all(guard.gather())
+    assert guard.steps_begun() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, "fprop: asked for none, but first ran as mxfp8"),
+        ({"fprop": "none", "schedule": 'fprop = "none until 4, then mxfp8"'}, "second ran, but"),
+        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second ran, but not through"),
+    ],
+)
+def test_a_validation_that_bypasses_a_site_ends_the_run(run, asked, text):
+    run(**asked)
+    net = Net()
+    net.second.bypass = True
+    with pytest.raises(GuardError, match=text):
+        validate(net)
+        guard.check_all(guard.gather())
+
+
+def test_a_process_that_trained_nothing_though_steps_were_left_is_held_to_all_sites(run):
+    """As by a trainer that calls no hook."""
+    run(fprop="mxfp8")
+    before_model(Namespace(iteration=2, train_iters=4))
+    with pytest.raises(GuardError, match="fprop: asked for mxfp8, but its quantizer never ran"):
+        guard.check_all(guard.gather())
+
+
+def test_a_training_that_ended_before_may_end_without_a_validation(run):
+    run(fprop="mxfp8", dgrad="mxfp8")
+    before_model(Namespace(iteration=4, train_iters=4))
+    guard.check_all(guard.gather())
+
+
+def test_a_validation_draws_as_after_the_last_step(run, monkeypatch):
+    """As one that follows the last step in the same process; a second one continues its draws."""
+    monkeypatch.setattr(guard, "data_rank", lambda: (1, 2))
+    run(fprop="mxfp8")
+    steps(Net(), 0, 2)
+    before_step([Net()], Namespace(curr_iteration=3, train_iters=4))
+    after_step(4)
+    before_validation([Net()], LAST, 4)  # does nothing: steps came before
+    whole = progress.step(), progress.total(), micro_batches._replica
+    began = progress.began()
+    set_step(0)
+    monkeypatch.setattr(guard, "_began", False)
+    before_validation([Net()], LAST, 4)
+    assert (progress.step(), progress.total(), micro_batches._replica) == whole == (4, 4, (1, 2))
+    assert progress.began() == began + 2
+    before_validation([Net()], LAST, 4)
+    assert progress.began() == began + 2
+
+
+def test_a_validation_of_another_types_checkpoint_ends_the_run(run):
+    run(fprop="mxfp8")
+    note_checkpoint(Namespace(mqo_types={"fprop": "mxfp4"}))
+    with pytest.raises(CheckpointError, match=r"fprop was mxfp4 .* is mxfp8"):
+        validate(Net(), Namespace(train_iters=4))

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import pickle
@@ -50,6 +51,20 @@ def test_without_a_run_folder_nothing_is_touched(run, tmp_path):
 def test_without_a_run_folder_errors_pass(run):
     with pytest.raises(ZeroDivisionError), recorded(None):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("code", [None, 0, 1])
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_only_a_training_that_was_not_left_early_notes_its_end(run, monkeypatch, code, local_rank):
+    """One process of each node does."""
+    folder = run()
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    with contextlib.suppress(SystemExit), recorded(None):
+        if code is not None:
+            raise SystemExit(code)
+    ended = RunFiles(folder).ended
+    assert ended.exists() == (code is None and local_rank == "0")
+    assert not ended.exists() or strict(ended.read_text()) == {"steps": 0}
 
 
 # -- metrics -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from mqo.data.pair import CODES, HEADER, MAGIC
-from mqo.errors import DataError, EditedError, OverlayError
+from mqo.errors import DataError, EditedError, LayoutError, OverlayError
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.prepare import check_config, note_checkpoint, ready_tree
@@ -33,6 +33,11 @@ def test_the_sample_serves_the_smoke_configuration(dataset):
 def test_a_real_configuration_wants_real_data():
     with pytest.raises(DataError, match=r"No data was given for wikipedia.*TOKENIZER DATA_PREFIX"):
         check_config(cell(training="fast"))
+
+
+def test_a_length_that_is_no_number_is_refused():
+    with pytest.raises(LayoutError, match="train-iters"):
+        check_config(cell(extra_flags=("--train-iters", "abc")))
 
 
 def test_a_dataset_without_a_sample_wants_data():
@@ -110,12 +115,15 @@ def test_the_checkpoint_that_a_run_goes_on_from_is_said(trained):
 
     def noted(**given):
         said.clear()
-        note_checkpoint(cell(**given).experiment.checkpoint, said.append)
+        note_checkpoint(cell(**given).experiment, said.append)
         return " ".join(said)
 
     tracker = folder / TRACKER
     assert noted() == ""
     assert f"iteration {tracker.read_text()} in {folder}" in noted(checkpoint=folder)
+    assert "only the final validation is left" in noted(checkpoint=folder)
+    tracker.write_text("159")
+    assert "final validation" not in noted(checkpoint=folder)
     tracker.write_text("")  # as a kill may leave it
     assert noted(checkpoint=folder) == ""
     tracker.unlink()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
+from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.folder import create
 from mqo.launch.machine import imagined
@@ -27,12 +28,10 @@ NAMES = ("llama32-1b", "wikipedia", "bf16", "smoke")
 CONFIG = resolve(*NAMES)
 
 
-def train(folder, program, report=lambda text: None, *, behind=()):
+def train(folder, program, report=lambda text: None, *, behind=(), config=CONFIG):
     """`behind` are words that a run with torchrun has."""
     command = [sys.executable, "-c", textwrap.dedent(program), *behind]
-    launch._train(
-        folder, command, {"METRICS": str(folder.metrics)}, CONFIG.experiment, report, list
-    )
+    launch._train(folder, command, {"METRICS": str(folder.metrics)}, config, report, list)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_of_a_student_the_loss_that_it_is_trained_on_counts(folder):
 
 
 def test_a_failure_is_told_in_the_programs_own_words(folder):
-    with pytest.raises(RunError, match=r"exit code 3: GuardError: qk never ran.*log\.txt") as error:
+    with pytest.raises(RunError, match=r"0 of 160 steps: GuardError: qk never .*log\.txt") as error:
         train(
             folder,
             f"""
@@ -121,6 +120,63 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
     assert error.value.exit_code == os.EX_TEMPFAIL
 
 
+def test_a_training_that_had_ended_when_it_was_asked_to_leave_has_its_result(folder):
+    program = f"""
+import os, signal
+from pathlib import Path
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
+    os.kill({os.getpid()}, signal.SIGUSR1)
+Path({str(folder.ended)!r}).write_text('{{"steps": 160}}')
+"""
+    train(folder, program)
+
+
+def saved_at(step, folder):
+    folder.mkdir()
+    (folder / TRACKER).write_text(str(step))
+    return CONFIG.with_experiment(checkpoint=folder)
+
+
+@pytest.mark.parametrize("name", ["lm loss validation", None])
+@pytest.mark.parametrize("ended", ['{"steps": 0}', None], ids=["our program", "a checkout's"])
+def test_a_run_that_only_validates_has_a_result_without_a_training_loss(
+    folder, tmp_path, name, ended
+):
+    config = saved_at(160, tmp_path / "saved")
+    if ended:
+        folder.ended.write_text(ended)
+    rows = [{"iteration": 160, "name": name, "value": 6.25}] if name else []
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = launch._sum_up(folder, config, RunData(folder.root, folder.root, 4096), {}, 9.6)
+    valid = 6.25 if name else None
+    assert (result.iterations, result.train_loss, result.valid_loss) == (160, None, valid)
+    assert "160 steps of an earlier run" in result.line()
+
+
+def test_a_run_that_trained_and_recorded_no_loss_is_a_failure(folder, tmp_path):
+    config = saved_at(160, tmp_path / "saved")
+    folder.ended.write_text('{"steps": 4}')
+    with pytest.raises(RunError, match="recorded no loss"):
+        launch._sum_up(folder, config, RunData(folder.root, folder.root, None), {}, 1.0)
+
+
+@pytest.mark.parametrize(("rows", "done"), [((), 120), ((121, 125), 125)])
+def test_a_failure_says_after_how_many_steps(folder, tmp_path, rows, done):
+    """Those that an earlier run trained count."""
+    lines = [{"iteration": n, "name": "lm loss", "value": 8.0} for n in rows]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    config = saved_at(120, tmp_path / "saved")
+    with pytest.raises(RunError, match=f"failed after {done} of 160 steps: ValueError"):
+        train(folder, "raise ValueError('odd')", config=config)
+
+
+def test_a_node_without_losses_knows_no_step(folder):
+    config = resolve(*NAMES, cluster=Cluster(nnodes=2))
+    with pytest.raises(RunError, match="failed: ValueError"):
+        train(folder, "raise ValueError('odd')", config=config)
+
+
 def test_a_warning_of_the_program_is_passed_on(folder):
     said = []
     train(folder, 'print("mqo: warning: little room"); print("mqo: a note")', said.append)
@@ -137,7 +193,7 @@ def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
 
 
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
-    with pytest.raises(RunError, match=r"exit code -9: rank 0 .* was ended by SIGKILL") as error:
+    with pytest.raises(RunError, match=r"0 of 160 steps: rank 0 .* was ended by SIGKILL") as error:
         train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert error.value.exit_code == 128 + 9
 
@@ -168,7 +224,7 @@ def test_what_a_killed_process_leaves_behind_is_ended_and_holds_nothing_up(folde
 
 
 def test_an_error_behind_which_the_process_aborted_comes_first(folder):
-    with pytest.raises(RunError, match="exit code -6: ValueError: no such head size"):
+    with pytest.raises(RunError, match="after 0 of 160 steps: ValueError: no such head size"):
         train(folder, "import os; print('ValueError: no such head size', flush=True); os.abort()")
 
 
@@ -196,7 +252,7 @@ def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
 
 
 def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
-    with pytest.raises(RunError, match="exit code 1: ValueError: no such head size"):
+    with pytest.raises(RunError, match="after 0 of 160 steps: ValueError: no such head size"):
         train(
             folder,
             """
@@ -207,7 +263,7 @@ def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
 
 
 def test_an_error_is_found_behind_the_rank_that_had_it(folder):
-    with pytest.raises(RunError, match=r"exit code 1: \[rank0\]: a\.b\.GuardError: no such layer"):
+    with pytest.raises(RunError, match=r"0 of 160 steps: \[rank0\]: a\.b\.GuardError: no such"):
         train(
             folder,
             """
@@ -220,7 +276,7 @@ def test_an_error_is_found_behind_the_rank_that_had_it(folder):
 
 
 def test_an_error_of_ours_in_the_log_comes_first(folder):
-    with pytest.raises(RunError, match="exit code 1: mqo: the source is not patched"):
+    with pytest.raises(RunError, match="after 0 of 160 steps: mqo: the source is not patched"):
         train(
             folder,
             """
@@ -231,7 +287,7 @@ def test_an_error_of_ours_in_the_log_comes_first(folder):
 
 
 def test_a_note_of_ours_in_the_log_is_no_error(folder):
-    with pytest.raises(RunError, match="exit code 1: NameError: name 'mine'"):
+    with pytest.raises(RunError, match="after 0 of 160 steps: NameError: name 'mine'"):
         train(folder, 'print("mqo: norms torch.RMSNorm; fusions none", flush=True); mine()')
 
 
@@ -258,7 +314,7 @@ def test_a_stopped_launcher_leaves_no_process_behind(tmp_path, signum):
         from mqo.launch import run
         from mqo.launch.folder import create
         from mqo.launch.config import resolve
-        of = resolve("llama32-1b", "wikipedia", "bf16", "smoke").experiment
+        of = resolve("llama32-1b", "wikipedia", "bf16", "smoke")
         folder = create(Path({str(tmp_path)!r}), "run")
         run._train(folder, [sys.executable, "-c", {parent!r}], {{}}, of, print, list)
     """

@@ -27,12 +27,14 @@ _START = {"load": str, "ckpt-step": int, "finetune": False, "skip-train": False}
 
 
 class Record(BaseModel):
-    """What finished.json says: the iteration that was validated last, by which run, and what it is.
+    """What finished.json says: the checkpoint that was validated, by which run, and its settings.
 
-    `settings` decide the weights and what a validation measures.
+    The checkpoint is told by its iteration and by the SHA-256 of its integrity.json. `settings`
+    decide the weights and what a validation measures.
     """
 
     iteration: int
+    manifest: str
     run: Path
     settings: dict[str, Any]
 
@@ -72,13 +74,9 @@ def finished(config: RunConfig) -> Finished | None:
     steps = length(config.experiment).steps
     if folder is None or step is None or step < steps:
         return None
-    record = _read(folder)
-    if record is not None and record.iteration != step:
-        record = None
-    if record is None and step == steps:
-        return None
     place = checkpoint(folder, str(step))
-    if not _is_whole(place):
+    record = _read_record(folder, step, _sha256(place / MANIFEST))
+    if (record is None and step == steps) or not _is_whole(place):
         return None
     if record is not None:
         _check_settings(folder, record, config)
@@ -108,10 +106,17 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
     where, save = config.placement.cluster, flag_values(command, "--save")
     if not folder.ended.exists() or not save or where.node_rank < where.nnodes - 1:
         return
-    step = newest(Path(save[0]))
-    if step is not None and step.isdecimal():
-        record = Record(iteration=int(step), run=folder.root.resolve(), settings=_settings(config))
-        replace_text(Path(save[0]) / FILE, record.model_dump_json(indent=1))
+    saved = Path(save[0])
+    step = newest(saved) or ""
+    manifest = _sha256(checkpoint(saved, step) / MANIFEST)
+    if step.isdecimal() and manifest is not None:
+        record = Record(
+            iteration=int(step),
+            manifest=manifest,
+            run=folder.root.resolve(),
+            settings=_settings(config),
+        )
+        replace_text(saved / FILE, record.model_dump_json(indent=1))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -137,12 +142,15 @@ def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
         )
 
 
-def _read(folder: Path) -> Record | None:
-    """Return the record in a folder; None without one, and for a damaged one: the run validates."""
+def _read_record(folder: Path, step: int, manifest: str | None) -> Record | None:
+    """Return the record in a folder; None if it is damaged, or of another checkpoint."""
     try:
-        return parsed(folder / FILE, Record) if (folder / FILE).is_file() else None
+        record = parsed(folder / FILE, Record) if (folder / FILE).is_file() else None
     except RunError:
         return None
+    if record is None or (record.iteration, record.manifest) != (step, manifest):
+        return None
+    return record
 
 
 def _is_whole(place: Path) -> bool:

@@ -208,7 +208,7 @@ def note_checkpoint(of: Experiment, report: Say) -> None:
         if step := newest(folder):
             report(f"resume   : from iteration {step} in {folder}")
         if step and step.isdecimal() and int(step) >= steps:
-            report(f"note     : all {steps} steps are trained; only the final validation is left")
+            report(f"note     : that is step {steps} of {steps}: only the final validation is left")
     elif found := saved(folder):
         report(
             f"note     : {folder} has no {TRACKER}; the run continues from the newest whole one of "
