@@ -104,6 +104,8 @@ def _dry_run(
         if args.device is None:
             raise
         notes.append(f"not yet: {error}")
+    if Tree(project.tree).manifest():
+        config = with_checkpoint_library(project, config)
     types = config.quantization.types or _types_there(project, config.placement.megatron)
     planned = place(project.tree, config, machine, types)
     notes += _checked(project, planned.config, machine, types)
@@ -328,7 +330,9 @@ def describe(
     """
     machine, asked = machine or detect(), config.quantization.types
     lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
-    if Tree(project.tree).manifest():
+    if planned is not None:
+        config = planned.config
+    elif Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
