@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from mqo.launch.config import Cluster, resolve
+from mqo.launch.config import Cluster, RunConfig, resolve
+from mqo.launch.finished import FILE, finished
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
-from mqo.runs import TRAIN_LOSS, RunFolder
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 from mqo.scale.layout import Layout as Planned
 
 pytest.importorskip("torch")
@@ -170,6 +171,56 @@ def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
     resumed = start("linear_mxfp4", flags=TINY, **rest)
     assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
     assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
+
+
+def stopped(saved, copy):
+    """A copy of a folder of checkpoints, as a kill before the final validation leaves it."""
+    shutil.copytree(saved, copy)
+    (copy / FILE).unlink()
+    return copy
+
+
+ENDED = {
+    "all GEMMs": ("mxfp8", {"gemms": "all", "rounding": "stochastic"}, ()),
+    "two tensor-parallel ranks": (
+        "FA_linear_mxfp4",
+        {"rounding": "stochastic", "cluster": Cluster(nproc_per_node=2)},
+        ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    ),
+    "a recipe": ("bf16", {"recipe": "nvfp4"}, ()),
+    "a schedule": ("linear_mxfp4", {"schedule": ("linear: mxfp4 until 0.5, then mxfp8",)}, ()),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n == "all GEMMs" else pytest.mark.heavy)
+        for n in ENDED
+    ],
+)
+def test_a_run_that_is_killed_before_its_final_validation_makes_that(start, tmp_path, name):
+    """In a new process, and with the same loss to the bit."""
+    mode, rest, flags = ENDED[name]
+    own = {"training": "tiny", "flags": (*flags, "--eval-interval", "2"), **rest}
+    whole = start(mode, checkpoint=tmp_path / "whole", **own)
+    copy = stopped(tmp_path / "whole", tmp_path / "copy")
+    again = start(mode, checkpoint=copy, **own)
+    assert TRAIN_LOSS not in again.read_metrics()
+    assert again.read_metrics()[VALID_LOSS] == losses(whole)[1][-1:]
+    assert RunConfig.read(again).experiment.checkpoint == copy
+    assert finished(RunConfig.read(again)).run == again.root.resolve()
+
+
+@pytest.mark.slow
+def test_a_length_in_steps_is_that_in_samples(start):
+    """With the same learning rates, samples and losses, to the bit."""
+    by_sample = start("bf16", training="tiny", flags=("--train-samples", "12"))
+    sizes = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=("--train-iters", "3"))
+    by_step = real_runs.run(start.project, sizes)
+    names = (TRAIN_LOSS, "learning-rate")
+    one, other = by_sample.read_metrics(), by_step.read_metrics()
+    assert [one[name] for name in names] == [other[name] for name in names]
 
 
 @pytest.mark.heavy

@@ -152,12 +152,13 @@ def test_a_trainer_that_demands_cuda_twice_stops_the_patch():
         sites("cpu_trainer", "megatron/training/initialize.py", source)
 
 
-def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
+def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end_and_of_a_validation(module):
     steps = []
     module(
         "megatron.run",
         before_step=lambda *given: steps.append(given),
         after_step=lambda iteration: steps.append(iteration),
+        before_validation=lambda *given: steps.append(given),
     )
     source = """\
         import time
@@ -167,12 +168,19 @@ def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end(module):
 
         def post_training_step_callbacks(model, iteration):
             steps.append("rest")
+
+        def evaluate_and_print_results(prefix, model, iteration):
+            steps.append("validation")
         """
     scope = {"steps": steps, "get_args": lambda: "args"}
     exec(sites("run_hooks", "megatron/training/training.py", source), scope)
     scope["train_step"](None, None, "model", "optimizer")
     scope["post_training_step_callbacks"](None, 7)
-    assert steps == [("model", "args", "optimizer"), "step", 7, "rest"]
+    scope["evaluate_and_print_results"]("validation set", "model", 7)
+    assert steps == [
+        *(("model", "args", "optimizer"), "step", 7, "rest"),
+        *(("model", "args", 7), "validation"),
+    ]
 
 
 def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):

@@ -184,6 +184,12 @@ def test_a_node_without_losses_is_part_of_a_run(runs):
     assert reasons(runs)[0][1] == "part of a run"
 
 
+@pytest.mark.parametrize(("steps", "left_out"), [(0, ["a final validation"]), (50, [])])
+def test_a_run_that_only_validated_is_in_no_comparison(runs, steps, left_out):
+    write(runs("one").ended, {"steps": steps})
+    assert [what for _, what, _ in reasons(runs)] == left_out
+
+
 @pytest.mark.parametrize("name", ["cell.json", "result.json", "environment.json"])
 def test_a_torn_file_is_no_reason_to_stop(runs, name):
     folder = runs("one")

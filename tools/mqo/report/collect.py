@@ -21,7 +21,7 @@ from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
-from mqo.run_records import Coverage, Device, QuantToml, Stat, parsed
+from mqo.run_records import Coverage, Device, QuantToml, RunEnd, Stat, parsed
 from mqo.runs import (
     QUANTIZERS,
     STEP_TIME,
@@ -234,7 +234,7 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         if not folder.result.exists():
             return _unfinished(name, folder, config)
         result = parsed(folder.result, Result)
-        if result.train_loss is None and result.iterations:
+        if folder.ended.exists() and parsed(folder.ended, RunEnd).steps == 0:
             words = "an earlier run trained its steps, and has their losses"
             return LeftOut(name, "a final validation", words)
         if result.train_loss is None:
