@@ -12,7 +12,7 @@ from .ranks import rank
 
 
 def record_packages() -> None:
-    """Write packages.json, {name: version} of what rank 0 has loaded so far."""
+    """Write packages.json: {name: version} of the packages that rank 0 has loaded."""
     folder = run_folder()
     if folder is not None and rank() == 0:
         folder.packages.write_text(json.dumps(loaded_packages(), indent=1), encoding="utf-8")

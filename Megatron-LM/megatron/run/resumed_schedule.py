@@ -24,8 +24,8 @@ def check_schedule(scheduler: Any, ours: object, theirs: object, name: str) -> N
         return
     now, was = (f"{v:g}" if isinstance(v, float) else v for v in (ours, theirs))
     raise CheckpointError(
-        "the schedule of learning rate and weight decay is not the checkpoint's, as after a change "
-        f"of the training's length: {name} is {now}, and was {was} (lengths are in samples). "
+        "the schedule of learning rate and weight decay is not the checkpoint's (a longer training "
+        f"has another one): {name} is {now}, and was {was} (lengths are in samples). "
         f"Expected: the checkpoint's. Pass `-- {REPLACE}` to continue on this run's schedule, "
         f"`-- {KEEP}` to continue on the checkpoint's, or give another CHECKPOINT"
     )

@@ -214,6 +214,13 @@ def test_of_several_nodes_the_last_one_writes_the_record(saved):
     assert finished(last) is not None
 
 
+def test_a_folder_that_takes_no_record_is_no_failure(saved):
+    save(saved, STEPS)
+    (saved / FILE).mkdir()
+    end(saved, config(saved))
+    assert finished(config(saved)) is None
+
+
 def test_a_run_that_saves_nothing_leaves_no_record(saved, tmp_path):
     run = create(tmp_path / "runs", "unsaved")
     run.ended.write_text('{"steps": 8}')

@@ -60,6 +60,7 @@ def test_two_warm_ups_are_refused():
     [
         *(("--train-iters", n) for n in ("abc", "1.5", "0", "-3", "")),
         *(("--train-samples", n) for n in ("abc", "0", "3")),
+        ("--train-samples", "0", "--global-batch-size", "0"),
         ("--train-iters",),
     ],
 )

@@ -7,6 +7,7 @@ or during it, validates when its command is given again.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,11 @@ class Finished:
 
 
 def finished(config: RunConfig) -> Finished | None:
-    """Return what says that the command of `config` has nothing left to do; None if it has.
+    """Return the finished training of the command of `config`; None if something is left to do.
 
-    That is a whole checkpoint of the last step, with a record of its final validation; or one of a
-    later step, of which no validation is this command's. A damaged checkpoint does not count: the
-    run takes an older one and trains again.
+    It is finished if there is a whole checkpoint of the last step and a record of its validation,
+    or a whole checkpoint of a later step, whose validation is not this command's. A damaged
+    checkpoint does not count: the run takes an older one and trains again.
 
     Raises:
         RunError: the last step was trained by a command with other settings.
@@ -116,7 +117,8 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
             run=folder.root.resolve(),
             settings=_settings(config),
         )
-        replace_text(saved / FILE, record.model_dump_json(indent=1))
+        with suppress(OSError):  # without the record the command validates again
+            replace_text(saved / FILE, record.model_dump_json(indent=1))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

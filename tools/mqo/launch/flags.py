@@ -113,7 +113,7 @@ def length(of: Experiment) -> Length:
     sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
     samples = sizes.train_samples or 0  # not passed if --train-iters is given
-    steps = samples // batch if sizes.train_iters is None else sizes.train_iters
+    steps = samples // max(1, batch) if sizes.train_iters is None else sizes.train_iters
     return Length(steps, batch * sizes.seq_length)
 
 

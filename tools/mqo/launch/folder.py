@@ -65,7 +65,7 @@ def environment_of(run: RunFolder) -> Environment | None:
 
 
 def loaded_packages(run: RunFolder) -> dict[str, str] | None:
-    """Return {name: version} of what the program loaded; None for a run that did not record it."""
+    """Return {name: version} of the packages that a run loaded; None if it did not record them."""
     return parsed(run.packages, dict[str, str]) if run.packages.is_file() else None
 
 

@@ -197,7 +197,7 @@ def _check_version(tree: Tree, pin: Pin) -> None:
 
 
 def note_checkpoint(of: Experiment, report: Say) -> None:
-    """Say from which checkpoint in CHECKPOINT the run continues, if there is one.
+    """Report the checkpoint in CHECKPOINT from which the run continues, if there is one.
 
     A damaged one is passed over later, which the log says.
     """

@@ -72,10 +72,9 @@ class Result:
     Losses in nats per token; `seconds` is the training process's whole life.
 
     `valid_loss` is that of the final validation, which upstream does when the training is done. Of
-    several nodes only the last one knows the losses. Without a step, because an earlier run trained
-    the last one, there is no `train_loss`. `types` are those
-    that the source names, with which the run begins, and formats of other libraries, by the
-    library; `schedule` changes some of them.
+    several nodes only the last one knows the losses. `train_loss` is None if an earlier run
+    trained the last step. `types` are those that the source names, with which the run begins, and
+    formats of other libraries, by the library; `schedule` changes some of them.
     """
 
     run: str
@@ -262,8 +261,9 @@ def _train(
 ) -> None:
     """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
 
-    RunError when it fails, and when it was asked to save and leave before its end: the exit code is
-    then os.EX_TEMPFAIL, "try again".
+    Raises:
+        RunError: it failed; or a signal made it save and leave before its end, with the exit code
+            os.EX_TEMPFAIL, "try again".
     """
     progress = Progress(config.experiment, folder.metrics)
     with (
@@ -299,7 +299,7 @@ def _train(
     if leaving.was_asked and not folder.ended.exists():
         raise RunError(
             "Training was asked to leave, and saved before",
-            help="The same command, with a CHECKPOINT, goes on from there",
+            help="The same command, with a CHECKPOINT, continues from there",
             exit_code=os.EX_TEMPFAIL,
         )
 
