@@ -4,6 +4,7 @@ import pytest
 from mqo import process
 from mqo.errors import RunError
 from mqo.launch import evaluation
+from mqo.launch import run as run_module
 from mqo.launch.config import resolve
 from mqo.launch.evaluation import Place
 from mqo.project import Project
@@ -42,6 +43,8 @@ def train(tmp_path_factory, checkout_with):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(process, "spawn", with_engine(process.spawn))
                 patch.setenv("MQO_TEST_ENGINE", version or "")
+                if version:  # whose stand-in only the training imports
+                    patch.setattr(run_module, "check_run", lambda *args: [])
                 done[key] = real_runs.run(project, cell)
         return done[key]
 
@@ -154,5 +157,5 @@ def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
     ],
 )
 def test_what_would_leave_layers_unquantized_ends_a_run_before_its_model(train, flags, text):
-    with pytest.raises(RunError, match=text):
+    with pytest.raises(RunError, match=rf"before the model.*{text}"):
         train("linear_mxfp8", flags=flags)
