@@ -262,7 +262,7 @@ def test_a_target_that_is_there_is_left_as_it_is(tree, hf, checkpoint, tmp_path)
 @pytest.mark.slow
 def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
-    with pytest.raises(ConvertError, match=r"no config\.json"):
+    with pytest.raises(ConvertError, match=r"config\.json"):
         convert.hf_to_megatron(tree, checkpoint, target)
     with pytest.raises(ConvertError, match="no checkpoint in"):
         convert.megatron_to_hf(tree, hf, target)

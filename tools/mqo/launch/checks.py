@@ -158,7 +158,7 @@ def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
     rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
     patterns = [*config.quantization.options.get("exclude", ()), *rules]
     if faults := _excludes.unmatched(patterns, layers):
-        raise MqoError(
+        raise RunError(
             "; ".join(faults)[0].upper() + "; ".join(faults)[1:],
             expected="patterns of the model's layers, as `mqo coverage` lists them",
         )
