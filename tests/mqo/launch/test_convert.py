@@ -264,7 +264,7 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
     with pytest.raises(ConvertError, match=r"config\.json"):
         convert.hf_to_megatron(tree, checkpoint, target)
-    with pytest.raises(ConvertError, match="no checkpoint in"):
+    with pytest.raises(ConvertError, match="is a Hugging Face folder"):
         convert.megatron_to_hf(tree, hf, target)
     (checkpoint / convert.TRACKER).rename(tmp_path / "tracker")
     (checkpoint / "iter_0000010").mkdir()
