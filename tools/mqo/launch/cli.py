@@ -104,24 +104,28 @@ def _dry_run(
         if args.device is None:
             raise
         notes.append(f"not yet: {error}")
-    if Tree(project.tree).manifest():
-        config = with_checkpoint_library(project, config)
-    types = config.quantization.types or _types_there(project, config.placement.megatron)
-    planned = place(project.tree, config, machine, types)
-    notes += _checked(project, planned.config, machine, types)
+    planned = _planned(project, config, machine)
+    notes += _checked(project, planned.config, machine)
     text = describe(project, config, machine, planned)
     print("\n".join([*(f"# {note}" for note in notes), text]))
 
 
-def _checked(
-    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
-) -> list[str]:
+def _planned(project: Project, config: RunConfig, machine: Machine) -> Planned:
+    """Return the run with its layout, and with what a checkpoint's library quantizes."""
+    if Tree(project.tree).manifest():
+        config = with_checkpoint_library(project, config)
+    types = config.quantization.types or _types_there(project, config.placement.megatron)
+    return place(project.tree, config, machine, types)
+
+
+def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]:
     """Return notes of the checks that need Megatron's source; raise what it refuses."""
     tree = Tree(project.tree)
     if config.placement.megatron is not None:
         return ["not checked here: the flags, which the checkout's own program reads"]
     if tree.manifest() is None:
         return ["not checked yet: flags and patterns of layers, since there is no patched Megatron"]
+    types = config.quantization.types or types_of(tree)
     return check_run(project, tree, Series.of(project), config, machine, types)
 
 
@@ -330,21 +334,16 @@ def describe(
     """
     machine, asked = machine or detect(), config.quantization.types
     lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
-    if planned is not None:
-        config = planned.config
-    elif Tree(project.tree).manifest():
-        config = with_checkpoint_library(project, config)
+    planned = planned or _planned(project, config, machine)
+    config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
     # With `source` the tree gives the sites their types, which are known when it is read.
     sites = asked or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    if planned is None:
-        types = asked or _types_there(project, config.placement.megatron)
-        planned = place(project.tree, config, machine, types)
     lines += [f"layout: {line}" for line in planned.lines]
-    command, variables = dry_run(project, planned.config, machine, tree)
+    command, variables = dry_run(project, config, machine, tree)
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
 
 
