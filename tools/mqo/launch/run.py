@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -184,7 +185,6 @@ def train(
         if not folder.metrics.exists():
             copy_events(config.recording.tensorboard or folder.tensorboard, folder, epoch)
         result = _sum_up(folder, config, data, types, time.monotonic() - begun)
-        result = replace(result, schedule=config.quantization.schedule)
         folder.result.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
         note_finished(folder, config, command)
     return result
@@ -350,19 +350,27 @@ def _sum_up(
     metrics, name = folder.read_metrics(), loss_name(config.experiment)
     validations = metrics.get(VALID_LOSS, [])
     valid = validations[-1][1] if validations else None
+    ended = partial(
+        Result,
+        str(folder.root),
+        vocab_size=data.vocab_size,
+        seconds=seconds,
+        types=types,
+        schedule=config.quantization.schedule,
+    )
     if name not in metrics:
         where = config.placement.cluster
         if where.node_rank < where.nnodes - 1:
-            return Result(str(folder.root), 0, None, None, data.vocab_size, seconds, types)
+            return ended(0, train_loss=None, valid_loss=None)
         if (step := _trained_before(folder, config)) is not None:
-            return Result(str(folder.root), step, None, valid, data.vocab_size, seconds, types)
+            return ended(step, train_loss=None, valid_loss=valid)
         raise RunError(
             "Training ended well and recorded no loss",
             expected=f"rows named '{name}' in {folder.metrics}",
             help=f"The whole output is in {folder.log}",
         )
     iteration, loss = metrics[name][-1]
-    return Result(str(folder.root), iteration, loss, valid, data.vocab_size, seconds, types)
+    return ended(iteration, train_loss=loss, valid_loss=valid)
 
 
 def _trained_before(folder: RunFolder, config: RunConfig) -> int | None:
