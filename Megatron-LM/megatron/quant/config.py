@@ -43,6 +43,15 @@ class QuantConfig(Options):
         """Return the types that `site` is asked to run as, by schedule or as the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
+    def contradictions(self) -> list[str]:
+        """Return one text per schedule that does not begin with the type in the source."""
+        return [
+            f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says "
+            f"{wanted}"
+            for site, schedule in self.schedule.items()
+            if (wanted := self.asked.get(site, NONE)) != schedule[0].quant_type
+        ]
+
     def quantizes(self, kind: str) -> bool:
         """Return whether a site of this kind of layers is asked to run as a type, at any step."""
         sites = (site.name for site in SITES.values() if site.layer == kind)

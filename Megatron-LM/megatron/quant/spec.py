@@ -80,6 +80,13 @@ class QuantSpec:
         return FORMATS[self.quant_type]
 
     @property
+    def tile_text(self) -> str:
+        """Return the elements that share a scale: '1x32', '16x16', or 'tensor' without blocks."""
+        if self.block is None:
+            return "tensor"
+        return f"{self.block if self.tile == 'square' else 1}x{self.block}"
+
+    @property
     def needs_tensor_amax(self) -> bool:
         """Whether its scales follow from the largest magnitude of the tensor, on all its ranks."""
         return self.quant_type != NONE and self.format.needs_tensor_amax

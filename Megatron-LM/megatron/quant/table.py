@@ -6,13 +6,14 @@ needs only the standard library: `mqo`, which does not import torch, loads it by
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from . import excludes
 from .config import QuantConfig
 from .formats import FORMATS, NONE, SITES, GemmSite
-from .operand_table import LayerRule
+from .operand_table import PLAIN
 from .options import OPTIONS
 from .spec import OperandSpec
 
@@ -55,12 +56,9 @@ class Entry:
     def choices(self) -> str:
         """Return format, tile, rounding and the rest that differs from a format's defaults."""
         spec = self.how.spec
-        if spec.quant_type == NONE:
-            words = [NONE]
-        else:
-            size = spec.block
-            tile = f"{size}x{size}" if spec.tile == "square" else f"1x{size}" if size else "tensor"
-            words = [spec.quant_type, tile, str(spec.rounding)]
+        words = [spec.quant_type]
+        if spec.quant_type != NONE:
+            words += [spec.tile_text, str(spec.rounding)]
             words += [spec.scale_rule] if spec.format.is_mx else []
         if turned := self.how.hadamard:
             words.append(f"hadamard {turned.points} {turned.signs}")
@@ -118,13 +116,11 @@ def differing(config: QuantConfig, layers: Layers) -> list[Choices]:
     return found
 
 
-def layer_types(
-    config: QuantConfig, layers: Layers, steps: int | None = None
-) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return {(site, layer): its type in each phase of training}; arguments as `entries`."""
+def layer_types(config: QuantConfig, layers: Layers) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return {(site, layer): its type in each phase of training}."""
     return {
         (site, layer): tuple(
-            config.layer_type(site, layer, kind) for kind in phase_types(config, site, steps)
+            config.layer_type(site, layer, kind) for kind in phase_types(config, site)
         )
         for site in SITES
         for layer in layers.get(site, ())
@@ -164,18 +160,15 @@ def unread_excludes(config: QuantConfig, layers: Layers | None) -> list[str]:
     if layers is None:
         typed = [SITES[site] for site in SITES if set(phase_types(config, site)) != {NONE}]
         return [one for one in config.exclude if not any(excludes.is_for(one, s) for s in typed)]
-    types = layer_types(config, layers)
     kept = {one: tuple(o for o in config.exclude if o != one) for one in config.exclude}
     return [
-        one
-        for one, others in kept.items()
-        if types == layer_types(replace(config, exclude=others), layers)
+        one for one, others in kept.items() if not changes_layers(config, layers, exclude=others)
     ]
 
 
-def changes_layers(config: QuantConfig, rules: tuple[LayerRule, ...], layers: Layers) -> bool:
-    """Return whether some layer has another type with `rules` instead of the run's rules."""
-    return layer_types(config, layers) != layer_types(replace(config, rules=rules), layers)
+def changes_layers(config: QuantConfig, layers: Layers, **changes: Any) -> bool:
+    """Return whether some layer has another type with `changes` of the options."""
+    return layer_types(config, layers) != layer_types(replace(config, **changes), layers)
 
 
 def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple[str, str]]:
@@ -184,14 +177,11 @@ def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple
     found = []
     for name, row in config.operands.items():
         for key in row.chosen:
-            default = type(row).__dataclass_fields__[key].default
-            rows = {**config.operands, name: replace(row, **{key: default})}
-            try:
-                changed = entries(replace(config, operands=rows), layers) != table
-            except ValueError:  # a 'mixed' site needs the type
-                changed = True
-            if not changed and row != replace(row, **{key: default}):
-                found.append((name, key))
+            plain = replace(row, **{key: getattr(PLAIN, key)})
+            rows = {**config.operands, name: plain}
+            with suppress(ValueError):  # a 'mixed' site needs the type
+                if entries(replace(config, operands=rows), layers) == table:
+                    found.append((name, key))
     return found
 
 

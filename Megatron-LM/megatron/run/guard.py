@@ -193,7 +193,7 @@ def inspect(layers: list[quant.Layer], setup: quant.Setup) -> None:
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
     patterns = (*current().exclude, *(rule.layers for rule in current().rules))
-    faults = quant.unmatched(patterns, everywhere) + contradictions(current())
+    faults = quant.unmatched(patterns, everywhere) + current().contradictions()
     asked = ever_asked(current())
     _end(faults + quant.find_traps(asked, setup, everywhere, is_excluded), "before the first step")
     _say(quant.notes(asked, everywhere))
@@ -220,15 +220,6 @@ def check_cuts(found: list[quant.FoundLayer], args: Namespace) -> None:
     blocks, squares = current().blocks(), current().squares()
     here = quant.cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
-
-
-def contradictions(options: quant.QuantConfig) -> list[str]:
-    """Say, one text each, which schedules do not begin with the type that the source says."""
-    return [
-        f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says {wanted}"
-        for site, schedule in options.schedule.items()
-        if (wanted := options.asked.get(site, "none")) != schedule[0].quant_type
-    ]
 
 
 def ever_asked(options: quant.QuantConfig) -> dict[str, str]:

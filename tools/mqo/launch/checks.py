@@ -9,15 +9,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mqo.errors import MqoError, RunError
+from mqo.errors import RunError
 from mqo.launch import coverage, engine
 from mqo.launch.config import RunConfig
-from mqo.launch.effects import check_effects
+from mqo.launch.effects import check_effects, resolved_config
 from mqo.launch.flags import RunData, megatron_flags, vocabulary_flags
 from mqo.launch.machine import Machine
 from mqo.launch.program_cache import ask_cached, source_of
@@ -33,7 +33,7 @@ TIME_LIMIT_S = 300
 # Variables of a run that Megatron's validation reads.
 VALIDATED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 HEAD = "output_layer"
-_excludes, _schedule = load("quant.excludes"), load("quant.schedule")
+_excludes = load("quant.excludes")
 
 
 def check_run(
@@ -57,8 +57,9 @@ def check_run(
     """
     _check_engine(config, machine)
     facts = _facts(project, tree, series, config, machine)
-    _check_schedules(config, types)
-    if traps := _traps(facts["traps"], config, types):
+    resolved = resolved_config(config, types)
+    _refuse(resolved.contradictions(), "schedules that begin with the types of the source")
+    if traps := _traps(facts["traps"], resolved):
         raise RunError(
             f"The run would not quantize as asked: {'; '.join(traps)}",
             expected="flags with which each site is reached",
@@ -122,12 +123,8 @@ def _facts(
         )
 
 
-def _traps(
-    found: Mapping[str, list[str]], config: RunConfig, types: Mapping[str, str]
-) -> list[str]:
+def _traps(found: Mapping[str, list[str]], resolved: Any) -> list[str]:
     """Return what keeps a site that has a type at any time from its quantizer."""
-    text = config.quant_toml(dict(types))
-    resolved = load("quant.config").parse(text)
     traps: dict[str, None] = {}
     for site in SITES:
         kinds = {phase.quant_type for phase in resolved.phases(site)} - {NONE}
@@ -137,28 +134,20 @@ def _traps(
     return list(traps)
 
 
-def _check_schedules(config: RunConfig, types: Mapping[str, str]) -> None:
-    """Raise MqoError for a schedule that does not begin with its site's type."""
-    resolved = load("quant.config").parse(config.quant_toml(dict(types)))
-    for site, phases in resolved.schedule.items():
-        if phases[0].quant_type != types.get(site, NONE):
-            raise MqoError(
-                f"The schedule of {site} begins with {phases[0].quant_type}, but the mode gives it "
-                f"{types.get(site, NONE)}",
-                expected="a schedule that begins with the mode's type",
-            )
-
-
 def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
-    """Raise MqoError for the patterns that match no layer."""
+    """Raise RunError for the patterns that match no layer."""
     layers = [
         SimpleNamespace(name=name, kind=kind) for kind, names in kinds.items() for name in names
     ]
     recipe = config.quantization.recipe
     rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
     patterns = [*config.quantization.options.get("exclude", ()), *rules]
-    if faults := _excludes.unmatched(patterns, layers):
-        raise RunError(
-            "; ".join(faults)[0].upper() + "; ".join(faults)[1:],
-            expected="patterns of the model's layers, as `mqo coverage` lists them",
-        )
+    expected = "patterns of the model's layers, as `mqo coverage` lists them"
+    _refuse(_excludes.unmatched(patterns, layers), expected)
+
+
+def _refuse(faults: Sequence[str], expected: str) -> None:
+    """Raise RunError if there are faults, clauses that begin with a small letter."""
+    if faults:
+        text = "; ".join(faults)
+        raise RunError(text[0].upper() + text[1:], expected=expected)

@@ -25,6 +25,11 @@ class NoEffectError(MqoError):
     """An option changes nothing in this run."""
 
 
+def resolved_config(config: RunConfig, types: Mapping[str, str]) -> Any:
+    """Return the tree's QuantConfig of a run whose sites have these types."""
+    return _parsed(config.quant_toml(dict(types)))
+
+
 def quant_config(
     types: Mapping[str, str], options: Mapping[str, Any], schedule: Iterable[str] = ()
 ) -> Any:
@@ -32,17 +37,12 @@ def quant_config(
     return _parsed(quant_toml(types, options, schedule))
 
 
-def unread_options(config: Any, names: Iterable[str], layers: Layers | None = None) -> list[str]:
+def unread_options(
+    config: Any, names: Iterable[str], layers: Layers | None = None, steps: int | None = None
+) -> list[str]:
     """Return those of `names` that change no entry of a QuantConfig's table."""
-    return [
-        name
-        for name in names
-        if (
-            _table.unread_excludes(config, layers) == list(config.exclude)
-            if name == "exclude"
-            else OPTIONS[name].table in _table.READ_TABLES and _table.unread(config, name, layers)
-        )
-    ]
+    acting = [name for name in names if OPTIONS[name].table in _table.READ_TABLES]
+    return [name for name in acting if _table.unread(config, name, layers, steps)]
 
 
 def unread_excludes(config: Any) -> list[str]:
@@ -58,7 +58,7 @@ def unread_schedules(config: Any) -> list[str]:
 def differing_lines(config: RunConfig, types: Mapping[str, str], layers: Layers) -> list[str]:
     """Return how operands are quantized at the sites whose layers differ, a line for each way."""
     ways: dict[tuple[str, int, int], list[str]] = {}
-    for row in _table.differing(_parsed(config.quant_toml(dict(types))), layers):
+    for row in _table.differing(resolved_config(config, types), layers):
         key = (row.words, row.count, row.total)
         ways.setdefault(key, []).append(f"{row.site}.{row.operand}")
     return [
@@ -92,7 +92,7 @@ def _faults(
     """Yield (what has no effect, what would have one)."""
     how = config.quantization
     steps = length(config.experiment).steps
-    resolved = _parsed(config.quant_toml(dict(types)))
+    resolved = resolved_config(config, types)
     table = _table.entries(resolved, layers, steps)
     has = _kinds(table)
     if how.gemms == "all" and how.recipe is None and not _quantizes_backward(types):
@@ -101,16 +101,13 @@ def _faults(
             f"{has}",
             "a mode with a type of linear layers",
         )
-    for name in _given(config):
-        if OPTIONS[name].table not in _table.READ_TABLES:
-            continue
-        if _table.unread(resolved, name, layers, steps):
-            flag, value = OPTIONS[name].flag, resolved.__dict__[name]
-            shown = flag if value is True else f"{flag} {_words(value)}"
-            yield (
-                f"{shown} changes nothing: no operand of this run reads it; this run has {has}",
-                _readers(name),
-            )
+    for name in unread_options(resolved, _given(config), layers, steps):
+        flag, value = OPTIONS[name].flag, getattr(resolved, name)
+        shown = flag if value is True else f"{flag} {_words(value)}"
+        yield (
+            f"{shown} changes nothing: no operand of this run reads it; this run has {has}",
+            _readers(name),
+        )
     for site in _table.unread_schedules(resolved, steps):
         yield (
             f"The schedule of {site} changes nothing: it has one type in all {steps} steps",
@@ -137,12 +134,11 @@ def _pattern_faults(
     if layers is None:
         return
     recipe = config.quantization.recipe
-    rules = resolved.rules
     for rule in recipe.rules if recipe is not None and recipe.own else ():
         if rule.is_of_ends:
             continue
-        others = tuple(one for one in rules if one.layers != rule.pattern)
-        if not _table.changes_layers(resolved, others, layers):
+        others = tuple(one for one in resolved.rules if one.layers != rule.pattern)
+        if not _table.changes_layers(resolved, layers, rules=others):
             yield (
                 f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
                 "exclude or an earlier rule covers its layers",
@@ -155,7 +151,7 @@ def _given(config: RunConfig) -> Iterator[str]:
     for name in (*config.quantization.options, *config.recording.options):
         # With Transformer Engine's layers the launcher turns it on, as they do.
         is_automatic = name == "cache_weights" and engine.is_asked(config.experiment.extra_flags)
-        if name != "exclude" and not is_automatic:
+        if not is_automatic:
             yield name
 
 

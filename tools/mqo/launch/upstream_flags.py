@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mqo.errors import MqoError
 from mqo.launch import engine
+from mqo.launch.command import flag_table
 
 # Flags that only layers of Transformer Engine, or of Kitchen, read.
 PRECISION = re.compile(
@@ -27,7 +28,7 @@ HYBRID = re.compile(r"--((mtp-)?hybrid-(?!context-parallel).*|is-hybrid-model|ma
 
 
 class FlagError(MqoError):
-    """A flag of Megatron's has no effect, or asks for what this program does not train."""
+    """A flag of Megatron has no effect, or selects a model that this program does not train."""
 
 
 def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
@@ -35,10 +36,10 @@ def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
 
     `added` are flags that the launcher gives Transformer Engine's layers.
     """
-    names = [word.partition("=")[0] for word in extra_flags if word.startswith("--")]
+    names = flag_table(extra_flags)
     if hybrid := _first(HYBRID, names):
         raise FlagError(
-            f"{hybrid} asks for a hybrid model, and pretrain_gpt.py trains a GPT",
+            f"{hybrid} selects a hybrid model, and pretrain_gpt.py trains a GPT",
             expected="the flags of a GPT",
             help=f"Leave {hybrid} out",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mqo.errors import MqoError
-from mqo.launch.effects import quant_config, unread_options, unread_schedules
+from mqo.launch.effects import quant_config, unread_excludes, unread_options, unread_schedules
 from mqo.launch.options import OPTIONS, split
 from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
@@ -95,6 +95,8 @@ def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) ->
         config, options = quant_config(types, chosen), {**options, SCHEDULE: ()}
         schedule = ()
     unread = set(unread_options(config, chosen))
+    if config.exclude and len(unread_excludes(config)) == len(config.exclude):
+        unread.add("exclude")
     if schedule and len(unread_schedules(config)) == len(config.schedule):
         unread.add(SCHEDULE)
     return {k: v for k, v in options.items() if k not in unread}
@@ -104,9 +106,10 @@ def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
     shown = {name: _shown(value) for name, value in options.items()}
     name = "_".join([mode, *(f"{k.replace('_', '-')}-{v}" for k, v in shown.items())])
     rest = {key: value for key, value in options.items() if value not in ((), False)}
+    words = ("--quantization", mode, *_words(rest))
     if tables.modes()[mode].linear == tables.NONE:
         rest["gemms"] = "fprop"  # --gemms all of the other modes changes nothing here
-    return Variant(name, mode, rest, ("--quantization", mode, *_words(rest)))
+    return Variant(name, mode, rest, words)
 
 
 def _of_recipe(text: str) -> Variant:
@@ -160,8 +163,6 @@ def _shown(value: Any) -> str:
 def _words(options: Mapping[str, Any]) -> list[str]:
     found = []
     for name, value in options.items():
-        if name == "gemms":
-            continue
         flag = "--schedule" if name == SCHEDULE else OPTIONS[name].flag
         values = value if isinstance(value, tuple) else (value,)
         for one in values:

@@ -22,9 +22,7 @@ def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
     if how.spec.quant_type == NONE and how.hadamard is None:
         return row
     spec, turned = how.spec, how.hadamard
-    size = spec.block or 0
-    tile = f"{size}x{size}" if spec.tile == "square" else f"1x{size}" if size else "tensor"
-    row |= {"tile": tile, "rounding": spec.rounding, "gain": how.gain}
+    row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": how.gain}
     row["scale_rule"] = spec.scale_rule if spec.quant_type != NONE and spec.format.is_mx else ""
     return row | {"hadamard": f"{turned.points} {turned.signs}" if turned else ""}
 
