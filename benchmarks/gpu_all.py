@@ -26,8 +26,11 @@ VARIANTS = (
     "'recipe mxfp8' 'recipe nvfp4' 'recipe hif4' 'recipe fp8-blockwise' 'recipe fp8-tensorwise' "
     "'recipe mxfp4-backward'"
 )
-ENGINE_RUN = "script/train_config.py --model llama32-1b --dataset wikipedia --training-config tiny"
-ENGINE_WORDS = "-- --transformer-impl transformer_engine --train-samples 160"
+ENGINE_RUN = (
+    "script/train_config.py --model llama32-1b --dataset wikipedia --training-config tiny "
+    "--quantization FA_linear_mxfp8 --gemms all"
+)
+SAMPLES = "--train-samples 160"
 STUBBED = "2.20.2"  # the release of Transformer Engine whose Python code a rehearsal runs
 
 PARTS = (
@@ -76,8 +79,9 @@ PARTS = (
     ),
     Part(
         "A run of Transformer Engine's layers",
-        f"{ENGINE_RUN} --quantization FA_linear_mxfp8 --gemms all {ENGINE_WORDS}",
-        f"{ENGINE_RUN} --quantization FA_linear_mxfp8 --gemms all --dry-run {ENGINE_WORDS}",
+        f"{ENGINE_RUN} -- --transformer-impl transformer_engine {SAMPLES}",
+        # Local layers: those of Transformer Engine are refused where there is no GPU.
+        f"{ENGINE_RUN} --dry-run -- {SAMPLES}",
         "Decides whether a mode runs to its end with its layers: the guard ends it if one did not "
         "ask. It fails where Transformer Engine is not installed.",
     ),
