@@ -32,6 +32,7 @@ def test_own_data_have_any_name():
         (["--", "--data-path", "x/code_text_document"], "code"),
         (["--", "--data-path=x/code_text_document"], "code"),
         (["--", "--data-path", "0.3", "x/code", "0.7", "x/web"], "code"),
+        (["--", "--data-path", "a folder/code_text_document"], "code"),
         (["--", "--train-data-path", "x/web"], "web"),
         (["--", "--data-args-path", "x/blend.txt"], "blend.txt"),
         (["--", "--mock-data"], "mock-data"),

@@ -51,10 +51,10 @@ def flag_values(command: Sequence[str], flag: str) -> list[str]:
     return rest[: ends[0]] if ends else rest
 
 
-def flag_table(words: Sequence[str]) -> dict[str, str]:
-    """Return {flag: its values, joined by spaces} of flags; the last mention counts.
+def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return {flag: its values} of flags; the last mention counts.
 
-    Both spellings are read: `--flag value` and `--flag=value`. A switch has the value ''.
+    Both spellings are read: `--flag value` and `--flag=value`. A switch has no value.
     """
     found: dict[str, list[str]] = {}
     values: list[str] = []
@@ -64,7 +64,12 @@ def flag_table(words: Sequence[str]) -> dict[str, str]:
             values = found[name] = [value] if equals else []
         else:
             values.append(word)
-    return {name: " ".join(words) for name, words in found.items()}
+    return found
+
+
+def flag_table(words: Sequence[str]) -> dict[str, str]:
+    """Return {flag: its values, joined by spaces}; `flag_words` says which count."""
+    return {name: " ".join(values) for name, values in flag_words(words).items()}
 
 
 def is_number(word: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mqo.errors import MqoError
-from mqo.launch.command import flag_table, is_number
+from mqo.launch.command import flag_words, is_number
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset
 
@@ -51,8 +51,8 @@ def own_data(prefix: Path | None, extra_flags: Sequence[str]) -> str | None:
 
 def data_file(extra_flags: Sequence[str]) -> Path | None:
     """Return the first data file that the user's flags for Megatron name."""
-    given = flag_table(extra_flags)
-    words = [word for flag in _DATA_FLAGS for word in given.get(flag, "").split()]
+    given = flag_words(extra_flags)
+    words = [word for flag in _DATA_FLAGS for word in given.get(flag, ())]
     return next((Path(word) for word in words if not is_number(word)), None)
 
 
