@@ -15,10 +15,7 @@ import sys
 import torch
 from parts import ROOT, Part, introduction, options, run_all
 
-TESTS = " ".join(
-    f"tests/megatron/{name}"
-    for name in ("quant/test_gpu.py", "quant/test_gpu_hadamard.py", "attention/test_gpu.py")
-)
+TESTS = "tests/megatron/quant/test_gpu.py tests/megatron/quant/test_gpu_hadamard.py"
 PYTEST = f"-m pytest -q -p no:cacheprovider -W ignore -m 'not heavy' {TESTS}"
 SMALL = "--hidden 128 --layers 1 --sequence 128"
 VARIANTS = (
@@ -47,13 +44,6 @@ PARTS = (
         "benchmarks/quant_gpu.py --size 64 --formats mxfp8",
         "Decides whether the estimates of results/kernels.csv hold; which kernel needs work (below "
         "85 %); whether runs of 64 bytes, which hif4's columns have, are wide enough.",
-        interpreted=True,
-    ),
-    Part(
-        "Attention with a PV type",
-        "benchmarks/attention_gpu.py",
-        "benchmarks/attention_gpu.py --lengths 64 --types mxfp8",
-        "Decides whether --attention-backend auto takes the kernel in the place of chunks.",
         interpreted=True,
     ),
     Part(

@@ -3,7 +3,6 @@
 Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
 """
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from .paths import (
     chunked_context,
     dropout_of,
     fused_context,
-    kernel_context,
     part_of,
 )
 
@@ -104,8 +102,7 @@ def _choose(
         why = obstacle_to_kernels(layer, query, key, mask)
         attend = partial(fused_context, layer, pv_type, starts)
     elif backend in DEMANDED:
-        why = obstacle_to_our_kernel(layer, query, key, mask, starts)
-        attend = partial(kernel_context, layer, pv_type)
+        return None, f"no fused kernel quantizes its probabilities to {rounded.quant_type}"
     else:
         why = obstacle_to_chunks(layer, rounded, query, key, mask)
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
@@ -142,30 +139,6 @@ def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | N
         return f"it has {queries} queries for {keys} keys"
     # Last, as it reads a tensor.
     if mask is not None and not is_causal(mask, queries, keys):
-        return "its attention mask is not the plain causal one"
-    return ""
-
-
-def obstacle_to_our_kernel(
-    layer: Any, query: Tensor, key: Tensor, mask: Tensor | None, starts: tuple[int, ...]
-) -> str:
-    """Say why no kernel quantizes the probabilities of `layer`, "" if one can.
-
-    What it says of dtypes, head dims and formats, it says when it has the quantized operands.
-    """
-    if why := _unusual(layer):
-        return why
-    if query.device.type != "cuda":
-        return f"the device {query.device.type} has no kernel that quantizes probabilities"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if dropout_of(layer):
-        return "--attention-dropout drops out probabilities"
-    if starts or part_of(layer)[1] > 1:
-        return "its kernel takes neither packed sequences nor parts of one"
-    if query.size(0) != key.size(0):
-        return f"it has {query.size(0)} queries for {key.size(0)} keys"
-    if mask is not None and not is_causal(mask, query.size(0), key.size(0)):
         return "its attention mask is not the plain causal one"
     return ""
 

@@ -82,35 +82,6 @@ def chunked_context(
     return _as(packed, chunked_attention(*operands, visible=visible, **how))
 
 
-def kernel_context(
-    layer: Any,
-    pv_type: str,
-    qk: GemmOperands,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rng_tracker: Any,
-) -> Tensor:
-    """Return what `chunked_context` does, of a plain causal layer: in one kernel if not measured.
-
-    Raises:
-        FusedAttentionError: the kernel does not take these operands.
-    """
-    from .gpu import kernel_attention, supports  # which import Triton
-
-    del rng_tracker
-    operands, how = _quantized(layer, pv_type, qk, query, key, value)
-    if how["probs"].is_watched or current().check_nan:
-        visible = Visible(tuple(spans_of(query.size(0), key.size(0), (0, 1))))
-        return chunked_attention(*operands, visible=visible, **how)
-    if why := supports(*operands, **how):
-        raise FusedAttentionError(
-            f"attention with a type in pv cannot run fused: {why}. Expected: what the kernel can "
-            "do; `--attention-backend auto` runs in chunks"
-        )
-    return kernel_attention(*operands, **how)
-
-
 def _quantized(
     layer: Any, pv_type: str, qk: GemmOperands, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:

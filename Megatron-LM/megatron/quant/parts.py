@@ -62,11 +62,6 @@ class OperandParts:
             fake_quantize(x, self.spec, out=rounded, seed=seed, amax=amax)
         return out
 
-    def count(self) -> None:
-        """Count the call of an operand that is not `observe`d: it is quantized elsewhere."""
-        if self.spec.quant_type != NONE:
-            RECORDER.count(*self.place, self.spec.quant_type)
-
     def observe(self, part: Tensor, quantized: Tensor, matrix: int, row: int) -> None:
         """Check and record a part; the first one counts as the call."""
         if self.spec.quant_type == NONE:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from megatron.attention import FusedAttentionError, choice, without_scores
-from megatron.attention.paths import chunked_context, fused_context, kernel_context
+from megatron.attention.paths import chunked_context, fused_context
 from megatron.quant import set_step
 
 from .conftest import Layer
@@ -152,43 +152,12 @@ def test_so_is_that_of_hifp8_with_a_scale_of_the_tensor(options):
 @pytest.mark.parametrize("backend", ["flash", "fused"])
 def test_a_kernel_that_is_demanded_and_impossible_is_an_error_with_the_reason(backend):
     layer = Layer(backend)
-    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*device cpu.*-backend {backend} "):
+    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*to mxfp8.*-backend {backend} "):
         path(layer, MXFP8, *tensors(), None)
     layer.mqo_layer = "decoder.layers.2.self_attention.core_attention"
     layer.softmax_offset = torch.zeros(2)
     with pytest.raises(FusedAttentionError, match=r"decoder\.layers\.2\..*offset"):
         path(layer, NONE, *tensors(), None)
-
-
-class OnCuda:
-    """Looks like a tensor of a GPU."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, length):
-        self.length = length
-
-    def size(self, dim):
-        return (self.length, 1, 2, 8)[dim]
-
-
-@pytest.mark.parametrize("backend", ["flash", "fused"])
-def test_our_kernel_quantizes_probabilities_where_a_kernel_is_demanded(backend, monkeypatch):
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: object())
-    pair = OnCuda(4), OnCuda(4)
-    for mask in (None, causal()):
-        assert path(Layer(backend), MXFP8, *pair, mask) is kernel_context
-    assert path(Layer(), MXFP8, *pair, None) is chunked_context
-    for layer, tensors_, mask, why in (
-        (Layer(backend, dropout=0.1), pair, None, "--attention-dropout"),
-        (Layer(backend), (OnCuda(1), OnCuda(4)), None, "1 queries for 4 keys"),
-        (Layer(backend), pair, ~causal(), "mask is not the plain causal one"),
-    ):
-        with pytest.raises(FusedAttentionError, match=why):
-            path(layer, MXFP8, *tensors_, mask)
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FusedAttentionError, match="Triton is not installed"):
-        path(Layer(backend), MXFP8, *pair, None)
 
 
 def test_a_schedule_of_pv_chooses_step_by_step(options):

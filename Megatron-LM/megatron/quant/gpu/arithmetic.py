@@ -64,12 +64,6 @@ GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 
 
 @triton.jit
-def draw_of(index, seed) -> tl.tensor:
-    """Return what the elements at `index` draw: stochastic.draws."""
-    return draw_from(seed + (index + 1) * GOLDEN)
-
-
-@triton.jit
 def draw_from(state) -> tl.tensor:
     """Return what elements draw, of seed + (index + 1) * GOLDEN."""
     z = state.to(tl.uint64)
