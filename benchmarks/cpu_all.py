@@ -55,12 +55,6 @@ PARTS = (
         limit_s=1200,
     ),
     Part(
-        "Activations kept for the backward pass",
-        "benchmarks/activations.py",
-        "benchmarks/activations.py",
-        "A count of bytes, which is the same on every machine.",
-    ),
-    Part(
         "Sums of a GEMM beside its quantization",
         "benchmarks/accumulation.py --quick",
         "benchmarks/accumulation.py --quick",
@@ -73,12 +67,6 @@ PARTS = (
         "benchmarks/data.py --megabytes 1",
         "Read the ratios to a loop as upstream's.",
         limit_s=600,
-    ),
-    Part(
-        "The overlay's commands",
-        "benchmarks/overlay.py",
-        "benchmarks/overlay.py",
-        "Aims: the series in less than 10 s, a snapshot in less than 0.5 s, the others 0.3 s.",
     ),
     Part(
         "From the command to the first step",
