@@ -6,6 +6,11 @@ CHECKPOINTING = "megatron/training/checkpointing.py"
 CHECKPOINTS = (
     AddImport("import megatron.run"),
     PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
+    ReplaceExpression(
+        "load_args_from_checkpoint",
+        Anchor("state_dict['args']"),
+        "megatron.run.checked_arguments(state_dict['args'])",
+    ),
     PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg, ddp_model)\n"),
     PrependBody(
         "save_checkpoint",

@@ -14,7 +14,7 @@ MQO_FAILURE names.
 import json
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,23 +49,24 @@ def describe(checkpoint: Path, target: Path) -> None:
     """
     from megatron.inference.checkpoint_args import check_format, read_args
     from megatron.run.checkpoints import TRACKER, loaded
+    from megatron.run.saved_args import check_kinds
 
     folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint
     check_format(folder)
-    facts = {"arguments": vars(read_args(folder)), "parser": parser_facts()}
+    saved = vars(read_args(folder))
+    check_kinds(saved, folder)
+    facts = {"arguments": saved, "parser": parser_facts()}
     target.write_text(json.dumps(facts, default=str), encoding="utf-8")
 
 
 def parser_facts() -> dict[str, dict[str, Any]]:
     """Return {name: {"flag", "default"}} of the arguments of pretrain_gpt.py and distill_gpt.py."""
-    from megatron.inference.arguments import add_modelopt_args
-    from megatron.training import arguments
+    from megatron.run.saved_args import upstream_parser
 
-    parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
-    parser = add_modelopt_args(parser)
-    flags = {action.dest: action.option_strings[0] for action in parser._actions}
-    defaults = vars(parser.parse_args([]))
-    return {name: {"flag": flags[name], "default": defaults[name]} for name in defaults}
+    return {
+        name: {"flag": action.option_strings[0], "default": action.default}
+        for name, action in upstream_parser().items()
+    }
 
 
 def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
@@ -147,10 +148,11 @@ def load(
     """
     args, model = build([*flags, "--finetune"])
     built()
+    from megatron.inference.one_process import typed_build_errors
     from megatron.run.unpickle import typed_errors
     from megatron.training.checkpointing import load_checkpoint
 
-    with typed_errors():
+    with typed_build_errors(f"The arguments in {args.load}"), typed_errors():
         load_checkpoint([model], None, None, strict=True)
     return args, model
 
@@ -222,8 +224,9 @@ def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
 
     sys.argv[1:] = [*flags, *ALONE]
     args = arguments.parse_args()
-    arguments.validate_args(args)
-    return args, one_process.build(args)
+    with one_process.typed_build_errors("These sizes"):
+        arguments.validate_args(args)
+        return args, one_process.build(args)
 
 
 COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {

@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tasks-folder", type=Path, help="YAML of further tasks")
     made.add_argument("--limit", type=int, help="documents of a task, at most")
     made.add_argument("--num-fewshot", type=int, help="examples before a question")
+    made.add_argument("--ignore-argument", action="append", default=[], help="unknown argument")
     return made
 
 
@@ -98,7 +99,7 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
     folder = load_model.find_checkpoint(given.checkpoint)
     before = load_model.read_args(folder)
-    args, model = load_model.load(folder, before, platform)
+    args, model = load_model.load(folder, before, platform, given.ignore_argument)
     texts = parts(args, given)
     started = time.monotonic()
     limit = given.tokens and max(1, given.tokens // len(texts))
@@ -128,7 +129,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
     folder = load_model.find_checkpoint(given.checkpoint)
     saved = load_model.read_args(folder)
-    args = load_model.arguments_here(folder, saved, platform)
+    args = load_model.arguments_here(folder, saved, platform, given.ignore_argument)
     tokenizer = load_model.tokenizer_of(args, given.tokenizer)
     if tokenizer.eod is None:
         raise load_model.SavedError(
@@ -138,7 +139,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     loaded = registry.load(given.task, given.tasks_folder, texts)
     registry.check(loaded["tasks"].values(), args.seq_length)
     started = time.monotonic()
-    args, model = load_model.load(folder, saved, platform)
+    args, model = load_model.load(folder, saved, platform, given.ignore_argument)
     asked = SavedModel(model, args, tokenizer, advance)
     return {
         "scores": evaluate(asked, loaded, given.limit, given.num_fewshot),

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--top-k", type=int, default=0)
     made.add_argument("--top-p", type=float, default=1.0)
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--ignore-argument", action="append", default=[], help="unknown argument")
     made.add_argument("--no-cache", action="store_true", help="compute the whole text each time")
     return made
 
@@ -53,7 +54,8 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
 
     folder = load_model.find_checkpoint(given.checkpoint)
-    args, model = load_model.load(folder, load_model.read_args(folder), platform)
+    saved = load_model.read_args(folder)
+    args, model = load_model.load(folder, saved, platform, given.ignore_argument)
     tokenizer = load_model.tokenizer_of(args, given.tokenizer)
     prompts = json.loads(given.prompts.read_text(encoding="utf-8"))
     encoded = [[int(token) for token in tokenizer.tokenize(prompt)] for prompt in prompts]

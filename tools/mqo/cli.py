@@ -17,7 +17,7 @@ from mqo.data.cli import data
 from mqo.display import stderr
 from mqo.errors import MqoError, full_disk_of
 from mqo.launch import evaluation_cli
-from mqo.launch.evaluation_cli import TokenizerOption
+from mqo.launch.evaluation_cli import IgnoreOption, TokenizerOption
 from mqo.overlay import cli as overlay_cli
 from mqo.overlay.cli import TreeOption, root_of, settled
 from mqo.perf.cli import perf
@@ -249,6 +249,7 @@ def megatron_to_hf(
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")
     ] = None,
+    ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -258,7 +259,7 @@ def megatron_to_hf(
 
     kind = tables.check_dtype(dtype)
     paths = source.resolve(), target.resolve(), tokenizer and tokenizer.resolve()
-    made = convert(root_of(tree), *paths, vocab_size, kind, stderr())
+    made = convert(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -274,6 +275,7 @@ def export(
         typer.Option(help="compressed-tensors, fp8 or mqo; default: the first that fits."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Round to fp32, bf16 or fp16 first.")] = None,
+    ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -283,7 +285,7 @@ def export(
 
     kind = tables.check_dtype(dtype)
     places = source.resolve(), target.resolve()
-    made = write(root_of(tree), *places, quant_type, layout, kind, stderr())
+    made = write(root_of(tree), *places, quant_type, layout, kind, stderr(), ignore_argument or ())
     emit("export", made, "\n".join(made.lines()), as_json)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby, islice
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
-from megatron.run.unpickle import check_metadata, check_spec, typed_errors
+from megatron.run.saved_args import check_kinds, model_arguments
+from megatron.run.unpickle import check_metadata, typed_errors
 from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
@@ -21,28 +22,12 @@ from torch import nn
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError, leave
-from .one_process import build
+from .one_process import build, typed_build_errors
 
 Row = TypeVar("Row")
 ITERATION = "iter_"
-# Of one process, whatever the checkpoint was split into.
-ALONE = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
-ALONE |= {"expert_tensor_parallel_size": 1, "context_parallel_size": 1, "data_parallel_size": 1}
-ALONE |= {"virtual_pipeline_model_parallel_size": None, "sequence_parallel": False}
-ALONE |= {"pipeline_model_parallel_layout": None, "tp_comm_overlap": False}
-# Not a training: nothing is saved, logged or recomputed, and only weights are read.
-READING = {**WEIGHTS_ALONE, "save": None, "tensorboard_dir": None, "wandb_project": ""}
-READING |= {"use_distributed_optimizer": False, "recompute_granularity": None}
-READING |= {"rampup_batch_size": None, "verify_integrity": False, "curr_iteration": 0}
-READING |= {"use_checkpoint_args": False}
-# A checkpoint does not decide that code of its tokenizer runs.
-READING |= {"trust_remote_code": False}
-# What depends on the machine, and not on the model.
-PLATFORM = ("transformer_impl", "persist_layer_norm", "gradient_accumulation_fusion")
-PLATFORM += ("masked_softmax_fusion", "apply_rope_fusion", "bias_swiglu_fusion")
-PLATFORM += ("no_persist_layer_norm", "bias_dropout_fusion", "num_workers")
-PLATFORM += ("use_cpu_initialization",)
-PLATFORM += ("distributed_backend", "rank", "world_size", "local_rank", "ckpt_format")
+# Flags of a program that reads weights and does not train.
+READING = ["--train-iters=1", "--lr=0"]
 
 
 def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> None:
@@ -79,12 +64,22 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
-    """Return {site: type} of the step before a folder was written; {} where it does not say."""
+    """Return {site: type} of the step before a folder was written; {} if it has no record.
+
+    Raises:
+        CheckpointError: the record has another kind.
+        SavedError: the record names no types of this release.
+    """
+    check_kinds(vars(saved), folder)
     step = max(0, (iteration(folder) or 0) - 1)
     types = getattr(saved, resumed_types.TYPES, {})
-    return {
-        site: type_at(parse_schedule(text), step, saved.train_iters) for site, text in types.items()
-    }
+    total = getattr(saved, "train_iters", None)
+    try:
+        return {site: type_at(parse_schedule(text), step, total) for site, text in types.items()}
+    except ValueError as error:
+        raise SavedError(
+            f"{folder} records other types: {error}", "types of this release"
+        ) from error
 
 
 def iteration(folder: Path) -> int | None:
@@ -93,34 +88,45 @@ def iteration(folder: Path) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def arguments_here(folder: Path, saved: Namespace, platform: list[str]) -> Namespace:
-    """Return the saved arguments, on this machine; those that its release lacked, as parsed.
+def arguments_here(
+    folder: Path, saved: Namespace, platform: list[str], ignored: Collection[str] = ()
+) -> Namespace:
+    """Return upstream's arguments for the saved model, in one process on this machine.
+
+    The checkpoint's arguments describe the model. All others come from `platform`, the flags for
+    this machine, and from the parser's defaults. `ignored` are unknown names that the user accepts.
 
     Raises:
-        CheckpointError: they name a module of somebody else's, which would be imported.
+        CheckpointError: an argument of the checkpoint is refused.
+        SavedError: upstream refuses the combination of the arguments.
     """
-    check_spec(saved, folder)
-    before, sys.argv = sys.argv, [sys.argv[0], *platform]
-    fresh = vars(arguments.parse_args())
+    model = model_arguments(vars(saved), folder, ignored)
+    before, sys.argv = sys.argv, [sys.argv[0], *platform, *READING]
+    args = arguments.parse_args()
     sys.argv = before
-    here: Mapping[str, Any] = {name: fresh[name] for name in PLATFORM if name in fresh}
     place = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
-    args = Namespace(**fresh | vars(saved) | here | ALONE | READING | place)
-    args.global_batch_size = args.micro_batch_size
+    vars(args).update(model | WEIGHTS_ALONE | place)
+    with typed_build_errors(f"The arguments in {folder}"):
+        arguments.validate_args(args)
+    args.curr_iteration = 0
     return args
 
 
-def load(folder: Path, saved: Namespace, platform: list[str]) -> tuple[Namespace, nn.Module]:
+def load(
+    folder: Path, saved: Namespace, platform: list[str], ignored: Collection[str] = ()
+) -> tuple[Namespace, nn.Module]:
     """Load the model in an iteration's folder, and upstream's arguments for one process here.
 
-    `saved` are those of the checkpoint, `platform` the flags that say what the machine has.
-    ModelOpt's state is restored where the checkpoint has one: its quantizers are part of the model.
+    The other arguments are those of `arguments_here`. ModelOpt's state is restored if the
+    checkpoint has one: its quantizers are part of the model.
 
     Raises:
-        SavedError: the weights are not those that the arguments describe, or cannot be read.
+        CheckpointError, SavedError: `arguments_here` raises them; the model does not fit into
+            memory; the weights are not those that the arguments describe, or cannot be read.
     """
-    args = arguments_here(folder, saved, platform)
-    model = build(args)
+    args = arguments_here(folder, saved, platform, ignored)
+    with typed_build_errors(f"The arguments in {folder}"):
+        model = build(args)
     try:
         with typed_errors():
             load_checkpoint([model], None, None, strict=True)

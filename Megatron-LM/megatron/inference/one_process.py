@@ -1,25 +1,95 @@
 """A model on one process, of which upstream's groups consist: for programs that do not train."""
 
+import io
+import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from copy import copy
+from pathlib import Path
 
+import torch
 from megatron.core import mpu, tensor_parallel
 from megatron.core.rerun_state_machine import initialize_rerun_state_machine
 from megatron.run import modelopt
+from megatron.run.guard import GuardError
 from megatron.run.ranks import with_group
+from megatron.run.unpickle import CheckpointError
 from megatron.training import global_vars
+from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
 from torch import nn
+
+from .errors import InferenceError, SavedError
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_TYPED = (InferenceError, CheckpointError, GuardError)
+_TRAINING_BYTES = 18  # that upstream counts for each parameter
+_GIB = 1 << 30
 
 
 def build(args: Namespace) -> nn.Module:
     """Build the model of upstream's arguments, which become the global ones; it is not wrapped.
 
     Its weights are random. It has what ModelOpt made of the checkpoint that `args` name.
+
+    Raises:
+        SavedError: the weights do not fit into the memory of this machine.
     """
     from pretrain_gpt import bare_model
 
+    check_memory(args)
     global_vars.set_global_variables(args, build_tokenizer=False)
     with_group()
     mpu.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     initialize_rerun_state_machine()
     return bare_model(lambda chunks: modelopt.restore(chunks, args))
+
+
+@contextmanager
+def typed_build_errors(what: str) -> Iterator[None]:
+    """Raise SavedError for an error of upstream's code, which names a fault of `what`.
+
+    Upstream checks combinations of arguments with assertions, and some not at all.
+    """
+    try:
+        yield
+    except _TYPED:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+        raise SavedError(
+            f"{what} do not describe a model that Megatron builds: {why}",
+            "arguments that fit together",
+            "Give another checkpoint",
+        ) from error
+
+
+def check_memory(args: Namespace) -> None:
+    """Raise SavedError if the weights of the model need more bytes than this machine has."""
+    needed, there = weight_bytes(args), machine_bytes()
+    if needed > there:
+        raise SavedError(
+            f"The weights of this model need {needed / _GIB:,.1f} GiB, and this machine has "
+            f"{there / _GIB:,.1f} GiB of memory",
+            "a model that fits",
+        )
+
+
+def weight_bytes(args: Namespace) -> float:
+    """Return the size of the weights of upstream's arguments, by upstream's count of parameters."""
+    sizes = copy(args)
+    sizes.padded_vocab_size = sizes.padded_vocab_size or sizes.vocab_size
+    sizes.use_distributed_optimizer = False
+    with redirect_stdout(io.StringIO()):
+        parameters = compute_weight_and_optimizer_memory(sizes) / _TRAINING_BYTES
+    return parameters * args.params_dtype.itemsize
+
+
+def machine_bytes() -> int:
+    """Return the memory in bytes for a model: of the GPU if there is one, else of the machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _CGROUP_LIMIT.read_text(encoding="utf-8") if _CGROUP_LIMIT.is_file() else ""
+    return min(memory, int(limit)) if limit.strip().isdecimal() else memory

@@ -12,6 +12,7 @@ from .profiler_ranges import label_timers
 from .record import recorded
 from .resumed_schedule import check_schedule
 from .resumed_types import note_checkpoint
+from .saved_args import checked_arguments
 from .unpickle import protect
 
 # Every program that reads a checkpoint imports this package before.

@@ -20,7 +20,6 @@ from .packages import record_packages
 from .ranks import all_ranks, data_rank, rank
 from .resumed_types import keep_types
 from .setup import Usage, read_chunk_tokens, read_setup
-from .unpickle import check_spec
 
 # What `before_step` found on the model, once.
 _found: list[quant.FoundLayer] | None = None
@@ -48,13 +47,9 @@ def before_model(args: Namespace) -> None:
 
     `args` are upstream's. before_step finds the same later, where a program does not call this.
 
-    Raises:
-        CheckpointError: the arguments are a checkpoint's, and name a module that is not Megatron's.
     """
     global _args
     _args = args
-    if getattr(args, "use_checkpoint_args", False):
-        check_spec(args, args.load)
     if run_folder() is not None:
         faults = quant.setup_traps(ever_asked(current()), read_setup(args), is_excluded)
         _end(faults, "before the model")

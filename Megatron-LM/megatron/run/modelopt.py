@@ -17,6 +17,7 @@ from torch.nn import Module
 from .checkpoints import load_folder, newest
 from .files import MODELOPT_FORMAT as QUANTIZED_AS
 from .files import MODELOPT_STATE as STATE
+from .saved_args import checked_arguments
 from .unpickle import CheckpointError, check_metadata, typed_errors
 
 FORMAT = "torch_dist"
@@ -85,7 +86,7 @@ def _keep_name(args: Namespace, checkpoint: Path) -> None:
     """Have the checkpoints of this run, too, say which format the model has."""
     from megatron.core.dist_checkpointing import load_common_state_dict
 
-    before = load_common_state_dict(str(checkpoint)).get("args", Namespace())
+    before = checked_arguments(load_common_state_dict(str(checkpoint)).get("args", Namespace()))
     setattr(args, QUANTIZED_AS, getattr(before, QUANTIZED_AS, None))
 
 

@@ -4,6 +4,8 @@ from argparse import Namespace
 
 from megatron.quant import QuantConfig
 
+from .saved_args import checked_arguments
+
 # An attribute of upstream's arguments, which its checkpoints hold: {site: types, by step}.
 TYPES = "mqo_types"
 # Another one: {operand, or layers of a rule: what differs}.
@@ -15,8 +17,13 @@ _rows_of_checkpoint: dict[str, str] | None = None
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
-    """Take note of the types of a checkpoint that is being loaded; the patched trainer calls it."""
+    """Take note of the types of a checkpoint that is being loaded; the patched trainer calls it.
+
+    Raises:
+        CheckpointError: an argument of the checkpoint has another kind, or is out of range.
+    """
     global _of_checkpoint, _rows_of_checkpoint
+    checked_arguments(checkpoint_args)
     _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
     _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
 

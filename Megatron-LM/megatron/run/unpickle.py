@@ -11,7 +11,6 @@ import io
 import os
 import pickle
 import re
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 METADATA = ".metadata"
-SPECS = "megatron.core."
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
@@ -148,20 +146,6 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
 def _wanted(error: pickle.UnpicklingError) -> str:
     found = re.search(r"GLOBAL (\S+)", str(error))
     return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
-
-
-def check_spec(saved: Namespace, where: Any) -> None:
-    """Check the layer spec among a checkpoint's arguments: `--spec` names a module to import.
-
-    Raises:
-        CheckpointError: the module is none of Megatron's.
-    """
-    spec = getattr(saved, "spec", None)
-    if spec and not str(spec[0]).startswith(SPECS):
-        raise CheckpointError(
-            f"{where} asks for layers of the module {spec[0]}. Expected: layers of {SPECS}*. Give "
-            "another checkpoint"
-        )
 
 
 def check_metadata(checkpoint: Path) -> None:

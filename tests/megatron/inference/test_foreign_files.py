@@ -9,6 +9,7 @@ from megatron.inference import load_model
 from megatron.inference.algos import distillation
 from megatron.inference.errors import DistillationError
 from megatron.inference.gpt import model_provider
+from megatron.run.args_table import read_table
 from mqo.errors import RunError
 from mqo.project import Project
 from mqo.report import stats
@@ -36,8 +37,10 @@ def folder(tmp_path, marker):
 
 
 def test_the_code_of_a_tokenizer_does_not_run_whatever_the_checkpoint_says(folder, marker):
-    there = Namespace(trust_remote_code=True, micro_batch_size=1)
+    there = Namespace(**dict.fromkeys(read_table().needed, 1), trust_remote_code=True, bf16=True)
     args = load_model.arguments_here(folder, there, [])
+    assert args.bf16
+    assert not args.trust_remote_code
     with pytest.raises(load_model.SavedError, match="no tokenizer"):
         load_model.tokenizer_of(args, folder)
     assert not marker.exists()

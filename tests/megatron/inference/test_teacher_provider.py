@@ -103,7 +103,12 @@ def test_a_file_in_nemos_names_is_translated(arguments, folder):
         "normalization: rmsnorm\nprecision: bf16\noptim: {name: adam}\n"
     )
     found = load_teacher_config(str(folder), arguments())
-    names = ("add_bias_linear", "swiglu", "norm_epsilon", "untie_embeddings_and_output_weights")
+    names = (
+        "add_bias_linear",
+        "swiglu",
+        "layernorm_epsilon",
+        "untie_embeddings_and_output_weights",
+    )
     assert [getattr(found, name) for name in names] == [True, True, 1e-6, True]
     assert (found.num_query_groups, found.normalization) == (3, "RMSNorm")
     assert not hasattr(found, "optim")

@@ -7,7 +7,6 @@ import pickle
 import random
 import subprocess
 from argparse import Namespace
-from contextlib import nullcontext
 from pathlib import Path
 
 import megatron.core  # noqa: F401  (registers what is safe in a checkpoint)
@@ -15,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megatron.run import CheckpointError, before_load, before_model, unpickle
+from megatron.run import CheckpointError, before_load, unpickle
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import metadata, planner
 
@@ -232,29 +231,6 @@ def test_the_environment_cannot_lift_the_restriction(monkeypatch, marker):
     with pytest.raises(pickle.UnpicklingError):
         torch.load(io.BytesIO(file.getvalue()), weights_only=False)
     assert not marker.exists()
-
-
-# -- arguments of somebody else's checkpoint ---------------------------------------------------
-
-
-def test_saved_arguments_neither_trust_code_nor_name_modules(tmp_path, one_rank):
-    from megatron.inference import load_model
-
-    here = Namespace(trust_remote_code=True, micro_batch_size=1)
-    made = load_model.arguments_here(tmp_path / "iter_0000002", here, [])
-    assert made.trust_remote_code is False
-    here.spec = ["somebody.layers", "spec"]
-    with pytest.raises(CheckpointError, match=r"somebody\.layers"):
-        load_model.arguments_here(tmp_path, here, [])
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_training_takes_no_layers_of_somebody_elses_from_a_checkpoint(tmp_path, taken):
-    args = Namespace(use_checkpoint_args=taken, load=tmp_path, spec=["somebody.layers", "spec"])
-    with pytest.raises(CheckpointError, match=r"somebody\.layers") if taken else nullcontext():
-        before_model(args)
-    args.spec = ["megatron.core.models.gpt.gpt_layer_specs", "get_gpt_layer_local_spec"]
-    before_model(args)
 
 
 # -- random edits ------------------------------------------------------------------------------

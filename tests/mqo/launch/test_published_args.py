@@ -1,11 +1,8 @@
 """Which arguments of a checkpoint keep its model from being published."""
 
-import tomllib
-
 import pytest
 from mqo.errors import ConvertError
-from mqo.launch.published_args import TABLE, Argument, PublishedArgs, check_published, table
-from pydantic import ValidationError
+from mqo.launch.published_args import Argument, check_published, table
 
 # What upstream's parser has by default, of the arguments that are refused at any other value.
 DEFAULTS = dict.fromkeys(table().refused) | {
@@ -109,9 +106,11 @@ def test_an_argument_of_another_release_with_a_value_is_refused(value):
             check_published(GROUPED | {name: value}, {})
 
 
-def test_a_name_is_listed_once():
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    assert PublishedArgs(**rows) == table()
-    for change in ({"refused": "spec spec"}, {"refused": rows["refused"] + " hidden_size"}):
-        with pytest.raises(ValidationError, match=r"twice|two groups"):
-            PublishedArgs(**rows | change)
+def test_the_user_may_ignore_an_argument_of_another_release():
+    args = GROUPED | {"of_another_release": 1, "of_a_third": 2}
+    check_published(args, {}, ["of_another_release", "of_a_third"])
+    with pytest.raises(ConvertError, match="of_a_third") as caught:
+        check_published(args, {}, ["of_another_release"])
+    assert "--ignore-argument of_a_third" in caught.value.help
+    with pytest.raises(ConvertError, match="window_size"):
+        check_published(GROUPED | {"window_size": [8, 0]}, PARSER, ["window_size"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,18 +100,20 @@ def megatron_to_hf(
     vocab_size: int | None = None,
     dtype: Dtype | None = None,
     report: Say = lambda line: None,
+    ignored: Collection[str] = (),
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads.
 
     `source` is a run, or a folder of checkpoints. `tokenizer` is the folder of a tokenizer; by
     default it is that of the training. `vocab_size` is in rows of the embedding; by default it is
-    the tokenizer's. `dtype` is that of the files; by default it is the checkpoint's.
+    the tokenizer's. `dtype` is that of the files; by default it is the checkpoint's. `ignored` are
+    unknown arguments of the checkpoint that the user accepts.
 
     Raises:
         ConvertError: `source` holds no checkpoint that has a form in transformers; `tokenizer` does
             not fit; a value is too large for `dtype`; `target` exists.
     """
-    found = trained(tree, source, tokenizer, vocab_size)
+    found = trained(tree, source, tokenizer, vocab_size, ignored)
     with staged(target) as stage:
         write_in_full(tree, found, stage, dtype, report)
         model_card.write(stage, target.name, found.training)
@@ -119,14 +121,18 @@ def megatron_to_hf(
 
 
 def trained(
-    tree: Path, source: Path, tokenizer: Path | None = None, vocab_size: int | None = None
+    tree: Path,
+    source: Path,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+    ignored: Collection[str] = (),
 ) -> Trained:
     """Find the newest checkpoint of `source` and what belongs to it, as `megatron_to_hf` says."""
     run, source = run_of(source), checkpoints_of(source)
     if not (source / TRACKER).is_file():
         refuse_hf_folder(source, ConvertError)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
-    args = published_args(tree, source)
+    args = published_args(tree, source, ignored)
     shape, sequence = shape_of_args(args), context_of("the checkpoint", args)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
@@ -171,15 +177,17 @@ def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
     return _facts(tree, checkpoint)["arguments"]
 
 
-def published_args(tree: Path, checkpoint: Path) -> dict[str, Any]:
+def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments of a checkpoint, as `describe` does, for its publication.
+
+    `ignored` are unknown arguments that the user accepts.
 
     Raises:
         ConvertError: config.json cannot express the model that they describe.
     """
     facts = _facts(tree, checkpoint)
     parser = {name: Argument(**found) for name, found in facts["parser"].items()}
-    check_published(facts["arguments"], parser)
+    check_published(facts["arguments"], parser, ignored)
     return facts["arguments"]
 
 

@@ -26,6 +26,7 @@ from mqo.launch.flags import platform_flags
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
+from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
@@ -96,6 +97,11 @@ def text(
     words += ["--text", str(file.resolve())] if file else []
     words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
     return words + (["--tokens", str(tokens)] if tokens else [])
+
+
+def ignoring(names: Sequence[str]) -> list[str]:
+    """Return the words by which a program accepts unknown arguments of a checkpoint."""
+    return [f"{IGNORE_FLAG}={name}" for name in names]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,14 @@ _PLACE = "A run, a folder of checkpoints, or of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
 ]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore-argument",
+        metavar="NAME",
+        help="An argument of the checkpoint that Megatron does not know; repeatable.",
+    ),
+]
 Modes = Annotated[
     str | None, typer.Option(help="Modes and globs with commas between; by default the run's own.")
 ]
@@ -52,6 +60,7 @@ def evaluate(
     tasks_folder: TasksFolder = None,
     limit: Limit = None,
     num_fewshot: Fewshot = None,
+    ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -64,7 +73,7 @@ def evaluate(
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     places = [Place.of(path) for path in checkpoints]
     if tasks is not None:
-        words = harness.options(
+        words = evaluation.ignoring(ignore_argument or ()) + harness.options(
             tasks,
             evaluation.text(data or (), text, tokens=tokens),
             folder=tasks_folder,
@@ -81,6 +90,7 @@ def evaluate(
             "--tasks-folder, --limit and --num-fewshot are of tasks", expected="--tasks beside them"
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
+    words += evaluation.ignoring(ignore_argument or ())
     found = evaluation.evaluate(settled(tree), places, names, words, stderr())
     rows = [loss.as_table() for loss in found]
     emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)
@@ -105,6 +115,7 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
     ] = False,
+    ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -117,6 +128,7 @@ def generate(
         raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     words = evaluation.sampling(tokens=tokens, cache=not no_cache, **drawn)
+    words += evaluation.ignoring(ignore_argument or ())
     place, mode = Place.of(checkpoint), mode or AS_TRAINED
     found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
     written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -99,12 +99,14 @@ def export(
     layout: str | None = None,
     dtype: Dtype | None = None,
     report: Say = lambda line: None,
+    ignored: Collection[str] = (),
 ) -> Exported:
     """Write the weights of a run, a checkpoint, or a folder of transformers' packed to `target`.
 
     Without `quant_type` each is rounded as the last step of the run rounded it in fprop. Without
     `layout` it is the first of READERS that holds them. `dtype` is what they are rounded to before
-    they are quantized; by default they stay as they are.
+    they are quantized; by default they stay as they are. `ignored` are unknown arguments of the
+    checkpoint that the user accepts.
 
     Raises:
         ConvertError: `source` has no weights that transformers has a form for, or no run that says
@@ -119,11 +121,16 @@ def export(
         check_hf_folder(source)
     how = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
     how += ["--layout", layout] if layout else []
-    found = None if is_hf_folder(source) else convert.trained(tree, source)
+    found = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)
     if found is None and dtype is not None:
         raise ConvertError(
             f"{source} is a folder of transformers', whose dtype stays",
             expected="no --dtype with it",
+        )
+    if found is None and ignored:
+        raise ConvertError(
+            f"{source} is a folder of transformers', without arguments of Megatron",
+            expected="no --ignore-argument with it",
         )
     with temporary_folder("mqo-export-") as folder:
         plain = source

@@ -21,19 +21,28 @@ from mqo.launch.checkpoints import TRACKER
 from mqo.launch.flags import DTYPES
 from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
 from mqo.launch.hf_source import is_hf_folder
+from mqo.launch.published_args import IGNORE_FLAG
 from mqo.runs import checkpoints_of
 from mqo.terminal import guarded
 
 TOKENIZER = "tokenizer.json"
 
 
-def write(tree: Path, load: Path, out: Path, given: Path | None, sample: Path | None) -> None:
+def write(
+    tree: Path,
+    load: Path,
+    out: Path,
+    given: Path | None,
+    sample: Path | None,
+    ignored: Sequence[str] = (),
+) -> None:
     """Write source.json and hf/ into `out`; ConvertError where `load` is no model.
 
-    `given` is the tokenizer's folder; without it, it is found. `sample` comes last.
+    `given` is the tokenizer's folder; without it, it is found. `sample` comes last. `ignored` are
+    unknown arguments of the checkpoint that the user accepts.
     """
     checkpoint = find_checkpoint(tree, load, out)
-    args = convert.published_args(tree, checkpoint)
+    args = convert.published_args(tree, checkpoint, ignored)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
     sequence = context_of("the checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
@@ -80,8 +89,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("tokenizer", "sample"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument(IGNORE_FLAG, action="append", default=[], dest="ignored")
     args = parser.parse_args(argv)
-    guarded(lambda: write(args.tree, args.load, args.out, args.tokenizer, args.sample))
+    places = args.tree, args.load, args.out, args.tokenizer, args.sample
+    guarded(lambda: write(*places, args.ignored))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--calib-length", help="tokens of each; default: 512, the model's at most", **number)
     add("--prompts", default=PROMPTS, metavar="TEXT", help="parted by | (default: three)")
     add("--out-seq-length", default=16, help=f"tokens to generate, each prompt {DEFAULT}", **number)
+    unknown = "an argument of the checkpoint that Megatron does not know; repeatable"
+    add("--ignore-argument", action="append", default=[], metavar="NAME", help=unknown)
     add("--decoder", choices=("llama", "deepseek"), help="an error where the model is not that")
     ranks = f"ranks of the TensorRT-LLM checkpoint {DEFAULT}"
     add("--inference-tensor-parallel", default=1, help=ranks, **number)
@@ -126,6 +128,7 @@ def describe(args: argparse.Namespace, scratch: Path) -> Source:
     """
     words = ["--tree", TREE, "--load", args.load, "--out", scratch]
     words += ["--tokenizer", args.tokenizer_model] if args.tokenizer_model else []
+    words += [f"--ignore-argument={name}" for name in args.ignore_argument]
     if args.calib_dataset in SAMPLES:
         words += ["--sample", find_texts(args).parent / "tokenizer"]
     # The library of the checkout that this tree lies in, where it lies in one.

@@ -13,6 +13,8 @@ from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.quant import exempt
 from megatron.run import modelopt
+from megatron.run.args_table import read_table
+from megatron.run.saved_args import check_kinds, model_arguments
 from megatron.training import get_args
 from megatron.training.argument_utils import gpt_config_from_args
 from megatron.training.models.gpt import GPTModelConfig
@@ -29,33 +31,28 @@ from ..errors import DistillationError
 
 MODEL_CONFIG = "model_config.yaml"
 NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-# Arguments that say what a model is. All others say how it is run, which is as its student is.
-ARCHITECTURE = (
-    *NEEDED,
-    *("kv_channels", "group_query_attention", "num_query_groups", "normalization", "norm_epsilon"),
-    *("swiglu", "squared_relu", "quick_geglu", "add_bias_linear", "add_qkv_bias"),
-    *("qk_layernorm", "qk_l2_norm", "position_embedding_type", "rotary_base", "rotary_percent"),
-    *("rotary_interleaved", "rotary_seq_len_interpolation_factor", "use_rope_scaling"),
-    *("rope_scaling_factor", "rope_type", "untie_embeddings_and_output_weights"),
-    *("apply_residual_connection_post_layernorm", "apply_query_key_layer_scaling"),
-    *("apply_layernorm_1p", "multi_latent_attention", "q_lora_rank", "kv_lora_rank"),
-    *("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rotary_scaling_factor", "beta_fast"),
-    *("beta_slow", "mscale", "mscale_all_dim", "num_experts", "moe_layer_freq"),
-    *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_topk"),
-    *("moe_router_score_function", "moe_router_pre_softmax", "moe_router_dtype"),
-    *("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk"),
-    *("moe_router_enable_expert_bias", "moe_shared_expert_gate"),
-    "original_max_position_embeddings",
-    *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
-)
+# Arguments that describe a model. All others say how it runs, which is as its student does.
+_OF_STUDENT = {"bf16", "fp16", "mtp_num_layers", "mtp_hybrid_override_pattern"}
+_NUMERICS = {"apply_query_key_layer_scaling", "moe_router_dtype"}
+# Names in releases before 0.19.
+EPSILONS = ("layernorm_epsilon", "norm_epsilon")
+_OLDER = {"norm_epsilon", "apply_layernorm_1p", "beta_fast", "beta_slow"}
+_OLDER |= {"original_max_position_embeddings"}
 # Arguments that are held against the student's.
 FITTED = ("padded_vocab_size", "vocab_size", "seq_length", "max_position_embeddings")
+ARCHITECTURE = tuple(
+    sorted(
+        (read_table().model | read_table().no_effect["gated"] | _NUMERICS | _OLDER)
+        - read_table().unsupported.union(FITTED, _OF_STUDENT)
+    )
+)
 # NeMo's names: {theirs: (ours, how its value is ours)}.
 RENAMED = {
     "bias": ("add_bias_linear", bool),
     "activation": ("swiglu", lambda name: name in ("swiglu", "fast-swiglu")),
     "encoder_seq_length": ("seq_length", int),
-    "layernorm_epsilon": ("norm_epsilon", float),
+    **dict.fromkeys(EPSILONS, (EPSILONS[0], float)),
+    "rotary_base": ("rotary_base", int),
     "rotary_percentage": ("rotary_percent", float),
     "share_embeddings_and_output_weights": ("untie_embeddings_and_output_weights", lambda x: not x),
     "num_moe_experts": ("num_experts", int),
@@ -168,6 +165,7 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
     Raises:
         DistillationError: there is no checkpoint; neither says what the teacher is; its vocabulary
             or its sequences do not fit the student's.
+        CheckpointError: an argument is unknown, of another kind or out of range.
     """
     if checkpoint_folder(folder) is None:
         raise DistillationError(
@@ -175,7 +173,7 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
             expected=f"{TRACKER} in it, and the folder that it names",
         )
     path = Path(folder) / MODEL_CONFIG
-    given = _read_yaml(path) if path.exists() else read_arguments(folder)
+    given = _read_yaml(path) if path.exists() else _read_checkpoint(folder)
     missing = [name for name in NEEDED if given.get(name) is None]
     if missing:
         raise DistillationError(
@@ -190,13 +188,24 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
     return teacher
 
 
+def _read_checkpoint(folder: str) -> dict[str, Any]:
+    help = f"Describe the teacher in {MODEL_CONFIG} beside its checkpoint"
+    saved = read_arguments(folder)
+    return model_arguments(saved, f"The teacher in {folder}", help=help) if saved else {}
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     found = read_mapping(path, ", ".join(NEEDED))
     given = {}
     for name, value in found.items():
         ours, translate = RENAMED.get(name, (name, lambda x: x))
-        given[ours] = value if value is None else translate(value)
+        try:
+            given[ours] = value if value is None else translate(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DistillationError(f"{path} says {name} = {value!r:.80}: {error}") from error
     _say_misspelt(path, given)
+    check_kinds({name: value for name, value in given.items() if value is not None}, path)
+    given |= {name: given[EPSILONS[0]] for name in EPSILONS if EPSILONS[0] in given}
     layers = given.get("heterogeneous_layers_config_path")
     if layers:
         given["heterogeneous_layers_config_path"] = str(path.parent / layers)

@@ -1,0 +1,120 @@
+"""The table checkpoint_args.toml: every argument of a checkpoint, and what programs do with it.
+
+Needs only the standard library: `mqo`, which does not import torch, loads it without the package
+that it lies in.
+"""
+
+import functools
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("checkpoint_args.toml")
+IGNORE_FLAG = "--ignore-argument"
+
+Values = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class ArgsTable:
+    """The groups of checkpoint_args.toml, whose header describes them.
+
+    `values` has {argument: its values} of every model ("all") and of both kinds of attention.
+    """
+
+    expressed: frozenset[str]
+    refused: frozenset[str]
+    values: Mapping[str, Values]
+    no_effect: Mapping[str, frozenset[str]]
+    ranges: Mapping[str, tuple[float, float]]
+    taken_groups: frozenset[str]
+    read: frozenset[str]
+    unsupported: frozenset[str]
+    needed: frozenset[str]
+    files: frozenset[str]
+
+    @functools.cached_property
+    def model(self) -> frozenset[str]:
+        """Return the arguments that describe a model."""
+        return self.expressed | self.refused | frozenset().union(*self.values.values())
+
+    @functools.cached_property
+    def without_effect(self) -> frozenset[str]:
+        """Return the arguments on which the logits of given weights do not depend."""
+        return frozenset().union(*self.no_effect.values())
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Return all arguments of the table."""
+        return self.model | self.without_effect
+
+    @functools.cached_property
+    def taken(self) -> frozenset[str]:
+        """Return the arguments that a program takes from a checkpoint to build its model."""
+        groups = (self.no_effect[name] for name in self.taken_groups)
+        return self.model.union(*groups) - self.unsupported
+
+
+def parse_table(rows: Mapping[str, Any]) -> ArgsTable:
+    """Return the table of a parsed TOML file; ValueError if an argument is in two groups."""
+    values = {kind: _values(found) for kind, found in rows["values"].items()}
+    no_effect = {group: _names(text) for group, text in rows["no_effect"].items()}
+    sets = {name: _names(rows[name]) for name in ("expressed", "refused")}
+    marks = {name: _names(rows[name]) for name in ("read", "unsupported", "needed", "files")}
+    table = ArgsTable(
+        **sets,
+        **marks,
+        values=values,
+        no_effect=no_effect,
+        ranges={name: (least, most) for name, (least, most) in rows["ranges"].items()},
+        taken_groups=frozenset(rows["taken"]),
+    )
+    of_values = frozenset().union(*values.values())
+    if len(table.names) < sum(map(len, [*sets.values(), of_values, *no_effect.values()])):
+        raise ValueError("an argument is in two groups")
+    unlisted = frozenset(table.ranges).union(*marks.values()) - table.names
+    if unlisted or not table.taken_groups <= no_effect.keys():
+        raise ValueError(f"not in any group: {', '.join(sorted(unlisted))}")
+    return table
+
+
+def _names(text: str) -> frozenset[str]:
+    names = text.split()
+    if len(set(names)) < len(names):
+        raise ValueError("a name is listed twice")
+    return frozenset(names)
+
+
+def _values(rows: Mapping[str, list[Any]]) -> Values:
+    return {
+        name: tuple(None if value == "None" else value for value in found)
+        for name, found in rows.items()
+    }
+
+
+@functools.cache
+def read_table() -> ArgsTable:
+    """Return the content of checkpoint_args.toml."""
+    return parse_table(tomllib.loads(TABLE.read_text(encoding="utf-8")))
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether an argument of this value is as good as absent."""
+    return value is None or value is False or (type(value) in (str, list, dict) and not value)
+
+
+def unknown_arguments(saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
+    """Return the names of arguments that the table does not list and that have a value.
+
+    `ignored` are names that the user wants to ignore. ValueError if the table lists one of them.
+    """
+    known = read_table().names
+    if listed := sorted(set(ignored) & known):
+        raise ValueError(f"{IGNORE_FLAG} {listed[0]} names an argument that this release knows")
+    return sorted(
+        name
+        for name, value in saved.items()
+        if name not in known and name not in ignored and not is_empty(value)
+    )
