@@ -1,4 +1,4 @@
-"""Checkpoints that would run a command, given to each program that reads one."""
+"""Checkpoints with commands or foreign arguments, given to each program that reads one."""
 
 import hashlib
 import io
@@ -116,3 +116,77 @@ def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
     assert not marker.exists()
     assert "posix.system" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def with_arguments(checkpoints, folder, **change):
+    """A copy of the checkpoints, whose arguments are changed."""
+    from megatron.inference.checkpoint_args import common_state
+
+    shutil.copytree(checkpoints, folder)
+    (iteration,) = folder.glob("iter_*")
+    state = common_state(iteration)
+    torch.distributed.destroy_process_group()  # which common_state made
+    vars(state["args"]).update(change)
+    torch.save(state, iteration / "common.pt")
+    seal(iteration)
+    return folder
+
+
+def listing(folder):
+    return sorted(path for path in folder.rglob("*"))
+
+
+WORST = {
+    "another kind": {"hidden_size": "64"},
+    "no size": {"num_layers": None},
+    "beyond memory": {"hidden_size": 2**18, "ffn_hidden_size": 2**22, "num_layers": 2**14},
+    "beyond its range": {"padded_vocab_size": 2**50},
+    "text for layers": {"no_rope_freq": "os.system('touch ran')"},
+    "layers of a list": {"spec": [1]},
+    "a device": {"tokenizer_model": "/dev/zero"},
+    "another model": {"of_another_release": 1},
+    "not a number": {"layernorm_epsilon": float("nan")},
+    "a table": {"num_attention_heads": {"a": {"b": 1}}},
+}
+# One in each program in every run of the slow tests.
+ALWAYS = {"eval": "beyond memory", "generate": "another kind", "convert": "another model"}
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        pytest.param(program, what, marks=[] if ALWAYS[program] == what else pytest.mark.heavy)
+        for program in ALWAYS
+        for what in WORST
+    ],
+)
+def test_a_program_refuses_arguments_in_one_paragraph(program, what, checkpoints, tmp_path):
+    folder = with_arguments(checkpoints, tmp_path / "checkpoints", **WORST[what])
+    before = listing(tmp_path)
+    words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("mqo: ")]
+    assert said == done.stderr.splitlines()[-1]
+    assert next(iter(WORST[what])) in said or "GiB" in said
+    assert listing(tmp_path) == before
+
+
+def test_an_evaluation_writes_nowhere_that_the_checkpoint_says(checkpoints, tmp_path):
+    places = ("config_logger_dir", "tensorboard_dir", "save", "data_cache_path")
+    change = {name: str(tmp_path / name) for name in places}
+    change |= {"data_args_path": "/dev/zero", "fp8_quantizer_factory": "os.system"}
+    change |= {"wandb_project": "foreign", "enable_msc": True}
+    foreign = with_arguments(checkpoints, tmp_path / "foreign", **change)
+    before, made = listing(tmp_path), []
+    for folder in (checkpoints, foreign):
+        words = [*MQO, "eval", str(folder), "--tokens", "64", "--json"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        made.append(json.loads(done.stdout)["losses"][0]["loss"])
+    assert made[0] == made[1]
+    assert listing(tmp_path) == before

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.core.transformer.spec_utils import import_module
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
 from megatron.run.saved_args import check_kinds, model_arguments
@@ -108,6 +109,9 @@ def arguments_here(
     vars(args).update(model | WEIGHTS_ALONE | place)
     with typed_build_errors(f"The arguments in {folder}"):
         arguments.validate_args(args)
+        # Upstream takes other layers if it cannot import these.
+        if args.spec is not None and import_module(args.spec) is None:
+            raise ImportError(f"there are no layers {'.'.join(args.spec)}")
     args.curr_iteration = 0
     return args
 

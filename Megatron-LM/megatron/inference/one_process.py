@@ -81,6 +81,8 @@ def weight_bytes(args: Namespace) -> float:
     sizes = copy(args)
     sizes.padded_vocab_size = sizes.padded_vocab_size or sizes.vocab_size
     sizes.use_distributed_optimizer = False
+    # With latents there are no groups, and upstream's count asserts that none is asked for.
+    sizes.group_query_attention = args.group_query_attention and not args.multi_latent_attention
     with redirect_stdout(io.StringIO()):
         parameters = compute_weight_and_optimizer_memory(sizes) / _TRAINING_BYTES
     return parameters * args.params_dtype.itemsize

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from megatron.inference.gpt.model_provider import (
     load_teacher_config,
 )
 from megatron.quant import config, label_layers
+from megatron.run.unpickle import CheckpointError
 from megatron.training.argument_utils import gpt_config_from_args
 
 from .conftest import SEQUENCE, mode
@@ -35,6 +37,44 @@ def test_without_a_file_the_checkpoint_says_what_the_teacher_is(arguments, teach
     # It follows from the teacher's sizes.
     assert gpt_config_from_args(found).transformer.kv_channels == 32
     assert args.num_layers == 2
+
+
+def test_its_checkpoint_says_all_that_describes_it(arguments, teacher, monkeypatch):
+    """The student's own values are others."""
+    module = sys.modules[load_teacher_config.__module__]
+    saved = module.read_arguments(teacher[1])
+    change = {"layernorm_epsilon": 1e-3, "window_size": (4, 0), "softmax_type": "off-by-one"}
+    change |= {"no_rope_freq": [0, 1, 1], "glu_linear_offset": 1.0, "qk_l2_norm": True}
+    change |= {"config_logger_dir": "elsewhere", "bf16": True, "seed": 77}
+    monkeypatch.setattr(module, "read_arguments", lambda folder: saved | change)
+    args = arguments()
+    found = vars(load_teacher_config(str(teacher[1]), args))
+    for name in ("config_logger_dir", "bf16", "seed"):
+        assert found[name] == getattr(args, name) != change.pop(name)
+    assert {name: found[name] for name in change} == change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_size": "96"}, {"of_another_release": 1}, {"spec": ["os", "system"]}],
+    ids=lambda change: next(iter(change)),
+)
+def test_arguments_of_another_kind_are_refused(arguments, teacher, monkeypatch, change):
+    module = sys.modules[load_teacher_config.__module__]
+    saved = module.read_arguments(teacher[1])
+    monkeypatch.setattr(module, "read_arguments", lambda folder: saved | change)
+    with pytest.raises(CheckpointError, match=next(iter(change))) as caught:
+        load_teacher_config(str(teacher[1]), arguments())
+    assert "--ignore-argument" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["rotary_percent: text", "num_query_groups: -1", "num_moe_experts: many", "swiglu: 3"]
+)
+def test_a_file_with_a_value_of_another_kind_is_refused(arguments, folder, line):
+    (folder / "model_config.yaml").write_text(f"{SIZES}{line}\n")
+    with pytest.raises((CheckpointError, DistillationError), match=line.split(":")[0]):
+        load_teacher_config(str(folder), arguments())
 
 
 def test_the_teacher_has_its_checkpoints_weights_and_is_frozen(arguments, teacher, tokens):
