@@ -84,7 +84,7 @@ def model_arguments(
     for name in sorted(table.unsupported | (table.model - known)):
         default = table.values["all"].get(name, ())
         if not is_empty(saved.get(name)) and saved[name] not in default:
-            raise _refused(where, name, saved[name], "no value, for no other model is built here")
+            raise _refused(where, name, saved[name], "no value: no program here builds such a model")
     path, content = _HETEROGENEOUS
     if saved.get(path) and not saved.get(content):
         raise _refused(where, content, None, f"the content of {path}")
@@ -160,7 +160,8 @@ def _kind(name: str, action: Action) -> Kind:
     kind = _item(name, action)
     if action.nargs in ("*", "+") or (isinstance(action.nargs, int) and action.nargs > 1):
         kind = _list(kind, single=not isinstance(action.default, list | tuple | None))
-    return kind.or_none() if action.default is None else kind
+    optional = action.default is None and name not in read_table().needed
+    return kind.or_none() if optional else kind
 
 
 def _item(name: str, action: Action) -> Kind:

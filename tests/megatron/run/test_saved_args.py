@@ -177,7 +177,7 @@ def test_a_model_of_the_parser_is_taken_as_it_is():
     made = model_arguments(parsed | SIZES, "CHECKPOINT")
     assert made.keys() == TABLE.taken & parsed.keys()
     assert all(made[name] == (parsed | SIZES)[name] for name in made)
-    check_kinds(parsed, "CHECKPOINT")
+    check_kinds(parsed | SIZES, "CHECKPOINT")
 
 
 def test_each_argument_that_is_taken_has_a_kind():
@@ -191,6 +191,9 @@ def test_a_size_that_is_needed_must_be_there(name):
     rest = {key: value for key, value in SIZES.items() if key != name}
     with pytest.raises(CheckpointError, match=name):
         model_arguments(rest, "CHECKPOINT")
+    check_kinds(rest, "CHECKPOINT")
+    with pytest.raises(CheckpointError, match=name):
+        check_kinds(rest | {name: None}, "CHECKPOINT")
 
 
 @pytest.mark.parametrize("name", sorted(TABLE.unsupported))
