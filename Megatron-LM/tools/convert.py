@@ -56,7 +56,11 @@ def describe(checkpoint: Path, target: Path) -> None:
     saved = vars(read_args(folder))
     check_kinds(saved, folder)
     facts = {"arguments": saved, "parser": parser_facts()}
-    target.write_text(json.dumps(facts, default=str), encoding="utf-8")
+    try:
+        text = json.dumps(facts, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SavedError(f"{folder} holds arguments of no training: {error}") from error
+    target.write_text(text, encoding="utf-8")
 
 
 def parser_facts() -> dict[str, dict[str, Any]]:
@@ -148,12 +152,9 @@ def load(
     """
     args, model = build([*flags, "--finetune"])
     built()
-    from megatron.inference.one_process import typed_build_errors
-    from megatron.run.unpickle import typed_errors
-    from megatron.training.checkpointing import load_checkpoint
+    from megatron.inference.one_process import load_weights
 
-    with typed_build_errors(f"The arguments in {args.load}"), typed_errors():
-        load_checkpoint([model], None, None, strict=True)
+    load_weights(model, args.load)
     return args, model
 
 

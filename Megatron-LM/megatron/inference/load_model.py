@@ -15,15 +15,14 @@ from megatron.core.transformer.spec_utils import import_module
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
 from megatron.run.saved_args import check_kinds, model_arguments
-from megatron.run.unpickle import check_metadata, typed_errors
+from megatron.run.unpickle import check_metadata
 from megatron.training import arguments
-from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
 from .errors import InferenceError, SavedError, leave
-from .one_process import build, typed_build_errors
+from .one_process import build, load_weights, typed_build_errors
 
 Row = TypeVar("Row")
 ITERATION = "iter_"
@@ -131,13 +130,7 @@ def load(
     args = arguments_here(folder, saved, platform, ignored)
     with typed_build_errors(f"The arguments in {folder}"):
         model = build(args)
-    try:
-        with typed_errors():
-            load_checkpoint([model], None, None, strict=True)
-    except checkpoints.CheckpointError:
-        raise
-    except Exception as error:  # whatever a file's reader raises
-        raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
+    load_weights(model, folder)
     return args, model.eval()
 
 

@@ -14,8 +14,9 @@ from megatron.core.rerun_state_machine import initialize_rerun_state_machine
 from megatron.run import modelopt
 from megatron.run.guard import GuardError
 from megatron.run.ranks import with_group
-from megatron.run.unpickle import CheckpointError
+from megatron.run.unpickle import CheckpointError, typed_errors
 from megatron.training import global_vars
+from megatron.training.checkpointing import load_checkpoint
 from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
 from torch import nn
 
@@ -44,6 +45,21 @@ def build(args: Namespace) -> nn.Module:
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     initialize_rerun_state_machine()
     return bare_model(lambda chunks: modelopt.restore(chunks, args))
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Load the weights in `folder`, which the global arguments name; every one must be there.
+
+    Raises:
+        CheckpointError, SavedError: they cannot be read, or are those of another model.
+    """
+    try:
+        with typed_errors():
+            load_checkpoint([model], None, None, strict=True)
+    except CheckpointError:
+        raise
+    except Exception as error:  # each reader of a file has its own
+        raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
 
 
 @contextmanager
@@ -81,7 +97,7 @@ def weight_bytes(args: Namespace) -> float:
     sizes = copy(args)
     sizes.padded_vocab_size = sizes.padded_vocab_size or sizes.vocab_size
     sizes.use_distributed_optimizer = False
-    # With latents there are no groups, and upstream's count asserts that none is asked for.
+    # With latents there are no groups: upstream's count refuses the flag, its model ignores it.
     sizes.group_query_attention = args.group_query_attention and not args.multi_latent_attention
     with redirect_stdout(io.StringIO()):
         parameters = compute_weight_and_optimizer_memory(sizes) / _TRAINING_BYTES

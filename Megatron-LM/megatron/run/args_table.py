@@ -1,7 +1,6 @@
 """The table checkpoint_args.toml: every argument of a checkpoint, and what programs do with it.
 
-Needs only the standard library: `mqo`, which does not import torch, loads it without the package
-that it lies in.
+Needs only the standard library: `mqo`, which does not import torch, loads it without its package.
 """
 
 import functools
@@ -113,8 +112,5 @@ def unknown_arguments(saved: Mapping[str, Any], ignored: Collection[str] = ()) -
     known = read_table().names
     if listed := sorted(set(ignored) & known):
         raise ValueError(f"{IGNORE_FLAG} {listed[0]} names an argument that this release knows")
-    return sorted(
-        name
-        for name, value in saved.items()
-        if name not in known and name not in ignored and not is_empty(value)
-    )
+    found = (name for name in saved if name not in known and name not in ignored)
+    return sorted((name for name in found if not is_empty(saved[name])), key=str)

@@ -5,7 +5,6 @@ upstream's parser, groups and ranges from checkpoint_args.toml (`args_table`).
 """
 
 import functools
-import math
 import reprlib
 import stat
 from argparse import Action, ArgumentParser, Namespace
@@ -82,9 +81,11 @@ def model_arguments(
         if saved.get(name) is None:
             raise _refused(where, name, None, all_kinds()[name].words)
     for name in sorted(table.unsupported | (table.model - known)):
-        default = table.values["all"].get(name, ())
-        if not is_empty(saved.get(name)) and saved[name] not in default:
-            raise _refused(where, name, saved[name], "no value: no program here builds such a model")
+        allowed = list(table.values["all"].get(name, ()))
+        if not is_empty(saved.get(name)) and not _is_one_of(allowed, saved[name]):
+            raise _refused(
+                where, name, saved[name], "no value: no program here builds such a model"
+            )
     path, content = _HETEROGENEOUS
     if saved.get(path) and not saved.get(content):
         raise _refused(where, content, None, f"the content of {path}")
@@ -103,20 +104,26 @@ def refuse_unknown(
         name = unknown[0]
         help = help or f"If the model does not depend on it, pass {IGNORE_FLAG} {name}"
         raise CheckpointError(
-            f"{where} says {name} = {reprlib.repr(saved[name])}, and this release of Megatron has "
+            f"{where} says {name} = {_shown(saved[name])}, and this release of Megatron has "
             f"no such argument. Expected: arguments that it knows, for this may be another model. "
             f"{help}"
         )
 
 
 def _refused(where: object, name: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"{where} says {name} = {reprlib.repr(value)}. Expected: {expected}. {_HELP}"
-    )
+    return CheckpointError(f"{where} says {name} = {_shown(value)}. Expected: {expected}. {_HELP}")
+
+
+def _shown(value: Any) -> str:
+    """Return the start of a value's text."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a value of the type {type(value).__name__}"
 
 
 def _is_readable(path: str) -> bool:
-    """Return whether a path names a file or a folder, or nothing that is there."""
+    """Return whether a path names a file or a folder, or does not exist."""
     try:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -152,7 +159,11 @@ def all_kinds() -> dict[str, Kind]:
     counts += ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
     kinds |= {name: _number(name, int, 0) for name in counts}
     texts = Kind("a table of texts", _is_table_of_texts)
-    return kinds | {"mqo_types": texts, "mqo_operands": texts, "mqo_modelopt_format": _TEXT}
+    return kinds | {
+        "mqo_types": texts,
+        "mqo_operands": texts,
+        "mqo_modelopt_format": _TEXT.or_none(),
+    }
 
 
 def _kind(name: str, action: Action) -> Kind:
@@ -184,10 +195,7 @@ def _number(name: str, kind: type, default: Any) -> Kind:
     least, most = read_table().ranges.get(name, (least, most))
     kinds = (int,) if kind is int else (int, float)
     words = f"a{' whole' * (kind is int)} number from {least} to {most}"
-    return Kind(
-        words,
-        lambda value: type(value) in kinds and math.isfinite(value) and least <= value <= most,
-    )
+    return Kind(words, lambda value: type(value) in kinds and least <= value <= most)
 
 
 def _list(item: Kind, *, single: bool) -> Kind:

@@ -4,6 +4,7 @@ import math
 from argparse import ArgumentParser, Namespace
 
 import pytest
+import torch
 from megatron.run import checked_arguments
 from megatron.run.args_table import read_table
 from megatron.run.saved_args import (
@@ -35,12 +36,14 @@ VALUES = {
     "huge": 2**62,
     "NaN": math.nan,
     "infinity": math.inf,
+    "beyond floats": 10**5000,
     "true": True,
     "nested": NESTED,
     "device": "/dev/zero",
     "folder": "/tmp/a-folder-to-write",
     "nul": "a\0b",
     "object": Namespace(hidden_size=3),
+    "tensor": torch.ones(3),
 }
 RECORDS = {"mqo_types", "mqo_operands"}
 
@@ -118,12 +121,14 @@ def test_a_list_of_numbers_is_taken_only_for_layers_and_lists():
 
 def test_none_is_taken_only_if_it_is_the_default():
     optional = {name for name in actions() if actions()[name].default is None}
-    assert accepted("None") == ((TABLE.taken & optional) - TABLE.needed) | {"spec"}
+    recorded = {"mqo_modelopt_format"}
+    assert accepted("None") == ((TABLE.taken & optional) - TABLE.needed) | recorded
 
 
 def test_numbers_are_taken_only_in_their_range():
     assert accepted("negative") == {"glu_linear_offset"}
     assert accepted("huge") == accepted("NaN") == accepted("infinity") == set()
+    assert accepted("beyond floats") == set()
     positive = {name for name, (least, _) in TABLE.ranges.items() if least > 0}
     assert {"hidden_size", "seq_length", "vocab_size", "micro_batch_size"} <= positive
     assert positive & accepted("zero") == set()
@@ -136,7 +141,7 @@ def test_true_is_taken_only_for_a_switch():
     assert accepted("true") == switches
 
 
-@pytest.mark.parametrize("label", ["nested", "object"])
+@pytest.mark.parametrize("label", ["nested", "object", "tensor"])
 def test_no_table_is_taken(label):
     assert accepted(label) == set()
 
@@ -254,6 +259,13 @@ def test_an_unknown_argument_is_refused_by_name(value):
 @pytest.mark.parametrize("value", [None, False, "", [], {}])
 def test_an_unknown_argument_may_be_empty(value):
     assert taken(of_another_release=value) == SIZES
+
+
+@pytest.mark.parametrize("name", [1, None, ("a", "b")])
+def test_a_name_may_be_no_text(name):
+    for value in (10**5000, NESTED):
+        with pytest.raises(CheckpointError):
+            model_arguments(SIZES | {name: value, "of_another_release": value}, "CHECKPOINT")
 
 
 def test_a_known_argument_cannot_be_ignored():

@@ -1,7 +1,7 @@
 """Which trained models may be published: what a checkpoint's arguments may say.
 
-megatron/run/checkpoint_args.toml lists every argument. One that config.json cannot express must
-have upstream's default, else the published folder would describe another model.
+megatron/run/checkpoint_args.toml lists every argument. An argument that config.json cannot express
+must be at upstream's default, else the published folder would describe another model.
 """
 
 from __future__ import annotations

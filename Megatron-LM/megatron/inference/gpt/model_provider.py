@@ -189,7 +189,7 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
 
 
 def _read_checkpoint(folder: str) -> dict[str, Any]:
-    help = f"Describe the teacher in {MODEL_CONFIG} beside its checkpoint"
+    help = f"Describe the teacher in {folder}/{MODEL_CONFIG}"
     saved = read_arguments(folder)
     return model_arguments(saved, f"The teacher in {folder}", help=help) if saved else {}
 
