@@ -180,11 +180,12 @@ def test_an_evaluation_writes_nowhere_that_the_checkpoint_says(checkpoints, tmp_
     places = ("config_logger_dir", "tensorboard_dir", "save", "data_cache_path")
     change = {name: str(tmp_path / name) for name in places}
     change |= {"data_args_path": "/dev/zero", "fp8_quantizer_factory": "os.system"}
-    change |= {"wandb_project": "foreign", "enable_msc": True}
+    change |= {"wandb_project": "foreign", "enable_msc": True, "of_another_release": 1}
     foreign = with_arguments(checkpoints, tmp_path / "foreign", **change)
     before, made = listing(tmp_path), []
     for folder in (checkpoints, foreign):
         words = [*MQO, "eval", str(folder), "--tokens", "64", "--json"]
+        words += ["--ignore-argument", "of_another_release"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         made.append(json.loads(done.stdout)["losses"][0]["loss"])

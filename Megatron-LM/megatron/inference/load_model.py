@@ -110,7 +110,7 @@ def arguments_here(
         arguments.validate_args(args)
         # Upstream takes other layers if it cannot import these.
         if args.spec is not None and import_module(args.spec) is None:
-            raise ImportError(f"there are no layers {'.'.join(args.spec)}")
+            raise ImportError(f"{'.'.join(args.spec)} does not exist")
     args.curr_iteration = 0
     return args
 

@@ -97,7 +97,7 @@ def weight_bytes(args: Namespace) -> float:
     sizes = copy(args)
     sizes.padded_vocab_size = sizes.padded_vocab_size or sizes.vocab_size
     sizes.use_distributed_optimizer = False
-    # With latents there are no groups: upstream's count refuses the flag, its model ignores it.
+    # Upstream's model ignores this flag if it has latents, and its count refuses it.
     sizes.group_query_attention = args.group_query_attention and not args.multi_latent_attention
     with redirect_stdout(io.StringIO()):
         parameters = compute_weight_and_optimizer_memory(sizes) / _TRAINING_BYTES

@@ -185,6 +185,13 @@ def test_a_model_of_the_parser_is_taken_as_it_is():
     check_kinds(parsed | SIZES, "CHECKPOINT")
 
 
+def test_the_table_lists_the_arguments_of_the_parser():
+    """test_published_models.py does the same for those that validation adds."""
+    groups = (TABLE.no_effect[group] for group in ("trainer", "records", "older_releases"))
+    not_parsed = frozenset().union(*groups) | {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
+    assert upstream_parser().keys() == TABLE.names - not_parsed
+
+
 def test_each_argument_that_is_taken_has_a_kind():
     older = {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
     assert TABLE.taken - all_kinds().keys() == older

@@ -36,7 +36,7 @@ def write(
     sample: Path | None,
     ignored: Sequence[str] = (),
 ) -> None:
-    """Write source.json and hf/ into `out`; ConvertError where `load` is no model.
+    """Write source.json and hf/ into `out`; ConvertError if `load` is not a model.
 
     `given` is the tokenizer's folder; without it, it is found. `sample` comes last. `ignored` are
     unknown arguments of the checkpoint that the user accepts.
