@@ -64,7 +64,7 @@ def describe(checkpoint: Path, target: Path) -> None:
 
 
 def parser_facts() -> dict[str, dict[str, Any]]:
-    """Return {name: {"flag", "default"}} of the arguments of pretrain_gpt.py and distill_gpt.py."""
+    """Return {name: {"flag", "default"}} of the arguments in upstream's parser."""
     from megatron.run.saved_args import upstream_parser
 
     return {

@@ -138,12 +138,10 @@ def _is_readable(path: str) -> bool:
 
 @functools.cache
 def upstream_parser() -> dict[str, Action]:
-    """Return {name: its action} of the parser of pretrain_gpt.py and distill_gpt.py."""
-    from megatron.inference.arguments import add_modelopt_args
+    """Return {name: its action} of upstream's parser."""
     from megatron.training import arguments
 
-    parser = ArgumentParser(allow_abbrev=False)
-    parser = add_modelopt_args(arguments.add_megatron_arguments(parser))
+    parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
     # The first of several actions has the default.
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
