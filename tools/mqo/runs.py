@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from mqo.errors import RunError
 from mqo.run_records import damaged, parsed
 from mqo.torch_free import load
-from mqo.untrusted import UntrustedFileError, read_lines
+from mqo.untrusted import UntrustedFileError, parse_json, read_lines
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
@@ -156,7 +155,7 @@ class MetricsTail:
 
     def _row(self, text: bytes) -> dict[str, Any]:
         try:
-            row = json.loads(text)
+            row = parse_json(self.path, text)
             if "value" in row:
                 row["value"] = float(row["value"])
             step, name = row["iteration"], row["name"]

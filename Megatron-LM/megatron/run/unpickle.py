@@ -23,6 +23,8 @@ from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from .untrusted import Limit, NoFileError, UntrustedFileError, open_file
+
 METADATA = ".metadata"
 SPECS = "megatron.core."
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -172,12 +174,12 @@ def check_metadata(checkpoint: Path) -> None:
     """
     path = checkpoint / METADATA
     try:
-        with path.open("rb") as file:
+        with open_file(path, Limit.TEXT, within=checkpoint) as file:
             read_metadata(file)
-    except FileNotFoundError:
+    except NoFileError:
         return
-    except OSError as error:
-        raise _refusal(path, f"cannot be read ({error.strerror})") from error
+    except UntrustedFileError as error:
+        raise _refusal(path, str(error).removeprefix(f"{path} ")) from error
 
 
 def read_metadata(file: BinaryIO) -> Metadata:

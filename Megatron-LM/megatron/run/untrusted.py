@@ -21,6 +21,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+METADATA = "__metadata__"  # of a safetensors header, next to the tensors
 MOST_NESTED = 100  # levels of lists and tables
 MOST_NODES = 100_000  # of YAML, with each alias replaced by its content
 MOST_ENTRIES = 1_000_000  # of a folder and the folders below it
@@ -62,6 +63,10 @@ class UntrustedFileError(ValueError):
         super().__init__(f"{self.found}; expected {expected}")
 
 
+class NoFileError(UntrustedFileError):
+    """A file that does not exist."""
+
+
 def shown(path: str | os.PathLike[str]) -> str:
     """Return a path as printable text: bytes that are not UTF-8 and control characters escaped."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -93,6 +98,8 @@ def open_file(
             flags |= os.O_NOFOLLOW
         _check_kind(path, Path(target).stat(), expected)  # opening a device may do something
         handle = os.open(target, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoFileError(path, "is missing", expected) from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
         raise UntrustedFileError(path, _words(error), expected) from None
     file = os.fdopen(handle, "rb")
@@ -150,8 +157,6 @@ def _check_kind(path: str | os.PathLike[str], status: os.stat_result, expected: 
 
 def _words(error: OSError | RuntimeError) -> str:
     """Return the clause of an error of the system."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "is missing"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return f"cannot be read: {text}"
 
@@ -215,8 +220,16 @@ def read_json(
     path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
 ) -> Any:
     """Return the value in a JSON file."""
-    content = read_bytes(path, limit, within=within)
-    return _parsed(path, "JSON", lambda: json.loads(content.decode("utf-8")))
+    return parse_json(path, read_bytes(path, limit, within=within))
+
+
+def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
+    """Return the value of a JSON text that a file at `path` holds."""
+
+    def parse() -> Any:
+        return json.loads(content if isinstance(content, str) else content.decode("utf-8"))
+
+    return _parsed(path, "JSON", parse)
 
 
 def read_json_object(
@@ -329,10 +342,21 @@ def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mappin
             path, "cannot be read: its header is not an object", "a safetensors file"
         )
     for name, tensor in table.items():
-        if name != "__metadata__" and not _lies_in(tensor, size - 8 - length):
+        if name != METADATA and not _lies_in(tensor, size - 8 - length):
             found = f"cannot be read: it does not hold all of {name[:80]!r}"
             raise UntrustedFileError(path, found, "a whole safetensors file")
     return table
+
+
+def open_safetensors(path: Path, framework: str = "pt") -> Any:
+    """Open a safetensors file for `with`; tensors are read when they are asked for."""
+    from safetensors import SafetensorError, safe_open
+
+    read_safetensors_header(path)
+    try:
+        return safe_open(path, framework)
+    except (OSError, SafetensorError) as error:
+        raise UntrustedFileError(path, f"cannot be read: {error}", "safetensors") from None
 
 
 def _lies_in(tensor: Any, size: int) -> bool:

@@ -2,7 +2,6 @@
 
 import glob
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from mqo.errors import DataError, check_name
+from mqo.untrusted import Limit, open_file, parse_json
 
 # What a folder is searched for; each name may end in .gz or .zst, too.
 KINDS = {
@@ -108,7 +108,7 @@ def _readable(path: Path) -> Iterator[None]:
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the content as a stream, and the file below it, which knows how far it was read."""
-    with path.open("rb") as raw:
+    with open_file(path, Limit.STREAM) as raw:
         if path.suffix == ".gz":
             import gzip
 
@@ -177,7 +177,7 @@ def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
     if row.isspace():
         return ()
     try:
-        document = json.loads(row)
+        document = parse_json("a line", row)
         texts = tuple(document[key] for key in keys)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         return f"no JSON object with {', '.join(keys)} ({type(error).__name__}: {error})"

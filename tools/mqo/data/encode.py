@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqo.errors import DataError
+from mqo.untrusted import Limit, parse_json, read_bytes, read_json_object, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,7 +125,7 @@ def huggingface(folder: Path, engine: str) -> Encoder:
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = read_json_object(folder / "tokenizer_config.json")
         eos = config.get("eos_token")
         eos = eos["content"] if isinstance(eos, dict) else eos
         eod = None if eos is None else tokenizer.token_to_id(eos)
@@ -246,7 +247,8 @@ def _pattern(splitter: dict[str, Any] | None) -> str | None:
 
 def ranks(path: Path) -> Encoder:
     """Return the tokenizer of a file of ranks: a line has bytes in base64 and an id."""
-    content = path.read_bytes()
+    with reading(DataError):
+        content = read_bytes(path, Limit.TOKENIZER)
     try:
         pairs = [line.split() for line in content.splitlines() if line]
         table = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
@@ -277,9 +279,11 @@ def tekken(
 
     `size` is the vocabulary's, markers included; </s> ends a document.
     """
-    content = path.read_bytes()
+    with reading(DataError):
+        content = read_bytes(path, Limit.TOKENIZER)
     try:
-        tokens = [base64.b64decode(token["token_bytes"]) for token in json.loads(content)]
+        table = parse_json(path, content)
+        tokens = [base64.b64decode(token["token_bytes"]) for token in table]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is no vocabulary of TikTokenizer ({error!r})",

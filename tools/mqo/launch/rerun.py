@@ -20,6 +20,7 @@ from mqo.launch.source import PROGRAM
 from mqo.project import Project
 from mqo.run_records import parsed
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
+from mqo.untrusted import copy_file, reading
 
 LISTED = 6
 
@@ -225,4 +226,5 @@ def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     elif source.is_file():
-        shutil.copyfile(source, target)
+        with reading(RunError):
+            copy_file(source, target)

@@ -34,6 +34,7 @@ from mqo.runs import (
     training_losses,
 )
 from mqo.sweep.state import SweepFolder
+from mqo.untrusted import read_bytes, read_text
 
 T = TypeVar("T")
 # Of the step times these come first and are left out.
@@ -298,7 +299,7 @@ def _run(
         quantizers={name: rows for name, rows in metrics.items() if name.startswith("quant/")},
         machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
-        command=folder.command.read_text(encoding="utf-8"),
+        command=read_text(folder.command),
         commit=facts.commit,
         upstream=release_in(folder.source),
         python=facts.python.split()[0],
@@ -401,6 +402,6 @@ def changes(folder: RunFolder) -> Iterator[FileChange]:
     """Yield overlay.diff, file by file; nothing without one."""
     if not folder.overlay_diff.exists():
         return
-    for part in (b"\n" + folder.overlay_diff.read_bytes()).split(b"\ndiff --git ")[1:]:
+    for part in (b"\n" + read_bytes(folder.overlay_diff)).split(b"\ndiff --git ")[1:]:
         path = part.partition(b"\n")[0].rpartition(b" b/")[2]
         yield FileChange(path.decode("utf-8", "backslashreplace"), b"diff --git " + part)
