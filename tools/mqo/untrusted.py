@@ -17,6 +17,7 @@ parse_json, read_safetensors_header = _reader.parse_json, _reader.read_safetenso
 NoFileError, METADATA = _reader.NoFileError, _reader.METADATA
 read_toml, read_yaml = _reader.read_toml, _reader.read_yaml
 list_folder, walk_folders, shown = _reader.list_folder, _reader.walk_folders, _reader.shown
+check_tokenizer = load("run.foreign_tokenizer").check_tokenizer
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
+from megatron.run.foreign_tokenizer import check_tokenizer
 from megatron.run.unpickle import check_metadata, check_spec, typed_errors
 from megatron.training import arguments
 from megatron.training.checkpointing import load_checkpoint
@@ -20,7 +21,7 @@ from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
-from .errors import InferenceError, SavedError, leave
+from .errors import InferenceError, SavedError, leave, reading
 from .one_process import build
 
 Row = TypeVar("Row")
@@ -168,6 +169,9 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     help = "Name one with --tokenizer"
     if chosen.tokenizer_type is None or (chosen.tokenizer_model and not Path(where).exists()):
         raise SavedError(f"There is no tokenizer at {where}", "that of the training", help)
+    if Path(where).exists():
+        with reading():
+            check_tokenizer(Path(where))
     try:
         made = build_tokenizer(chosen)
     except Exception as error:  # each library has its own

@@ -4,9 +4,8 @@ A pickle or a tokenizer of a few kilobytes can ask for a terabyte, or for a week
 back only that it ended, or one sentence, so that the file cannot reach this process. An error of
 another kind counts as an end: this process repeats the work and raises the error itself.
 
-A fork of a process that has initialized CUDA is not safe: there `problem` tries nothing and returns
-None. Programs therefore call it before their first use of a GPU if they can. Needs only the
-standard library.
+A fork of a process that has initialized CUDA is not safe: there `try_first` tries nothing. Needs
+only the standard library.
 """
 
 import faulthandler
@@ -22,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from .untrusted import shown
+from .untrusted import UntrustedFileError
 
-_ENDED, _MEMORY, _NESTED = b"e", b"m", b"n"  # the child's answers
+_ENDED, _MEMORY, _NESTED, _REFUSED = "ended", "memory", "nested", "refused"  # the child's answers
+_LONGEST = 4000  # bytes of an answer; a pipe takes it at once
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -42,13 +42,19 @@ def limits_of(size: int) -> Limits:
     return Limits(seconds=20 + 5 * size / 2**20, memory=(2 << 30) + 16 * size)
 
 
-def problem(work: Callable[[], object], path: Path, limits: Limits) -> str | None:
-    """Return a sentence if `work` exceeds its limits or kills its process; else None.
+def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
+    """Do `work` in a child, and nothing here. No more than half of the free memory is allowed.
 
-    `path` is the file that the sentence names. No more than half of the free memory is allowed.
+    Args:
+        work: what reads the file.
+        path: the file or folder, for the error.
+        limits: of the child.
+
+    Raises:
+        UntrustedFileError: the work exceeds its limits, ends its process or refuses a file.
     """
     if _has_cuda():
-        return None
+        return
     memory = min(limits.memory, available_memory() // 2)
     reader, writer = os.pipe()
     for stream in (sys.stdout, sys.stderr):
@@ -63,8 +69,12 @@ def problem(work: Callable[[], object], path: Path, limits: Limits) -> str | Non
         os.close(reader)
         os.kill(child, signal.SIGKILL)  # without effect if it has ended
         _, status = os.waitpid(child, 0)
-    found = _words(answer, status, memory, limits.seconds)
-    return found and f"{shown(path)} cannot be loaded: {found}"
+    if found := _words(answer, status):
+        bounds = f"{memory / 2**30:.1f} GiB of memory and {limits.seconds:.0f} s"
+        raise UntrustedFileError(path, f"cannot be loaded: {found}", f"a file that needs {bounds}")
+    kind, *parts = str(answer).split("\n")
+    if kind == _REFUSED:
+        raise UntrustedFileError(*parts)
 
 
 def available_memory() -> int:
@@ -87,11 +97,14 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
         work()
     except RecursionError:
         answer = _NESTED
+    except UntrustedFileError as error:
+        parts = (os.fspath(error.path), error.clause, error.expected)
+        answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
         answer = _MEMORY if _lacks_memory(error) else _ENDED
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-        os.write(writer, answer)
+        os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
         os._exit(0)
 
 
@@ -126,29 +139,25 @@ def _lacks_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _answer(reader: int, seconds: float) -> bytes | None:
-    """Return what the child wrote, b"" if it died before; None if it takes too long."""
+def _answer(reader: int, seconds: float) -> str | None:
+    """Return what the child wrote, '' if it died before; None if it takes too long."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if select.select([reader], [], [], left)[0]:
-            return os.read(reader, 1)
+            return os.read(reader, _LONGEST).decode("utf-8", "surrogateescape")
     return None
 
 
-def _words(answer: bytes | None, status: int, memory: int, seconds: float) -> str | None:
-    if answer == _ENDED:
-        return None
+def _words(answer: str | None, status: int) -> str | None:
+    """Return what the child's answer, or its end without one, says of the limits."""
     if answer is None:
-        return f"that takes more than {seconds:.0f} s"
-    if answer == _NESTED:
-        return "it is nested too deeply"
-    if answer == _MEMORY:
-        return f"that takes more than {memory / 2**30:.1f} GiB of memory"
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    name = (
-        signal.Signals(number).name if number else f"exit code {os.waitstatus_to_exitcode(status)}"
-    )
-    return f"that ends the program ({name}), for lack of memory or because it is damaged"
+        return "it takes too long"
+    if not answer:
+        code = os.waitstatus_to_exitcode(status)
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"it ends the program ({end})"
+    known = {_NESTED: "it is nested too deeply", _MEMORY: "it takes too much memory"}
+    return known.get(answer)
 
 
 def _has_cuda() -> bool:

@@ -9,6 +9,7 @@ This module needs only the standard library, so that `mqo` loads it without torc
 test_untrusted_files.py lists the few other places that may open a file.
 """
 
+import io
 import json
 import os
 import re
@@ -54,12 +55,12 @@ class Limit(IntEnum):
 class UntrustedFileError(ValueError):
     """A file that is not opened, or does not hold what it should.
 
-    `found` and `expected` are clauses without a full stop.
+    `clause` is what was found, `found` the same after the path. All are without a full stop.
     """
 
     def __init__(self, path: str | os.PathLike[str], found: str, expected: str) -> None:
         self.path = Path(path)
-        self.found, self.expected = f"{shown(path)} {found}", expected
+        self.clause, self.found, self.expected = found, f"{shown(path)} {found}", expected
         super().__init__(f"{self.found}; expected {expected}")
 
 
@@ -99,10 +100,11 @@ def open_file(
         _check_kind(path, Path(target).stat(), expected)  # opening a device may do something
         handle = os.open(target, flags)
     except (FileNotFoundError, NotADirectoryError):
-        raise NoFileError(path, "is missing", expected) from None
+        raise NoFileError(path, "cannot be read: it does not exist", expected) from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
         raise UntrustedFileError(path, _words(error), expected) from None
-    file = os.fdopen(handle, "rb")
+    raw = io.FileIO(os.fspath(path), "rb", opener=lambda name, mode: handle)  # has the file's name
+    file = io.BufferedReader(raw)
     try:
         status = os.fstat(handle)
         _check_kind(path, status, expected)

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 from megatron.run import isolated
-from megatron.run.isolated import Limits, problem
+from megatron.run.isolated import Limits, try_first
+from megatron.run.untrusted import UntrustedFileError, read_json
 
 PATH = Path("a/file")
 SMALL = Limits(seconds=20, memory=200 << 20)
+
+
+def problem(work, path, limits):
+    """The sentence of a refusal, None without one."""
+    try:
+        assert try_first(work, path, limits) is None
+    except UntrustedFileError as error:
+        return str(error)
+    return None
 
 
 def fill():
@@ -44,8 +54,8 @@ def test_work_that_ends_is_no_problem_whatever_it_raises(work):
 @pytest.mark.parametrize(
     "work, words",
     [
-        (fill, "GiB of memory"),
-        (fill_and_hide, "GiB of memory"),
+        (fill, "too much memory"),
+        (fill_and_hide, "too much memory"),
         (recurse, "nested"),
         (kill(signal.SIGSEGV), "SIGSEGV"),
         (kill(signal.SIGKILL), "SIGKILL"),
@@ -57,9 +67,16 @@ def test_a_death_is_a_sentence_that_names_the_file(work, words):
     assert found.startswith(str(PATH)) and words in found
 
 
+def test_the_refusal_of_a_file_is_passed_on(tmp_path):
+    path = tmp_path / "a\udcff.json"
+    with pytest.raises(UntrustedFileError) as own:
+        read_json(path)
+    assert problem(lambda: read_json(path), PATH, SMALL) == str(own.value)
+
+
 def test_work_without_end_is_ended():
     found = problem(lambda: [None for _ in iter(int, 1)], PATH, Limits(0.2, 1 << 40))
-    assert str(PATH) in found
+    assert str(PATH) in found and "too long" in found
 
 
 def test_nothing_of_the_child_reaches_this_process(capfd):

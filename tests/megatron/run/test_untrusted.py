@@ -37,7 +37,7 @@ ODD = {
     "a socket": make_socket,
     "a folder": lambda path: path.mkdir(),
     "a device": link_to("/dev/zero"),
-    "is missing": lambda path: None,
+    "does not exist": lambda path: None,
     "Too many levels": lambda path: path.symlink_to(path),
 }
 

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqo.errors import DataError
-from mqo.untrusted import Limit, parse_json, read_bytes, read_json_object, reading
+from mqo.untrusted import (
+    Limit,
+    check_file,
+    check_tokenizer,
+    parse_json,
+    read_bytes,
+    read_json_object,
+    reading,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +131,8 @@ def huggingface(folder: Path, engine: str) -> Encoder:
     # tokenizers alone reads these files; transformers would add seconds to every start.
     from tokenizers import Tokenizer
 
+    with reading(DataError):
+        check_tokenizer(folder)
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = read_json_object(folder / "tokenizer_config.json")
@@ -141,6 +151,9 @@ def gpt2(vocabulary: Path, merges: Path, engine: str = "auto") -> Encoder:
     """Return the tokenizer of GPT-2's two files; <|endoftext|> ends a document."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    with reading(DataError):
+        check_file(vocabulary, Limit.TOKENIZER)
+        check_file(merges, Limit.TOKENIZER)
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:  # tokenizers raises bare Exception

@@ -13,16 +13,14 @@ from mqo.errors import ConvertError
 from mqo.launch.folder import environment_of
 from mqo.launch.inputs import Inputs
 from mqo.runs import RunFolder
-from mqo.untrusted import Limit, copy_file, read_json_object, reading
+from mqo.torch_free import load
+from mqo.untrusted import Limit, check_tokenizer, copy_file, read_json_object, reading
 
 Id = int | list[int] | None
 
-# What defines a vocabulary. Each of these alone makes a folder a tokenizer's.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
-# Files of known names alone are copied: a folder may hold code (*.py), which must not travel along.
-FILES = (*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
-FILES += ("chat_template.jinja", "chat_template.json")
+_tokenizer = load("run.foreign_tokenizer")
+VOCABULARIES, CONFIG, FILES = _tokenizer.VOCABULARIES, _tokenizer.CONFIG, _tokenizer.FILES
+GENERATION = "generation_config.json"
 # Names of code that transformers would fetch or run.
 CODE = "auto_map"
 SPECIAL = ("bos", "eos", "pad")
@@ -151,6 +149,8 @@ def _own_ids(folder: Path) -> dict[str, Id]:
         return {}
     from tokenizers import Tokenizer
 
+    with reading(ConvertError):
+        check_tokenizer(folder)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
