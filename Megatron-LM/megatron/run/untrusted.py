@@ -37,6 +37,7 @@ _KINDS = {
 _NAME_ON_DISK = 4096  # bytes of a path
 # A dotted key of TOML, for which tomllib would take memory by the square of its parts.
 _QUOTED = re.compile(r"""\"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+\"|'[^'\n]*+'""")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
 
 
@@ -229,7 +230,11 @@ def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
     """Return the value of a JSON text that a file at `path` holds."""
 
     def parse() -> Any:
-        return json.loads(content if isinstance(content, str) else content.decode("utf-8"))
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a pair is not text
+        return value
 
     return _parsed(path, "JSON", parse)
 

@@ -131,9 +131,8 @@ def huggingface(folder: Path, engine: str) -> Encoder:
     # tokenizers alone reads these files; transformers would add seconds to every start.
     from tokenizers import Tokenizer
 
-    with reading(DataError):
-        check_tokenizer(folder)
     try:
+        check_tokenizer(folder)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = read_json_object(folder / "tokenizer_config.json")
         eos = config.get("eos_token")

@@ -161,10 +161,14 @@ def _is_whole(place: Path) -> bool:
     try:
         files = parsed(place / MANIFEST, _Manifest).files if (place / MANIFEST).is_file() else {}
         return bool(files) and all(_sha256(place / name) == was for name, was in files.items())
-    except (RunError, UntrustedFileError):
+    except RunError:
         return False
 
 
-def _sha256(path: Path) -> str:
-    with open_file(path, Limit.STREAM) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(path: Path) -> str | None:
+    """Return the hash of a file; None if it is not one that can be read."""
+    try:
+        with open_file(path, Limit.STREAM) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except UntrustedFileError:
+        return None
