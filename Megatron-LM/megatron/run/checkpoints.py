@@ -261,7 +261,7 @@ def manifest_fault(manifest: Path) -> str | None:
     try:
         files = read_json_object(manifest, within=manifest.parent).get("files")
     except UntrustedFileError as error:
-        return str(error).removeprefix(f"{manifest} ")
+        return error.clause
     if not isinstance(files, dict) or not files:
         return "lists no files"
     odd = [name for name, digest in files.items() if not isinstance(digest, str)]

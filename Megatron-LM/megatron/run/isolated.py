@@ -79,7 +79,7 @@ def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
 
 def available_memory() -> int:
     """Return the bytes of memory that this process can get: of the machine, and of its cgroup."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = machine_memory()
     with suppress(OSError, ValueError, StopIteration):
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
@@ -87,6 +87,14 @@ def available_memory() -> int:
         used, most = ((_CGROUP / f"memory.{name}").read_text() for name in ("current", "max"))
         free = min(free, max(0, int(most) - int(used)))
     return free
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or that its cgroup allows."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        total = min(total, int((_CGROUP / "memory.max").read_text()))
+    return total
 
 
 def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -> NoReturn:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from mqo.errors import TableError
-from mqo.untrusted import UntrustedFileError, read_toml
+from mqo.untrusted import NoFileError, UntrustedFileError, read_toml
 
 RowT = TypeVar("RowT")
 _WORDS: Mapping[Any, str] = {
@@ -36,8 +36,10 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
     """
     try:
         table = read_toml(path)
+    except NoFileError as error:
+        raise refusal(path, error.clause) from error
     except UntrustedFileError as error:
-        raise refusal(path, str(error).removeprefix(f"{path} ")) from error
+        raise refusal(path, f"is no TOML ({error.clause})") from error
     found = table.pop("schema", None)
     if type(found) is not int or found != schema:
         has = "no schema" if found is None else f"schema {reprlib.repr(found)}"

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from mqo.errors import MqoError
 from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
 from mqo.torch_free import formats, load
-from mqo.untrusted import UntrustedFileError, read_toml
+from mqo.untrusted import NoFileError, read_toml
 
 HERE = Path(__file__).parent
 HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
@@ -287,7 +287,7 @@ def read(name: str) -> Recipe:
                 raise ValueError(f"{key} is not a file's to say; its name is the file's")
         shown = {"summary": "", "source": str(path)}
         return Recipe(name=path.stem, own=name.endswith(".toml"), **shown | table)
-    except UntrustedFileError as error:
+    except NoFileError as error:
         raise MqoError(
             error.found, expected=f"a recipe in TOML, or one of {', '.join(names())}"
         ) from None
