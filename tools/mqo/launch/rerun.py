@@ -223,8 +223,15 @@ def _moved(word: str, was: str, folder: RunFolder) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    elif source.is_file():
-        with reading(RunError):
-            copy_file(source, target)
+    """Copy a file or folder of a run, of which no link leads out."""
+
+    def copy(file: str, new: str) -> None:
+        copy_file(Path(file), Path(new), within=source if source.is_dir() else source.parent)
+        shutil.copymode(file, new)
+
+    with reading(RunError):
+        if source.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignore, copy_function=copy)
+        elif source.exists():
+            copy(str(source), str(target))
