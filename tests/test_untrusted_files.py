@@ -82,6 +82,7 @@ REASONS = {
         f"{PTQ}describe",
         f"{PTQ}write",
         "Megatron-LM/tools/check_run.py::",
+        f"{T}data/pair.py::_write_index",
         "Megatron-LM/tools/simulate.py::main",
         f"{T}overlay/verify/forward.py::_result",
         f"{T}perf/trace.py::read",
@@ -121,6 +122,11 @@ REASONS = {
         f"{T}launch/hf_tokenizer.py::_own_ids",
     ],
     "in a child with limits of time and memory": [f"{M}run/foreign_tokenizer.py::_load"],
+    "what open_file or read_bytes of the reader opened": [
+        f"{T}data/corpus.py::_unpacked",
+        f"{T}data/pair_check.py::_entries",
+        f"{T}data/pair_check.py::largest_id",
+    ],
     "a text in memory, of a bounded size": [
         f"{Q}config.py::parse",
         f"{T}data/corpus.py::_texts",

@@ -216,10 +216,13 @@ def largest_id(prefix: Path) -> int:
 
     kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])
     path = Path(f"{prefix}.bin")
-    tokens = path.stat().st_size // kind.itemsize
-    starts = range(0, tokens, max(_WINDOW, tokens // _WINDOWS))
-    parts = (np.fromfile(path, kind, _WINDOW, offset=first * kind.itemsize) for first in starts)
-    return max((int(part.max()) for part in parts), default=-1)
+    largest = -1
+    with reading(DataError), open_file(path, Limit.STREAM) as file:
+        tokens = path.stat().st_size // kind.itemsize
+        for first in range(0, tokens, max(_WINDOW, tokens // _WINDOWS)):
+            file.seek(first * kind.itemsize)
+            largest = max(largest, int(np.fromfile(file, kind, _WINDOW).max()))
+    return largest
 
 
 def vocabulary_size(tokenizer: Path) -> int | None:
