@@ -23,7 +23,8 @@ from typing import NoReturn
 
 from .untrusted import UntrustedFileError
 
-_ENDED, _MEMORY, _NESTED, _REFUSED = "ended", "memory", "nested", "refused"  # the child's answers
+# The child's answers.
+_ENDED, _MEMORY, _NESTED, _REFUSED, _PANIC = "ended", "memory", "nested", "refused", "panic"
 _LONGEST = 4000  # bytes of an answer; a pipe takes it at once
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -109,7 +110,8 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
         parts = (os.fspath(error.path), error.clause, error.expected)
         answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
-        answer = _MEMORY if _lacks_memory(error) else _ENDED
+        other = _ENDED if isinstance(error, Exception) else _PANIC  # of Rust, which no one catches
+        answer = _MEMORY if _lacks_memory(error) else other
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
         os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
@@ -165,6 +167,7 @@ def _words(answer: str | None, status: int) -> str | None:
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"it ends the program ({end})"
     known = {_NESTED: "it is nested too deeply", _MEMORY: "it takes too much memory"}
+    known[_PANIC] = "its library fails on it"
     return known.get(answer)
 
 

@@ -9,7 +9,7 @@ from megatron.run.foreign_tokenizer import check_tokenizer
 from megatron.run.untrusted import UntrustedFileError
 from tokenizers import Tokenizer, models
 
-SLOW = "(x+x+)+y|(a|a)*$|(a+)+$|( +)+$"
+SLOW = (r"(a+)+$", r"(\w+\s?)+$", r"(\s+)+$", r"([0-9]+)*$")
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_a_tokenizer_is_tried_once_for_each_state_of_its_files(folder, monkeypat
     assert len(tried) == 2
 
 
-def test_a_pattern_that_tries_every_split_is_refused_in_time(folder, monkeypatch):
-    monkeypatch.setattr(isolated, "limits_of", lambda size: isolated.Limits(3, 1 << 30))
-    split_by(folder, SLOW)
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_pattern_that_tries_every_split_is_refused(folder, pattern):
+    split_by(folder, pattern)
     with pytest.raises(UntrustedFileError, match="tokenizer"):
         check_tokenizer(folder)
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_work_that_ends_is_no_problem_whatever_it_raises(work):
         (kill(signal.SIGSEGV), "SIGSEGV"),
         (kill(signal.SIGKILL), "SIGKILL"),
         (lambda: os._exit(3), "exit code 3"),
+        (lambda: sys.exit(0), "library fails"),
     ],
 )
 def test_a_death_is_a_sentence_that_names_the_file(work, words):
