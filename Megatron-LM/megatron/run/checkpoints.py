@@ -22,6 +22,7 @@ from .untrusted import (
     Limit,
     NoFileError,
     UntrustedFileError,
+    check_file,
     read_bytes,
     read_json_object,
     read_text,
@@ -264,8 +265,16 @@ def manifest_fault(manifest: Path) -> str | None:
         return error.clause
     if not isinstance(files, dict) or not files:
         return "lists no files"
-    odd = [name for name, digest in files.items() if not isinstance(digest, str)]
-    return f"has no hash of {odd[0]}" if odd else None
+    for name, digest in files.items():
+        if not isinstance(digest, str):
+            return f"has no hash of {name}"
+        try:
+            check_file(manifest.parent / name)
+        except NoFileError:
+            pass  # which upstream's check tells
+        except UntrustedFileError as error:
+            return f"lists a file that is not one: {error.found}"
+    return None
 
 
 def clear_unfinished(folder: Path, iteration: int) -> None:

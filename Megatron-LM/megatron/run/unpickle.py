@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from .isolated import limits_of, try_first
-from .untrusted import Limit, NoFileError, UntrustedFileError, open_file
+from .untrusted import Limit, NoFileError, UntrustedFileError, check_file, list_folder, open_file
 
 METADATA = ".metadata"
 SPECS = "megatron.core."
@@ -186,7 +186,12 @@ def check_metadata(checkpoint: Path) -> None:
         CheckpointError: the file cannot be read, or would run code.
     """
     path = checkpoint / METADATA
+    if not checkpoint.is_dir():
+        return
     try:
+        for part in list_folder(checkpoint):
+            if not part.is_dir():
+                check_file(part)  # of the rest, too, which torch opens without a look
         with open_file(path, Limit.TEXT, within=checkpoint) as file:
             limits = limits_of(os.fstat(file.fileno()).st_size)
             try_first(lambda: read_metadata(file), path, limits)
@@ -195,7 +200,7 @@ def check_metadata(checkpoint: Path) -> None:
     except NoFileError:
         return
     except UntrustedFileError as error:
-        raise _refusal(path, error.clause) from error
+        raise _refusal(error.path, error.clause) from error
 
 
 def read_metadata(file: BinaryIO) -> Metadata:
@@ -208,6 +213,10 @@ def read_metadata(file: BinaryIO) -> Metadata:
     found = check_pickle(Reader(io.BytesIO(file.read())), path)
     if not isinstance(found, Metadata):
         raise _refusal(path, f"holds a {type(found).__name__}")
+    for place in (found.storage_data or {}).values():
+        name = getattr(place, "relative_path", "")
+        if Path(name).name != name or name == "..":
+            raise _refusal(path, f"names the file {name}, outside of the checkpoint")
     return found
 
 

@@ -415,12 +415,25 @@ def test_an_error_of_another_kind_is_none():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-@pytest.mark.parametrize("name", [".metadata"])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "common.pt"])
 def test_only_a_regular_file_is_read(folder, name, make):
+    if name != ".metadata" and make is os.mkdir:
+        pytest.skip("a checkpoint may have folders, which torch refuses to open")
     made = folder()
-    (made / name).unlink()
+    (made / name).unlink(missing_ok=True)
     make(made / name)
     with pytest.raises(CheckpointError, match=name):
+        resume(made)
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "sub/file", ".."])
+def test_a_metadata_file_names_only_files_of_its_folder(folder, name):
+    made = folder()
+    known = read(made)
+    first = next(iter(known.storage_data))
+    known.storage_data[first] = dataclasses.replace(known.storage_data[first], relative_path=name)
+    (made / ".metadata").write_bytes(pickle.dumps(known))
+    with pytest.raises(CheckpointError, match="outside"):
         resume(made)
 
 
