@@ -278,7 +278,7 @@ def _yaml_value(text: str) -> Any:
         if node is None:
             return None
         if _expanded_nodes(node, {}) > MOST_NODES:
-            raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
+            raise ValueError(f"its aliases expand to more than {MOST_NODES:,} values")
         return loader.construct_document(node)
     finally:
         loader.dispose()
@@ -333,7 +333,7 @@ def _is_shallow(value: Any) -> bool:
 def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mapping[str, Any]:
     """Return {tensor: {"dtype", "shape", "data_offsets"}} of a safetensors file, and its metadata.
 
-    Every tensor lies in the file.
+    Every tensor is inside the file.
     """
     with open_file(path, Limit.STREAM, within=within) as file:
         size = os.fstat(file.fileno()).st_size
@@ -356,7 +356,7 @@ def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mappin
 
 
 def open_safetensors(path: Path, framework: str = "pt") -> Any:
-    """Open a safetensors file for `with`; tensors are read when they are asked for."""
+    """Open a safetensors file for `with`; a tensor is read on request."""
     from safetensors import SafetensorError, safe_open
 
     read_safetensors_header(path)
