@@ -43,6 +43,7 @@ from megatron.quant import label_layers
 from megatron.quant.config import current
 from megatron.quant.engine import NAME as ENGINE
 from megatron.quant.formats import ATTENTION
+from megatron.run.index_cache import naming_damage
 from megatron.training import (
     get_args,
     get_tensorboard_writer,
@@ -232,9 +233,11 @@ def datasets_provider(samples: list[int], vp_stage: int | None = None) -> tuple:
     )
     kind = MockGPTDataset if args.mock_data else GPTDataset
     print_rank_0("> building train, validation, and test datasets ...")
-    return BlendedMegatronDatasetBuilder(
-        kind, samples, partial(_reads_data, vp_stage=vp_stage), config
-    ).build()
+    prefixes = [prefix for part in (blend_per_split or [blend]) if part for prefix in part[0]]
+    with naming_damage(args.data_cache_path, prefixes):
+        return BlendedMegatronDatasetBuilder(
+            kind, samples, partial(_reads_data, vp_stage=vp_stage), config
+        ).build()
 
 
 def _reads_data(vp_stage: int | None) -> bool:

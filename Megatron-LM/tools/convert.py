@@ -11,13 +11,15 @@ config.json before; CHECKPOINT is new. A user-correctable error is written to th
 MQO_FAILURE names.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[0] = str(ROOT)
 from megatron.inference.errors import SavedError, leave  # noqa: E402
-from megatron.inference.hf_folder import StoredTensor, stored_tensors  # noqa: E402
-from megatron.inference.hf_kind import check_folder  # noqa: E402
+
+if TYPE_CHECKING:
+    from megatron.inference.hf_folder import StoredTensor
 
 # The last of several is what argparse takes. One process of one thread group holds the model.
 ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
@@ -78,6 +81,10 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
+    # Not before `enter_tree`: it imports megatron.device, which looks for GPUs.
+    from megatron.inference.hf_folder import stored_tensors
+    from megatron.inference.hf_kind import check_folder
+
     check_folder(source)
     found = stored_tensors(source)
     stage("building the model", 1)
@@ -105,6 +112,7 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
     from huggingface_hub import save_torch_state_dict
     from megatron.run.modelopt import quantized_layers
+    from megatron.run.untrusted import read_json_object
 
     if layers := quantized_layers([model]):
         raise SavedError(
@@ -113,7 +121,7 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
             "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
         )
 
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config = read_json_object(target / "config.json")
     dtype = getattr(torch, config["torch_dtype"])
     stage("renaming the tensors", 3)
     found = hf_tensors(unwrapped(model), target)

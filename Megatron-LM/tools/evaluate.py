@@ -182,14 +182,14 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
     Raises:
         SavedError: there is no such file, no validation split, or no fitting tokenizer.
     """
-    from megatron.inference.load_model import SavedError, tokenizer_of
+    from megatron.inference.errors import reading
+    from megatron.inference.load_model import tokenizer_of
+    from megatron.run.untrusted import Limit, read_text
 
     if given.text:
         tokenizer = tokenizer_of(args, given.tokenizer)
-        try:
-            text = given.text.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SavedError(f"{given.text} cannot be read: {error}", "UTF-8 text") from error
+        with reading():
+            text = read_text(given.text, Limit.TEXT)
         ids = tokenizer.tokenize(text)
         return [Part(given.text.name, [ids], len(ids))]
     if given.data:

@@ -34,8 +34,9 @@ def main(coverage: Path, target: Path) -> None:
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     from megatron.quant.record import jsonable
+    from megatron.run.untrusted import read_json_object
 
-    facts = json.loads(coverage.read_text(encoding="utf-8"))
+    facts = read_json_object(coverage)
     rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]
     table = {"dtype": facts["dtype"], "seed": SEED, "sites": rows}
     text = json.dumps(jsonable(table), indent=1, allow_nan=False)

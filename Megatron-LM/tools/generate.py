@@ -8,7 +8,6 @@ to the file that MQO_FAILURE names.
 """
 
 import argparse
-import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -51,13 +50,16 @@ def parser() -> argparse.ArgumentParser:
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Generate what follows each prompt, one after the other."""
     from megatron.inference import load_model
+    from megatron.inference.errors import reading
     from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
+    from megatron.run.untrusted import read_json
 
     folder = load_model.find_checkpoint(given.checkpoint)
     saved = load_model.read_args(folder)
     args, model = load_model.load(folder, saved, platform, given.ignore_argument)
     tokenizer = load_model.tokenizer_of(args, given.tokenizer)
-    prompts = json.loads(given.prompts.read_text(encoding="utf-8"))
+    with reading():
+        prompts = read_json(given.prompts)
     encoded = [[int(token) for token in tokenizer.tokenize(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):
         check_length(args, prompt, ids, given.tokens)

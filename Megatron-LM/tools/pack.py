@@ -29,10 +29,11 @@ def main() -> None:
     sys.path[0] = str(ROOT)
     from megatron.inference.errors import InferenceError, leave
     from megatron.inference.packed.folder import write
-    from megatron.quant.config import load
+    from megatron.quant.config import parse
+    from megatron.run.untrusted import read_text
 
     try:
-        config = load(args.config) if args.config else None
+        config = parse(read_text(args.config)) if args.config else None
         facts = write(
             args.source, args.target, quant_type=args.type, config=config, layout=args.layout
         )

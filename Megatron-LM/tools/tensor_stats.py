@@ -23,22 +23,22 @@ def main(argv: list[str]) -> None:
     # In the place of this folder, whose coverage.py numba would take for the package.
     sys.path[0] = str(ROOT)
     args = parser().parse_args(argv)
-    from megatron.inference.errors import SavedError, leave
+    from megatron.inference.errors import SavedError, leave, reading
     from megatron.quant.record import jsonable
-    from safetensors import SafetensorError
 
     try:
-        found = jsonable(measured_file(args))
-    except (OSError, SafetensorError) as error:
-        leave(SavedError(f"{args.file} cannot be read: {error}", "a file of safetensors"))
+        with reading():
+            found = jsonable(measured_file(args))
+    except SavedError as error:
+        leave(error)
     args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
 def measured_file(args: argparse.Namespace) -> dict[str, Any]:
     """The tensors that the file holds, and the tables of those that are chosen."""
-    from safetensors import safe_open
+    from megatron.run.untrusted import open_safetensors
 
-    with safe_open(args.file, "pt") as file:
+    with open_safetensors(args.file) as file:
         held = [
             {"name": name, "shape": part.get_shape(), "dtype": part.get_dtype()}
             for name in sorted(file.keys())

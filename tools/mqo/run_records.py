@@ -5,14 +5,13 @@ Those that mqo writes from a class of its own are read by that class.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
 from mqo.errors import RunError, one_line
+from mqo.untrusted import UntrustedFileError, read_json, read_toml
 
 T = TypeVar("T")
 SHOWN = 200  # characters of what is wrong
@@ -74,15 +73,16 @@ class QuantToml(BaseModel):
 def parsed(path: Path, kind: type[T]) -> T:
     """Return what a JSON or TOML file holds, as `kind`; RunError where it holds something else."""
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        table = read_toml(path) if path.suffix == ".toml" else read_json(path)
         return TypeAdapter(kind).validate_python(table)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, error) from error
 
 
 def damaged(path: Path, error: Exception | str) -> RunError:
     """Return the error for a file of a run that cannot be what the run wrote."""
+    if isinstance(error, UntrustedFileError):
+        return RunError(error.found, expected=f"{error.expected}, as the run wrote it")
     if isinstance(error, ValidationError):  # what it says itself is a page
         first = error.errors()[0]
         error = f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"

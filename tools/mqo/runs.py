@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from mqo.errors import RunError
 from mqo.run_records import damaged, parsed
 from mqo.torch_free import load
+from mqo.untrusted import UntrustedFileError, parse_json, read_lines
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
@@ -142,23 +142,20 @@ class MetricsTail:
 
         A row has `iteration`, `name`, and a `value`, but for histograms; RunError for another.
         """
-        if not self.path.exists() or self.path.stat().st_size <= self.read:
+        if not self.path.exists():
             return
         try:
-            lines = self.path.open("rb")
-        except OSError as error:
-            raise damaged(self.path, error) from error
-        with lines:
-            lines.seek(self.read)
-            for text in lines:
+            for text in read_lines(self.path, self.read):
                 if not text.endswith(b"\n"):
                     break
                 self.read += len(text)
                 yield self._row(text)
+        except UntrustedFileError as error:
+            raise damaged(self.path, error) from error
 
     def _row(self, text: bytes) -> dict[str, Any]:
         try:
-            row = json.loads(text)
+            row = parse_json(self.path, text)
             if "value" in row:
                 row["value"] = float(row["value"])
             step, name = row["iteration"], row["name"]

@@ -15,6 +15,7 @@ import typer
 
 from mqo import process
 from mqo.errors import FULL, DiskFullError, FileError, MqoError
+from mqo.untrusted import UntrustedFileError
 
 SCHEMA = 1
 MARK = "mqo: "  # begins an error
@@ -67,6 +68,8 @@ def _run(command: Callable[[], Any]) -> None:
         from mqo.extras import missing
 
         raise missing(module) from error
+    except UntrustedFileError as error:
+        raise MqoError(error.found, expected=error.expected) from error
     except OSError as error:
         path = error.filename if isinstance(error.filename, str | os.PathLike) else None
         if error.errno in FULL:

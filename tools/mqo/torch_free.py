@@ -12,6 +12,7 @@ from types import ModuleType
 from mqo.project import Project
 
 _NAME = "mqo_megatron"  # stands for megatron
+_READER = "run"  # the package of the reader of files, which other packages import
 
 
 def load(name: str) -> ModuleType:
@@ -20,7 +21,7 @@ def load(name: str) -> ModuleType:
     The modules that it imports from its own package are loaded in the same way.
     """
     package = name.rpartition(".")[0]
-    for part in ("", package):
+    for part in ("", package, _READER):
         whole = ".".join(filter(None, (_NAME, part)))
         if whole not in sys.modules:
             made = ModuleType(whole)

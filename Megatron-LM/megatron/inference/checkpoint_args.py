@@ -5,19 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
+from megatron.run.isolated import limits_of, try_first
 from megatron.run.ranks import with_group
 from megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
+from megatron.run.untrusted import Limit, check_file
 
-from .errors import SavedError
+from .errors import SavedError, reading
+
+METADATA = "metadata.json"
 
 
 def check_format(folder: Path) -> None:
     """SavedError unless torch_dist wrote an iteration's folder."""
+    with reading():
+        check_file(folder / METADATA, Limit.RECORD)
     try:
         known = dist_checkpointing.check_is_distributed_checkpoint(str(folder))
     except Exception as error:  # whatever reading a damaged metadata.json raises
         raise SavedError(
-            f"{folder / 'metadata.json'} cannot be read: {error}", "a whole checkpoint"
+            f"{folder / METADATA} cannot be read: {error}", "a whole checkpoint"
         ) from error
     if not known:
         raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")
@@ -32,9 +38,15 @@ def common_state(folder: Path) -> dict[str, Any]:
     """
     with_group()
     check_metadata(folder)
-    try:
+
+    def load() -> dict[str, Any]:
         with typed_errors():
             return dist_checkpointing.load_common_state_dict(str(folder))
+
+    with reading():
+        try_first(load, folder, limits_of(0))
+    try:
+        return load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle raises whatever it likes

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +36,17 @@ class PtqError(InferenceError):
 
 class SavedError(InferenceError):
     """A checkpoint, a tokenizer, a text or a task that cannot be run."""
+
+
+@contextmanager
+def reading(kind: type[InferenceError] = SavedError) -> Iterator[None]:
+    """Raise `kind` for a file that the reader of files from elsewhere refuses."""
+    from ..run.untrusted import UntrustedFileError  # its package imports torch
+
+    try:
+        yield
+    except UntrustedFileError as refused:
+        raise kind(refused.found, refused.expected) from refused
 
 
 def leave(error: Exception) -> NoReturn:

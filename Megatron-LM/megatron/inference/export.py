@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..run.untrusted import read_json_object, read_safetensors_header
 from .errors import PtqError
 
 SHARD = "5GB"
@@ -133,7 +134,7 @@ def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: P
     whole = {"producer": producer, "quantization": quantization}
     write_json(folder / "hf_quant_config.json", whole)
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json_object(path)
     config["quantization_config"] = convert_hf_quant_config_format(whole)
     write_json(path, config)
 
@@ -261,14 +262,12 @@ def export_tensorrt_llm(
 
 def _mend_config(folder: Path, rope: Mapping[str, Any] | None) -> None:
     """Add the rotary scaling's numbers, which ModelOpt lacks; it takes all INT4 for AWQ's."""
-    from safetensors import safe_open
-
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json_object(path)
     if rope:
         config["rotary_scaling"] = {"type": rope["rope_type"], **rope}
     if "pre_quant_scale" in config["quantization"]:
-        with safe_open(folder / "rank0.safetensors", "pt") as file:
-            found = any(name.endswith("prequant_scaling_factor") for name in file.keys())  # noqa: SIM118
+        names = read_safetensors_header(folder / "rank0.safetensors")
+        found = any(name.endswith("prequant_scaling_factor") for name in names)
         config["quantization"]["pre_quant_scale"] = found
     write_json(path, config)

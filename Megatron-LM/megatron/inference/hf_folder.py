@@ -5,7 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .errors import SavedError
+from ..run.untrusted import METADATA, open_safetensors, read_safetensors_header
+from .errors import reading
 from .hf_kind import BUFFERS, weight_files
 
 
@@ -19,9 +20,7 @@ class StoredTensor:
 
     def read(self, name: str) -> Tensor:
         """Return its content; the file knows it by `name`."""
-        from safetensors import safe_open
-
-        with safe_open(self.path, "pt") as file:
+        with open_safetensors(self.path) as file:
             return file.get_tensor(name)
 
 
@@ -31,15 +30,11 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         SavedError: a file is missing, or cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
-
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        try:
-            with safe_open(path, "pt") as file:
-                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                for name, part in parts.items():
-                    tensors[name] = StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
-        except (OSError, SafetensorError) as error:
-            raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
+        with reading():
+            header = read_safetensors_header(path, within=folder)
+        for name, part in header.items():
+            if name != METADATA:
+                tensors[name] = StoredTensor(path, tuple(part["shape"]), part["dtype"])
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}

@@ -3,36 +3,34 @@
 It needs the standard library only, so that `mqo` asks before it starts a program.
 """
 
-import json
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import SavedError
+from ..run.untrusted import METADATA, read_json_object, read_safetensors_header
+from .errors import SavedError, reading
 
 CONFIG = "config.json"
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Tensors of old files that hold no weights.
 BUFFERS = ".rotary_emb.inv_freq"
 FULL_PRECISION = ("F32", "BF16", "F16")  # names of safetensors
-LARGEST_HEADER = 100_000_000  # bytes, the limit of safetensors
 OWN_LAYOUT = "mqo"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise SavedError unless a folder has a config.json and weights in fp32, bf16 or fp16."""
+    """Raise SavedError unless a folder has a config.json and weights in fp32, bf16 or fp16.
+
+    Links lead to files of the folder, or from a snapshot of a Hugging Face cache to its blobs.
+    """
     config = read_object(folder / CONFIG)
     if quantized := config.get("quantization_config"):
         _refuse_quantized(folder, quantized)
     for path in weight_files(folder):
-        for name, tensor in _header(path).items():
-            dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
-            if (
-                name != "__metadata__"
-                and not name.endswith(BUFFERS)
-                and dtype not in FULL_PRECISION
-            ):
+        with reading():
+            header = read_safetensors_header(path, within=folder)
+        for name, tensor in header.items():
+            dtype = tensor.get("dtype")
+            if name != METADATA and not name.endswith(BUFFERS) and dtype not in FULL_PRECISION:
                 raise SavedError(
                     f"{path} holds {name} as {dtype}",
                     "weights in fp32, bf16 or fp16",
@@ -85,28 +83,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; SavedError if there is none."""
-    if not path.is_file():
-        raise SavedError(f"{path} is missing, or is not a file", "a JSON object")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SavedError(f"{path} cannot be read: {error}", "a JSON object") from None
-    if not isinstance(found, dict):
-        raise SavedError(f"{path} holds no object", "names and values")
-    return found
-
-
-def _header(path: Path) -> Mapping[str, Any]:
-    """Return what a safetensors file says of its tensors, by name."""
-    try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            if size > LARGEST_HEADER:
-                raise ValueError(f"its header has {size} bytes")
-            found = json.loads(file.read(size))
-    except (OSError, ValueError, RecursionError, struct.error) as error:
-        raise SavedError(f"{path} cannot be read: {error}", "safetensors") from None
-    if not isinstance(found, dict):
-        raise SavedError(f"{path} cannot be read: its header is not an object", "safetensors")
-    return found
+    """Return the object in a JSON file of a folder; SavedError if there is none."""
+    with reading():
+        return read_json_object(path, within=path.parent)

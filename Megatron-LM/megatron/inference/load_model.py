@@ -14,6 +14,7 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.spec_utils import import_module
 from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
+from megatron.run.foreign_tokenizer import check_tokenizer
 from megatron.run.saved_args import check_kinds, model_arguments
 from megatron.run.unpickle import check_metadata
 from megatron.training import arguments
@@ -21,7 +22,7 @@ from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
-from .errors import InferenceError, SavedError, leave
+from .errors import InferenceError, SavedError, leave, reading
 from .one_process import build, load_weights, typed_build_errors
 
 Row = TypeVar("Row")
@@ -171,6 +172,9 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     help = "Name one with --tokenizer"
     if chosen.tokenizer_type is None or (chosen.tokenizer_model and not Path(where).exists()):
         raise SavedError(f"There is no tokenizer at {where}", "that of the training", help)
+    if Path(where).exists():
+        with reading():
+            check_tokenizer(Path(where))
     try:
         made = build_tokenizer(chosen)
     except Exception as error:  # each library has its own

@@ -1,7 +1,6 @@
 """Post-training quantization: formats, calibration data, ModelOpt's quantizers, and generation."""
 
 import copy
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from megatron.run import modelopt
 from rich.progress import track
 from torch import Tensor, nn
 
+from ..run.untrusted import Limit, parse_json, read_lines, read_text
 from .checkpointing import load_modelopt_state
-from .errors import PtqError
+from .errors import PtqError, reading
 
 Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"
@@ -89,22 +89,18 @@ def read_texts(path: Path) -> Iterator[str]:
     Raises:
         PtqError: it cannot be read, or a line is not of that form.
     """
-    try:
+    with reading(PtqError):
         if path.suffix != ".jsonl":
-            yield from (t for t in path.read_text(encoding="utf-8").split("\n\n") if t.strip())
+            yield from (t for t in read_text(path, Limit.TEXT).split("\n\n") if t.strip())
             return
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _text_of(line, f"Line {number} of {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PtqError(f"{path} cannot be read: {error}", expected="JSON lines or text") from None
+        for number, line in enumerate(read_lines(path), 1):
+            if line.strip():
+                yield _text_of(line, f"Line {number} of {path}")
 
 
-def _text_of(line: str, where: str) -> str:
+def _text_of(line: bytes, where: str) -> str:
     try:
-        found = json.loads(line)
-        text = found["text"]
+        text = parse_json(where, line)["text"]
     except (ValueError, KeyError, TypeError):
         text = None
     if not isinstance(text, str):

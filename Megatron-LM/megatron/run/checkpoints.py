@@ -6,7 +6,6 @@ killed run left half-written is cleared before the same iteration is saved again
 """
 
 import itertools
-import json
 import re
 import shutil
 from argparse import Namespace
@@ -19,12 +18,20 @@ from torch.nn import Module
 from . import engine
 from .ranks import all_ranks, rank
 from .unpickle import METADATA, CheckpointError, check_metadata
+from .untrusted import (
+    Limit,
+    NoFileError,
+    UntrustedFileError,
+    check_file,
+    read_bytes,
+    read_json_object,
+    read_text,
+)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
 # Holds the name of the first iteration that is saved to a folder, until the tracker is there.
 FIRST_SAVE = "first_save_under_way.txt"
-_MANIFEST_BYTES = 64 << 20  # a line of 100 bytes for each of several 100,000 files
 _MOST_DIGITS = 18  # of an iteration
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
@@ -253,18 +260,21 @@ def manifest_fault(manifest: Path) -> str | None:
     One without a file is a fault: it would hold of any checkpoint.
     """
     try:
-        if manifest.stat().st_size > _MANIFEST_BYTES:
-            return f"has more than {_MANIFEST_BYTES:,} bytes"
-        table = json.loads(manifest.read_bytes())
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    except (ValueError, RecursionError):
-        return "is no JSON"
-    files = table.get("files") if isinstance(table, dict) else None
+        files = read_json_object(manifest, within=manifest.parent).get("files")
+    except UntrustedFileError as error:
+        return error.clause
     if not isinstance(files, dict) or not files:
         return "lists no files"
-    odd = [name for name, digest in files.items() if not isinstance(digest, str)]
-    return f"has no hash of {odd[0]}" if odd else None
+    for name, digest in files.items():
+        if not isinstance(digest, str):
+            return f"has no hash of {name}"
+        try:
+            check_file(manifest.parent / name)
+        except NoFileError:
+            pass  # which upstream's check tells
+        except UntrustedFileError as error:
+            return f"lists a file that is not one: {error.found}"
+    return None
 
 
 def clear_unfinished(folder: Path, iteration: int) -> None:
@@ -312,10 +322,10 @@ def _tracked(folder: Path) -> int | None:
     A released model, of no iteration, counts as None: it is not what a run writes.
     """
     try:
-        text = (folder / TRACKER).read_text(encoding="utf-8").strip()
-    except OSError:
+        text = read_text(folder / TRACKER, Limit.NAME).strip()
+    except NoFileError:
         return None
-    except UnicodeDecodeError:
+    except UntrustedFileError:
         return -1
     if text == "release":
         return None
@@ -342,7 +352,7 @@ def _is_complete(checkpoint: Path) -> bool:
     """
     begun = checkpoint.parent / FIRST_SAVE
     if not (checkpoint / MANIFEST).exists() and begun.is_file():
-        return begun.read_bytes() != checkpoint.name.encode()
+        return read_bytes(begun, Limit.NAME) != checkpoint.name.encode()
     marks = (METADATA, MANIFEST, "metadata.json")
     return any((checkpoint / mark).exists() for mark in marks) or any(checkpoint.glob("mp_rank_*"))
 

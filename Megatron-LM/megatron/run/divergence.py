@@ -5,7 +5,6 @@ it does then serves a cluster that looks for faulty GPUs: it saves a checkpoint 
 code of its own. Here all ranks end together instead, and the error says what a user can do.
 """
 
-import json
 import math
 from argparse import Namespace
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from megatron.quant.progress import step
 from .checkpoints import newest_saved
 from .files import run_folder
 from .ranks import all_ranks, rank
+from .untrusted import UntrustedFileError, parse_json, read_lines
 
 LOSSES, GRADIENT_NORM = ("lm loss", "kd loss"), "grad-norm"
 _LISTED = 3  # finite steps that an error lists
@@ -126,13 +126,12 @@ def finite_steps(metrics: Path) -> list[tuple[int, float, float]]:
 
 def _last_rows(metrics: Path) -> list[dict[str, Any]]:
     try:
-        with metrics.open("rb") as file:
-            start = max(0, metrics.stat().st_size - _TAIL)
-            file.seek(start)
-            lines = file.read().splitlines(keepends=True)[1 if start else 0 :]
-    except OSError:
+        start = max(0, metrics.stat().st_size - _TAIL)
+        lines = list(read_lines(metrics, start))[1 if start else 0 :]
+    except (OSError, UntrustedFileError):
         return []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]  # the last may be torn
+    # The last may be torn.
+    return [parse_json(metrics, line) for line in lines if line.endswith(b"\n")]
 
 
 def _where_to_start(layer_is_known: bool) -> str:

@@ -67,7 +67,7 @@ def recorded(writer: Any) -> Iterator[None]:
         found = disk.explain(error) or unpickle.explain(error)
         _leave(folder.failure, found or error)
         if found:
-            raise found from error
+            raise found from (None if isinstance(found, unpickle.CheckpointError) else error)
         raise
     if early:
         raise early

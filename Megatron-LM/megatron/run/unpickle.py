@@ -22,10 +22,15 @@ from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from .isolated import limits_of, try_first
+from .untrusted import Limit, NoFileError, UntrustedFileError, check_file, list_folder, open_file
+
 METADATA = ".metadata"
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
+# What torch's messages contain that advise to load without the restriction, or to widen it.
+_ADVICE = re.compile(r"weights_only|safe_globals|skip_data", re.IGNORECASE)
 _load_bytes = DefaultLoadPlanner.load_bytes
 
 # What torch and Megatron write there.
@@ -48,10 +53,6 @@ _KNOWN = {
 
 class CheckpointError(RuntimeError):
     """No checkpoint of a folder can be gone on from."""
-
-
-# What is raised for an entry of a checkpoint that is not loaded.
-_REFUSALS = (CheckpointError, pickle.UnpicklingError)
 
 
 class ForeignError(Exception):
@@ -102,9 +103,11 @@ def typed_errors() -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        raise _collected(error) from error
-    except pickle.UnpicklingError as error:
-        raise explain(error) from error
+        raise _collected(error) from None
+    except Exception as error:
+        if found := explain(error):
+            raise found from None  # torch's own message is not shown
+        raise
 
 
 def explain(error: BaseException) -> CheckpointError | None:
@@ -113,12 +116,21 @@ def explain(error: BaseException) -> CheckpointError | None:
     The error of torch's sharded loader holds tracebacks, and that of a restricted load advises to
     run what the file names.
     """
-    if isinstance(error, pickle.UnpicklingError):
-        return _refusal("The checkpoint", _wanted(error))
-    if isinstance(error, CheckpointException) and any(
-        isinstance(one, _REFUSALS) for one, _ in error.failures.values()
-    ):
-        return _collected(error)
+    if isinstance(error, CheckpointException):
+        parts = [one for one, _ in error.failures.values()]
+        return _collected(error) if any(map(_refused, parts)) else None
+    return _refused(error)
+
+
+def _refused(error: BaseException) -> CheckpointError | None:
+    """Return the refusal that an error is, or follows from; None of another error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, CheckpointError):
+            return cause
+        if isinstance(cause, pickle.UnpicklingError) or _ADVICE.search(str(cause)):
+            return _refusal("The checkpoint", _wanted(cause))
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -129,8 +141,8 @@ def _collected(error: CheckpointException) -> CheckpointError:
 
 def _describe(error: BaseException) -> str:
     """Return the message of a refusal as it is, and of any other error with what it is about."""
-    if isinstance(error, _REFUSALS):
-        return str(error)
+    if refused := _refused(error):
+        return str(refused)
     return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
 
 
@@ -138,12 +150,15 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
     """Load an entry that is no tensor."""
     try:
         _load_bytes(planner, item, value)
-    except pickle.UnpicklingError as error:
+    except Exception as error:
+        if _refused(error) is None:
+            raise
         entry = f"The entry {item.storage_index.fqn} of the checkpoint"
-        raise _refusal(entry, _wanted(error)) from error
+        raise _refusal(entry, _wanted(error)) from None
 
 
-def _wanted(error: pickle.UnpicklingError) -> str:
+def _wanted(error: BaseException) -> str:
+    """Return a clause on what a restricted load refused."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
 
@@ -155,13 +170,21 @@ def check_metadata(checkpoint: Path) -> None:
         CheckpointError: the file cannot be read, or would run code.
     """
     path = checkpoint / METADATA
-    try:
-        with path.open("rb") as file:
-            read_metadata(file)
-    except FileNotFoundError:
+    if not checkpoint.is_dir():
         return
-    except OSError as error:
-        raise _refusal(path, f"cannot be read ({error.strerror})") from error
+    try:
+        for part in list_folder(checkpoint):
+            if not part.is_dir():
+                check_file(part)  # of the rest, too, which torch opens without a look
+        with open_file(path, Limit.TEXT, within=checkpoint) as file:
+            limits = limits_of(os.fstat(file.fileno()).st_size)
+            try_first(lambda: read_metadata(file), path, limits)
+            file.seek(0)
+            read_metadata(file)
+    except NoFileError:
+        return
+    except UntrustedFileError as error:
+        raise _refusal(error.path, error.clause) from error
 
 
 def read_metadata(file: BinaryIO) -> Metadata:
@@ -174,6 +197,10 @@ def read_metadata(file: BinaryIO) -> Metadata:
     found = check_pickle(Reader(io.BytesIO(file.read())), path)
     if not isinstance(found, Metadata):
         raise _refusal(path, f"holds a {type(found).__name__}")
+    for place in (found.storage_data or {}).values():
+        name = getattr(place, "relative_path", "")
+        if Path(name).name != name or name == "..":
+            raise _refusal(path, f"names the file {name}, outside of the checkpoint")
     return found
 
 

@@ -466,6 +466,14 @@ def test_a_damaged_cache_compiles_again(cache):
     assert cache_hits(TREE, cache) == 0
 
 
+@pytest.mark.parametrize("damage", [lambda content: content[:-7], lambda content: b""])
+def test_a_damaged_index_of_the_cache_is_thrown_away_and_written_again(cache, damage):
+    for file in cache.glob("*.nbi"):
+        file.write_bytes(damage(file.read_bytes()))
+    assert cache_hits(TREE, cache) == 0
+    assert cache_hits(TREE, cache) == 2
+
+
 def test_without_a_place_to_write_nothing_is_kept(tmp_path):
     (tmp_path / "file").write_text("")
     assert cache_hits(TREE, tmp_path / "file" / "cache") == 0

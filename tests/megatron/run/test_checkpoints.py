@@ -1,6 +1,7 @@
 """Which checkpoint is gone on from, what is cleared, and what is kept; on folders of our own."""
 
 import json
+import os
 import tempfile
 from argparse import Namespace
 from pathlib import Path
@@ -403,3 +404,14 @@ def test_without_a_tracker_nothing_goes(tmp_path):
     (tmp_path / "iter_0000002").mkdir()
     remove_old(tmp_path, 1)
     assert left(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", ["integrity.json", "shard"])
+def test_a_manifest_holds_up_no_check(tmp_path, name, make):
+    (tmp_path / "integrity.json").write_text(json.dumps({"files": {"shard": "00"}}))
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    assert checkpoints.manifest_fault(tmp_path / "integrity.json")
+    if name == "shard":
+        assert name in checkpoints.fault(tmp_path)

@@ -1,11 +1,14 @@
 """What a checkpoint's pickles may hold: records and weights, and no code that would run."""
 
+import dataclasses
 import io
 import json
 import os
 import pickle
 import random
 import subprocess
+import tarfile
+import traceback
 from argparse import Namespace
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from megatron.inference.checkpoint_args import common_state
+from megatron.inference.errors import SavedError
 from megatron.run import CheckpointError, before_load, unpickle
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import metadata, planner
@@ -297,3 +302,119 @@ def once(tmp_path_factory):
     made = tmp_path_factory.mktemp("once")
     write(made, Namespace(iteration=2))
     return made
+
+
+# -- what torch says -------------------------------------------------------------------------------
+
+ADVICE = ("weights_only", "safe_globals", "likely succeed", "trusted source")
+
+
+def legacy_tar(path, marker):
+    with tarfile.open(path, "w") as tar:
+        for name in ("storages", "tensors", "pickle", "sys_info"):
+            tar.addfile(tarfile.TarInfo(name))
+
+
+def torchscript(path, marker):
+    torch.jit.save(torch.jit.script(torch.nn.Identity()), path)
+
+
+def zipped(path, marker):
+    torch.save({"args": Command(marker)}, path)
+
+
+def legacy_pickle(path, marker):
+    torch.save({"args": Command(marker)}, path, _use_new_zipfile_serialization=False)
+
+
+def old_protocol(path, marker):
+    torch.save({"args": Command(marker)}, path, pickle_protocol=4)
+
+
+def bare_pickle(path, marker):
+    path.write_bytes(pickle.dumps(Command(marker)))
+
+
+FORMS = (legacy_tar, torchscript, zipped, legacy_pickle, old_protocol, bare_pickle)
+
+
+def chain(error):
+    """All that a traceback of an error shows."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_file_makes_torch_advise_to_load_it(tmp_path, marker, form):
+    path = tmp_path / "common.pt"
+    form(path, marker)
+    with pytest.raises(CheckpointError) as caught, unpickle.typed_errors():
+        torch.load(path, map_location="cpu")
+    assert not [words for words in ADVICE if words in chain(caught.value)]
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("key", ["weight", "optimizer.step"])
+def test_no_tensor_of_a_shard_makes_torch_advise_to_load_it(folder, marker, tmp_path, form, key):
+    made = folder()
+    form(tmp_path / "payload", marker)
+    payload = (tmp_path / "payload").read_bytes()
+    known = read(made)
+    at = next(index for index in known.storage_data if index.fqn == key)
+    place = known.storage_data[at]
+    (made / "payload").write_bytes(payload)
+    fields = {"relative_path": "payload", "offset": 0, "length": len(payload)}
+    known.storage_data[at] = dataclasses.replace(place, **fields)
+    (made / ".metadata").write_bytes(pickle.dumps(known))
+    with pytest.raises(CheckpointError) as caught, unpickle.typed_errors():
+        load(made)
+    assert not [words for words in ADVICE if words in chain(caught.value)]
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("wrap", [ValueError, RuntimeError, None])
+def test_a_refusal_that_another_error_wraps_is_explained(wrap):
+    try:
+        try:
+            raise pickle.UnpicklingError("weights_only set to False will likely succeed")
+        except pickle.UnpicklingError as error:
+            if wrap is None:
+                raise
+            raise wrap("common.pt cannot be loaded") from error
+    except Exception as error:
+        found = unpickle.explain(error)
+    assert found and not [words for words in ADVICE if words in str(found)]
+
+
+def test_an_error_of_another_kind_is_none():
+    assert unpickle.explain(ValueError("the shapes differ")) is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "common.pt"])
+def test_only_a_regular_file_is_read(folder, name, make):
+    if name != ".metadata" and make is os.mkdir:
+        pytest.skip("a checkpoint may have folders, which torch refuses to open")
+    made = folder()
+    (made / name).unlink(missing_ok=True)
+    make(made / name)
+    with pytest.raises(CheckpointError, match=name):
+        resume(made)
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "sub/file", ".."])
+def test_a_metadata_file_names_only_files_of_its_folder(folder, name):
+    made = folder()
+    known = read(made)
+    first = next(iter(known.storage_data))
+    known.storage_data[first] = dataclasses.replace(known.storage_data[first], relative_path=name)
+    (made / ".metadata").write_bytes(pickle.dumps(known))
+    with pytest.raises(CheckpointError, match="outside"):
+        resume(made)
+
+
+def test_a_pickle_that_asks_for_a_terabyte_is_refused(folder, one_rank):
+    made = folder()
+    write(made, Namespace(x=Call(bytearray, 10**11)))
+    with pytest.raises((CheckpointError, SavedError), match="memory"):
+        common_state(made)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mqo.errors import DataError, check_name
+from mqo.untrusted import Limit, open_file
 
 # What a folder is searched for; each name may end in .gz or .zst, too.
 KINDS = {
@@ -108,7 +109,7 @@ def _readable(path: Path) -> Iterator[None]:
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the content as a stream, and the file below it, which knows how far it was read."""
-    with path.open("rb") as raw:
+    with open_file(path, Limit.STREAM) as raw:
         if path.suffix == ".gz":
             import gzip
 

@@ -18,6 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqo.errors import DataError
+from mqo.untrusted import (
+    Limit,
+    check_file,
+    check_tokenizer,
+    parse_json,
+    read_bytes,
+    read_json_object,
+    reading,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,8 +132,9 @@ def huggingface(folder: Path, engine: str) -> Encoder:
     from tokenizers import Tokenizer
 
     try:
+        check_tokenizer(folder)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = read_json_object(folder / "tokenizer_config.json")
         eos = config.get("eos_token")
         eos = eos["content"] if isinstance(eos, dict) else eos
         eod = None if eos is None else tokenizer.token_to_id(eos)
@@ -140,6 +150,9 @@ def gpt2(vocabulary: Path, merges: Path, engine: str = "auto") -> Encoder:
     """Return the tokenizer of GPT-2's two files; <|endoftext|> ends a document."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    with reading(DataError):
+        check_file(vocabulary, Limit.TOKENIZER)
+        check_file(merges, Limit.TOKENIZER)
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:  # tokenizers raises bare Exception
@@ -246,7 +259,8 @@ def _pattern(splitter: dict[str, Any] | None) -> str | None:
 
 def ranks(path: Path) -> Encoder:
     """Return the tokenizer of a file of ranks: a line has bytes in base64 and an id."""
-    content = path.read_bytes()
+    with reading(DataError):
+        content = read_bytes(path, Limit.TOKENIZER)
     try:
         pairs = [line.split() for line in content.splitlines() if line]
         table = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
@@ -277,9 +291,11 @@ def tekken(
 
     `size` is the vocabulary's, markers included; </s> ends a document.
     """
-    content = path.read_bytes()
+    with reading(DataError):
+        content = read_bytes(path, Limit.TOKENIZER)
     try:
-        tokens = [base64.b64decode(token["token_bytes"]) for token in json.loads(content)]
+        table = parse_json(path, content)
+        tokens = [base64.b64decode(token["token_bytes"]) for token in table]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is no vocabulary of TikTokenizer ({error!r})",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock, Timeout
 
 from mqo.errors import DataError
+from mqo.untrusted import read_json_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +80,7 @@ class Pairs:
 
     def _load(self) -> tuple[State, dict[str, int]]:
         try:
-            saved: dict[str, Any] = json.loads((self._folder / "state.json").read_bytes())
+            saved: dict[str, Any] = read_json_object(self._folder / "state.json")
             state, sizes = State(**saved["state"]), saved["sizes"]
             if not all(_counts(value) for value in (*asdict(state).values(), *sizes.values())):
                 return State(), {}

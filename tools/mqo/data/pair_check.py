@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqo.data.pair import HEADER, MAGIC
 from mqo.errors import DataError, MissingError
+from mqo.untrusted import Limit, open_file, read_json, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ def read_header(path: Path) -> Header:
     Raises:
         DataError: it is none.
     """
-    with path.open("rb") as file:
+    with reading(DataError), open_file(path, Limit.STREAM) as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size or HEADER.unpack(head)[:2] != MAGIC:
         raise _broken(path, "is no index of Megatron's")
@@ -111,7 +111,7 @@ def _entries(path: Path, kind: str, offset: int, count: int) -> Iterator[np.ndar
     """Yield the entries of a part, as int64."""
     import numpy as np
 
-    with path.open("rb") as file:
+    with open_file(path, Limit.STREAM) as file:
         file.seek(offset)
         for first in range(0, count, _CHUNK):
             part = np.fromfile(file, kind, min(_CHUNK, count - first))
@@ -216,19 +216,22 @@ def largest_id(prefix: Path) -> int:
 
     kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])
     path = Path(f"{prefix}.bin")
-    tokens = path.stat().st_size // kind.itemsize
-    starts = range(0, tokens, max(_WINDOW, tokens // _WINDOWS))
-    parts = (np.fromfile(path, kind, _WINDOW, offset=first * kind.itemsize) for first in starts)
-    return max((int(part.max()) for part in parts), default=-1)
+    largest = -1
+    with reading(DataError), open_file(path, Limit.STREAM) as file:
+        tokens = path.stat().st_size // kind.itemsize
+        for first in range(0, tokens, max(_WINDOW, tokens // _WINDOWS)):
+            file.seek(first * kind.itemsize)
+            largest = max(largest, int(np.fromfile(file, kind, _WINDOW).max()))
+    return largest
 
 
 def vocabulary_size(tokenizer: Path) -> int | None:
     """Return one more than the largest id of tokenizer.json; None without such a file, or ids."""
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path, Limit.TOKENIZER)
         added = [token["id"] for token in table.get("added_tokens", [])]
         largest = max([*table["model"]["vocab"].values(), *added])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return largest + 1 if isinstance(largest, int) else None

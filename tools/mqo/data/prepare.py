@@ -19,6 +19,7 @@ from mqo.data.pipeline import Job, index
 from mqo.display import Say
 from mqo.errors import DataError, check_name
 from mqo.project import Project
+from mqo.untrusted import Limit, open_file, parse_json, read_json_object, read_lines
 
 DATASETS = ("dolma", "wikipedia")
 STAMP = "prepared.json"
@@ -160,9 +161,8 @@ def layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)["text"]
+    for line in read_lines(path):
+        yield parse_json(path, line)["text"]
 
 
 def _seconds(start: float) -> str:
@@ -176,14 +176,14 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path, Limit.STREAM) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load(folder: Path, dataset: str) -> PreparedData | None:
     """Return the dataset in `folder` if its stamp is for these inputs, and fits its files."""
     try:
-        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        stamp = read_json_object(folder / STAMP)
         if stamp["inputs"] != _inputs(dataset):
             return None
         # Only what is stamped: Megatron adds a cache of shuffles beside the index.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mqo.errors import MqoError
+from mqo.untrusted import Limit, read_text
 
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
 MOST_DIGITS = 18  # of an iteration
@@ -23,7 +24,7 @@ def newest(folder: Path) -> str | None:
 
 def tracked(folder: Path) -> str:
     """Return what the tracker of a folder says, whatever that is."""
-    return (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+    return read_text(folder / TRACKER, Limit.NAME, errors="replace").strip()
 
 
 def saved(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from mqo.errors import LayoutError
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
+from mqo.untrusted import read_text
 
 _JOIN = " \\\n  "
 
@@ -37,8 +38,8 @@ def from_shell(text: str) -> tuple[list[str], dict[str, str]]:
 def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
     """Return a run's command and its variables; RunError where its command.sh is damaged."""
     try:
-        return from_shell(run.command.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return from_shell(read_text(run.command))
+    except ValueError as error:
         raise damaged(run.command, error) from error
 
 

@@ -32,6 +32,7 @@ from mqo.launch.hf_config import (
 from mqo.launch.hf_source import CONFIG, check_hf_folder, refuse_hf_folder
 from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
+from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
@@ -85,6 +86,7 @@ def hf_to_megatron(
     check_hf_folder(source)
     config = hf_tokenizer.read_json(source / CONFIG)
     shape, sequence = shape_of_config(config), context_of("config.json", config)
+    check_size("config.json", shape)
     with staged(target) as stage:
         _run(
             tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
@@ -134,6 +136,7 @@ def trained(
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = published_args(tree, source, ignored)
     shape, sequence = shape_of_args(args), context_of("the checkpoint", args)
+    check_size("the checkpoint", shape)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:

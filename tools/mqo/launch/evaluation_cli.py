@@ -11,6 +11,7 @@ from mqo.display import stderr
 from mqo.errors import CheckpointError
 from mqo.overlay.cli import TreeOption, settled
 from mqo.terminal import JsonOption, emit
+from mqo.untrusted import read_text, reading
 
 _PLACE = "A run, a folder of checkpoints, or of one iteration."
 TokenizerOption = Annotated[
@@ -136,10 +137,6 @@ def generate(
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{file} cannot be read: {error}", expected="a file of text"
-        ) from None
+    with reading(CheckpointError):
+        text = read_text(file)
     return [line for line in text.splitlines() if line.strip()]

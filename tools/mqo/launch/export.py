@@ -18,6 +18,7 @@ from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
 from mqo.program import ask
 from mqo.torch_free import formats
+from mqo.untrusted import copy_file, reading
 
 PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"
 OWN = "mqo"
@@ -161,7 +162,8 @@ def _copy_rest(plain: Path, stage: Path) -> None:
     rest = (path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS))
     for path in rest:
         if path.is_file() and not (stage / path.name).exists():
-            shutil.copyfile(path, stage / path.name)
+            with reading(ConvertError):
+                copy_file(path, stage / path.name, within=plain)
 
 
 def _config(source: Path) -> Path:

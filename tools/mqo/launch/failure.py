@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.runs import RunFolder
+from mqo.untrusted import Limit, UntrustedFileError, read_text
 
 # What a process says of another one's end. The cause is elsewhere.
 _FOLLOWS = re.compile(
@@ -102,6 +103,6 @@ def _last_error(lines: list[str]) -> str | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_text(path, Limit.TEXT, errors="replace")
+    except UntrustedFileError:
         return ""

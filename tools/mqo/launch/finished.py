@@ -21,6 +21,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import length
 from mqo.run_records import parsed
 from mqo.runs import RunFolder, replace_text
+from mqo.untrusted import Limit, UntrustedFileError, open_file
 
 FILE, MANIFEST = "finished.json", "integrity.json"
 # Flags of Megatron's that say which checkpoint a run starts from, and whether it counts on.
@@ -160,12 +161,14 @@ def _is_whole(place: Path) -> bool:
     try:
         files = parsed(place / MANIFEST, _Manifest).files if (place / MANIFEST).is_file() else {}
         return bool(files) and all(_sha256(place / name) == was for name, was in files.items())
-    except (RunError, OSError):
+    except RunError:
         return False
 
 
 def _sha256(path: Path) -> str | None:
-    if not path.is_file():  # a pipe would be waited for
+    """Return the hash of a file; None if it is not one that can be read."""
+    try:
+        with open_file(path, Limit.STREAM) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except UntrustedFileError:
         return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -207,7 +207,8 @@ def _llama(config: Mapping[str, Any]) -> Shape:
     heads = config["num_attention_heads"]
     even = config["hidden_size"] // heads
     _refuse_others("config.json", config, _LLAMA_ONLY | {"head_dim": (even, None)})
-    return Shape(**_common(config), num_query_groups=config.get("num_key_value_heads") or heads)
+    groups = config.get("num_key_value_heads")
+    return Shape(**_common(config), num_query_groups=heads if groups is None else groups)
 
 
 def _deepseek(config: Mapping[str, Any]) -> Shape:

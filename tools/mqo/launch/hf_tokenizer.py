@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from mqo.errors import ConvertError
 from mqo.launch.folder import environment_of
 from mqo.launch.inputs import Inputs
 from mqo.runs import RunFolder
+from mqo.torch_free import load
+from mqo.untrusted import Limit, check_tokenizer, copy_file, read_json_object, reading
 
 Id = int | list[int] | None
 
-# What defines a vocabulary. Each of these alone makes a folder a tokenizer's.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
-# Files of known names alone are copied: a folder may hold code (*.py), which must not travel along.
-FILES = (*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
-FILES += ("chat_template.jinja", "chat_template.json")
+_tokenizer = load("run.foreign_tokenizer")
+VOCABULARIES, CONFIG, FILES = _tokenizer.VOCABULARIES, _tokenizer.CONFIG, _tokenizer.FILES
+GENERATION = "generation_config.json"
 # Names of code that transformers would fetch or run.
 CODE = "auto_map"
 SPECIAL = ("bos", "eos", "pad")
@@ -150,6 +149,8 @@ def _own_ids(folder: Path) -> dict[str, Id]:
         return {}
     from tokenizers import Tokenizer
 
+    with reading(ConvertError):
+        check_tokenizer(folder)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
@@ -165,9 +166,10 @@ def _own_ids(folder: Path) -> dict[str, Id]:
 
 def copy(tokenizer: Path, stage: Path) -> None:
     """Copy a tokenizer's files into `stage`; references to code are left out."""
-    for path in (tokenizer / name for name in FILES):
-        if path.is_file():
-            shutil.copyfile(path, stage / path.name)
+    with reading(ConvertError):
+        for path in (tokenizer / name for name in FILES):
+            if os.path.lexists(path):
+                copy_file(path, stage / path.name, within=tokenizer, limit=Limit.TOKENIZER)
     config = _optional(tokenizer, CONFIG)
     if CODE in config:
         del config[CODE]
@@ -181,16 +183,8 @@ def _optional(folder: Path | None, name: str) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file; ConvertError where it holds none, or is not there."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        what = f"There is no {path.name} in {path.parent}"
-        raise ConvertError(what, expected="a folder as transformers saves one") from None
-    except (ValueError, RecursionError) as error:
-        raise ConvertError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConvertError(f"{path} holds no object", expected="names and values")
-    return found
+    with reading(ConvertError):
+        return read_json_object(path, within=path.parent)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

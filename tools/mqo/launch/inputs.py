@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from mqo.launch.checkpoints import checkpoint, newest
 from mqo.launch.command import flag_values
+from mqo.untrusted import Limit, open_file
 
 # Larger files are told by size and time: to read a whole corpus would hold up every run.
 HASHED = 64 << 20
@@ -73,7 +74,7 @@ def mark(path: Path) -> Mark:
     facts = path.stat()
     if facts.st_size > HASHED:
         return Mark(facts.st_size, mtime_ns=facts.st_mtime_ns)
-    with path.open("rb") as file:
+    with open_file(path, Limit.STREAM) as file:
         return Mark(facts.st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 

@@ -22,6 +22,7 @@ from mqo.launch.libraries import MODELOPT, MODELOPT_FORMAT, library_labels
 from mqo.launch.naming import own_data
 from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
+from mqo.untrusted import METADATA, read_safetensors_header, read_text
 
 TEMPLATE, PAGE = "model_card.md.j2", "README.md"
 UNQUANTIZED = ("none", "bf16")
@@ -62,7 +63,7 @@ def add_packed(folder: Path, packed: str) -> None:
     page = folder / PAGE
     if page.is_file():
         before = "Up to here, this page is about the model before its weights were packed."
-        text = page.read_text(encoding="utf-8").rstrip()
+        text = read_text(page).rstrip()
         text += f"\n\n## Packed weights\n\n{before}\n\nThese are: {packed}\n"
         page.write_text(text, encoding="utf-8")
 
@@ -88,14 +89,9 @@ def describe(folder: Path, title: str, training: Training, packed: str = "") -> 
 
 def count_weights(folder: Path) -> int:
     """Return the number of weights in a folder's safetensors."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "np") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-            total += sum(map(math.prod, shapes))
-    return total
+    headers = map(read_safetensors_header, folder.glob("*.safetensors"))
+    tensors = (tensor for header in headers for name, tensor in header.items() if name != METADATA)
+    return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
 def _config(run: RunFolder | None) -> RunConfig | None:
@@ -229,5 +225,5 @@ def _options(run: RunFolder | None) -> str:
     """Return quant.toml without its comments."""
     if run is None or not run.quant_config.is_file():
         return ""
-    lines = run.quant_config.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_text(run.quant_config, errors="replace").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#")).strip()

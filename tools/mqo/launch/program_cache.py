@@ -24,6 +24,7 @@ from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import ask
 from mqo.project import Project
+from mqo.untrusted import UntrustedFileError, read_json_object
 
 # What every program runs beside Megatron: a tree from elsewhere has none, or its own.
 OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
@@ -68,8 +69,8 @@ def ask_cached(
     name = Path(program).stem
     key = _key(source, [*words, options], reads)
     cached = project.cache / name / f"{key}.json"
-    with suppress(OSError, ValueError):  # not there, or cut short, as a cache may be
-        return json.loads(cached.read_text(encoding="utf-8"))
+    with suppress(UntrustedFileError):  # not there, or cut short, as a cache may be
+        return read_json_object(cached)
     cached.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
         whole, quant_toml = folder / cached.name, folder / "quant.toml"

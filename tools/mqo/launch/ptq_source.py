@@ -22,6 +22,7 @@ from mqo.launch.flags import DTYPES
 from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
 from mqo.launch.hf_source import is_hf_folder
 from mqo.launch.published_args import IGNORE_FLAG
+from mqo.launch.size import check_size
 from mqo.runs import checkpoints_of
 from mqo.terminal import guarded
 
@@ -44,6 +45,7 @@ def write(
     checkpoint = find_checkpoint(tree, load, out)
     args = convert.published_args(tree, checkpoint, ignored)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
+    check_size("the checkpoint", shape)
     sequence = context_of("the checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
     flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]

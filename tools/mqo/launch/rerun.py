@@ -20,6 +20,7 @@ from mqo.launch.source import PROGRAM
 from mqo.project import Project
 from mqo.run_records import parsed
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
+from mqo.untrusted import copy_file, reading
 
 LISTED = 6
 
@@ -222,7 +223,15 @@ def _moved(word: str, was: str, folder: RunFolder) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    elif source.is_file():
-        shutil.copyfile(source, target)
+    """Copy a file or folder of a run, of which no link leads out."""
+
+    def copy(file: str, new: str) -> None:
+        copy_file(Path(file), Path(new), within=source if source.is_dir() else source.parent)
+        shutil.copymode(file, new)
+
+    with reading(RunError):
+        if source.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignore, copy_function=copy)
+        elif source.exists():
+            copy(str(source), str(target))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import OverlayError
+from mqo.untrusted import NoFileError, read_json_object
 
 SCHEMA = 2
 UPSTREAM, MANIFEST, LITERALS = "upstream.json", "manifest.json", "literals.json"
@@ -155,11 +156,11 @@ def read(
     try:
         if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
             raise ValueError("it is no plain file")
-        table = json.loads(path.read_bytes())
+        table = read_json_object(path)
         found = table.pop("schema")
         if found == schema:
             return build(table)
-    except FileNotFoundError:
+    except NoFileError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OverlayError(

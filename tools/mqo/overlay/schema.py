@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import reprlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from mqo.errors import TableError
+from mqo.untrusted import NoFileError, UntrustedFileError, read_toml
 
 RowT = TypeVar("RowT")
 _WORDS: Mapping[Any, str] = {
@@ -35,11 +35,11 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
         TableError: it cannot be read, is no TOML, has another schema, or does not fit `kind`.
     """
     try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise refusal(path, f"cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise refusal(path, f"is no TOML ({error})") from error
+        table = read_toml(path)
+    except NoFileError as error:
+        raise refusal(path, error.clause) from error
+    except UntrustedFileError as error:
+        raise refusal(path, f"is no TOML ({error.clause})") from error
     found = table.pop("schema", None)
     if type(found) is not int or found != schema:
         has = "no schema" if found is None else f"schema {reprlib.repr(found)}"

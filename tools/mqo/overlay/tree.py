@@ -25,6 +25,7 @@ from typing import Literal
 from mqo.errors import OverlayError, VendorError
 from mqo.overlay import checkout, literals, records, transaction, writable
 from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
+from mqo.untrusted import Limit, NoFileError, UntrustedFileError, read_bytes, read_text
 
 LOCK, HOLDER, IGNORE = writable.LOCK_FILES
 # Commands that start at once take turns: at a load of 38, 60 s were too few for 5 of 8 snapshots
@@ -126,13 +127,13 @@ class Tree:
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a file of the tree; None when it is not there."""
         try:
-            return (self.root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+            return read_bytes(self.root / path)
+        except NoFileError:
             return None
-        except OSError as error:
+        except UntrustedFileError as error:
             raise OverlayError(
-                f"{self.root / path} cannot be read ({error.strerror or error})",
-                expected="a plain file that may be read",
+                error.found,
+                expected=f"{error.expected}, which this user may read",
                 help="Move away what stands there, or see `ls -l`",
             ) from error
 
@@ -160,7 +161,7 @@ class Tree:
 
     def _stored(self, digest: str) -> bytes | None:
         path = self.store / "objects" / digest
-        content = path.read_bytes() if path.exists() else None
+        content = read_bytes(path) if path.exists() else None
         return content if content is not None and sha256(content) == digest else None
 
     def state_of(self, path: str, file: PatchedFile) -> FileState:
@@ -276,15 +277,18 @@ class Tree:
 
     def _holder(self) -> str:
         holder = self.store / HOLDER
-        return (holder.read_text() if holder.exists() else "") or "another process"
+        try:
+            return read_text(holder, Limit.NAME) or "another process"
+        except UntrustedFileError:
+            return "another process"
 
 
 def release_in(root: Path) -> str | None:
     """Return the release of the source at `root`; None where there is none, or it does not say."""
     file = root / PACKAGE_INFO
     try:
-        return version_of({PACKAGE_INFO: file.read_bytes()}, str(root))
-    except (OSError, VendorError):
+        return version_of({PACKAGE_INFO: read_bytes(file)}, str(root))
+    except (UntrustedFileError, VendorError):
         return None
 
 

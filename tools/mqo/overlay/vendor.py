@@ -24,6 +24,7 @@ from mqo.overlay.apply import copies_of, refuse_edits
 from mqo.overlay.pin import Pin
 from mqo.overlay.records import Upstream
 from mqo.overlay.tree import Tree, running_python, sha256, version_of
+from mqo.untrusted import Limit, read_bytes, reading
 
 Files = dict[str, bytes]
 # What zipfile raises for members that are cut off, encrypted, or packed in a way it does not know.
@@ -125,7 +126,11 @@ def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say, why: s
     tag = f"megatron_core-{version}-cp{python.replace('.', '')}-"
     for name, digest in pin.digests.items():
         cached = folder / name
-        if name.startswith(tag) and cached.exists() and sha256(cached.read_bytes()) == digest:
+        if (
+            name.startswith(tag)
+            and cached.exists()
+            and sha256(read_bytes(cached, Limit.TEXT)) == digest
+        ):
             return cached
     report(f"downloading megatron-core {version} for Python {python}{why}")
     return pip.download(f"megatron-core=={version}", folder, python=python)
@@ -142,7 +147,8 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
             expected=f"one of {', '.join(sorted(pin.digests))}",
             help="Add its name and SHA-256 there, once you trust it",
         )
-    content = wheel.read_bytes()
+    with reading(VendorError):
+        content = read_bytes(wheel, Limit.TEXT)
     if sha256(content) != digest:
         raise VendorError(
             f"{wheel} has SHA-256 {sha256(content)}",
@@ -210,7 +216,8 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
         root = folder / package
         for path in sorted(root.rglob("*")):
             if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
-                files[path.relative_to(folder).as_posix()] = path.read_bytes()
+                with reading(VendorError):
+                    files[path.relative_to(folder).as_posix()] = read_bytes(path)
     if not files:
         raise VendorError(
             f"{folder} holds no {' or '.join(pin.packages)}",

@@ -1,6 +1,5 @@
 """Timed runs that may be compared: what must be the same in both, and a refusal that names it."""
 
-import json
 from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
@@ -13,6 +12,7 @@ from mqo.errors import MqoError
 from mqo.launch.command import flag_values, from_shell
 from mqo.report.collect import Run, collect
 from mqo.runs import STEP_TIME, is_run
+from mqo.untrusted import read_json_object
 
 RECORD = "perf.json"
 LISTED = 6
@@ -60,8 +60,8 @@ def read(place: Path) -> Timed:
     record = place / RECORD
     if record.is_file():
         try:
-            return Timed(**json.loads(record.read_text(encoding="utf-8"))["timed"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Timed(**read_json_object(record)["timed"])
+        except (ValueError, KeyError, TypeError) as error:
             raise MqoError(
                 f"{record} cannot be read: {error}", expected="what this version's `mqo perf` wrote"
             ) from None

@@ -1,6 +1,5 @@
 """What the runs of a performance test say, a section a question: numbers, verdicts, commands."""
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.run_records import QuantToml, parsed
 from mqo.scale.memory import BF16, FP32, OPTIMIZER
+from mqo.untrusted import read_json_object
 
 PYTHON = ".venv/bin/python"
 PRECISION, DIGESTS = "tools/gemm_precision.py", "tools/weight_digests.py"
@@ -254,7 +254,7 @@ def _flops(run: Run) -> float | None:
     """Return the FLOPs of a step; None without a coverage, whose FLOPs are of one micro-batch."""
     if not run.folder.coverage.exists():
         return None
-    facts = json.loads(run.folder.coverage.read_text(encoding="utf-8"))
+    facts = read_json_object(run.folder.coverage)
     return facts["flops"] * run.tokens_per_step / (facts["micro_batch"] * facts["sequence"])
 
 
@@ -319,7 +319,7 @@ def _states(run: Run) -> dict[str, int | None]:
     """Return bytes of one process that holds the whole model; nothing without a coverage."""
     if not run.folder.coverage.exists():
         return {}
-    count = json.loads(run.folder.coverage.read_text(encoding="utf-8"))["parameters"]
+    count = read_json_object(run.folder.coverage)["parameters"]
     # In fp32 the weights are the optimizer's own.
     weight, states = (FP32, OPTIMIZER - FP32) if run.dtype == "fp32" else (BF16, OPTIMIZER)
     return {"weights": weight * count, "gradients": FP32 * count, "optimizer": states * count}

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mqo.terminal import JsonOption, emit
+from mqo.untrusted import read_text
 
 WithoutOption = Annotated[
     list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
@@ -51,7 +52,7 @@ def show(
             expected="no --without and no --with beside it",
         )
     if toml:
-        print(path_of(name).read_text(encoding="utf-8"), end="")
+        print(read_text(path_of(name)), end="")
         return
     facts = found.model_dump(mode="json") | {"operands": resolved(found)}
     emit("recipe", None, "\n".join(lines(found, models())), as_json, **facts)

@@ -6,7 +6,6 @@ quant.toml of a run holds what becomes of it: megatron/quant/operand_table.py sa
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from mqo.errors import MqoError
 from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
 from mqo.torch_free import formats, load
+from mqo.untrusted import NoFileError, read_toml
 
 HERE = Path(__file__).parent
 HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
@@ -281,16 +281,15 @@ def read(name: str) -> Recipe:
     """Return the recipe of that name, or of FILE.toml; MqoError where there is none."""
     path = path_of(name)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = read_toml(path)
         for key in ("name", "changes", "own"):
             if key in table:
                 raise ValueError(f"{key} is not a file's to say; its name is the file's")
         shown = {"summary": "", "source": str(path)}
         return Recipe(name=path.stem, own=name.endswith(".toml"), **shown | table)
-    except OSError as error:
+    except NoFileError as error:
         raise MqoError(
-            f"The recipe {path} cannot be read: {error.strerror}",
-            expected=f"a TOML file, or one of {', '.join(names())}",
+            error.found, expected=f"a recipe in TOML, or one of {', '.join(names())}"
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise MqoError(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from mqo.runs import (
     training_losses,
 )
 from mqo.sweep.state import SweepFolder
+from mqo.untrusted import UntrustedFileError, read_bytes, read_text, shown, walk_folders
 
 T = TypeVar("T")
 # Of the step times these come first and are left out.
@@ -50,6 +51,7 @@ _FREE = (
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
 SHOWN = 300  # characters of an error
+LONGEST_NAME, LONGEST_SHOWN = 4096, 80  # characters of a name or setting, and of one that is odd
 _LITERAL = b"custom_quant_type = "
 
 
@@ -175,8 +177,12 @@ class LeftOut:
     reason: str
 
 
-def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
+def find(
+    places: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
+) -> list[tuple[str, RunFolder]]:
     """Return (name, run) of each run folder among `places` and below them, by name in each place.
+
+    `skip` gets the error of a folder that cannot be read or named.
 
     RunError for a place that is not there, and for none at all.
     """
@@ -186,7 +192,7 @@ def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
         if not place.is_dir():
             raise RunError(f"There is no folder {place}", expected="a run, or a folder of runs")
         root = place.resolve()
-        for path in filter(is_run, _folders(root)):
+        for path in filter(is_run, walk_folders(root, is_run, skip)):
             name = path.relative_to(root.parent if path == root or len(places) > 1 else root)
             found.setdefault(path, name.as_posix())
     if not found:
@@ -198,18 +204,15 @@ def find(places: Iterable[Path]) -> list[tuple[str, RunFolder]]:
     return [(name, RunFolder(path)) for path, name in found.items()]
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    """Yield the folder and those below it, but for what is in runs."""
-    yield root
-    if not is_run(root):
-        for path in sorted(path for path in root.iterdir() if path.is_dir()):
-            yield from _folders(path)
-
-
 def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     """Return the runs at `places`: those that ended well, and the others with their reasons."""
-    runs, left_out = [], []
-    for name, folder in find(places):
+    runs: list[Run] = []
+    left_out: list[LeftOut] = []
+
+    def skip(error: UntrustedFileError) -> None:
+        left_out.append(LeftOut(shown(error.path), "unreadable", error.clause))
+
+    for name, folder in find(places, skip):
         match _read(name, folder):
             case Run() as run:
                 runs.append(run)
@@ -222,7 +225,7 @@ def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
 
 def _not_started(place: Path) -> Iterator[LeftOut]:
     """Yield the runs that sweeps have not started."""
-    for folder in _folders(place):
+    for folder in walk_folders(place, is_run, lambda error: None):
         for entry in SweepFolder(folder).read():
             if entry.run is None:
                 yield LeftOut(entry.name, "not started", "its sweep has not come to it")
@@ -245,10 +248,22 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
                 "it learned from a teacher alone; `skip_lm_loss: false` records its own loss, too"
             )
             return LeftOut(name, "without a loss on its text", words)
-        return _run(name, folder, config, result, metrics)
+        run = _run(name, folder, config, result, metrics)
+        if odd := _odd_text(run):
+            return LeftOut(name, "unreadable", f"it has the name {odd}, which cannot be shown")
+        return run
     except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
         text = " ".join(str(error).split())
         return LeftOut(name, "unreadable", f"{type(error).__name__}: {text[:SHOWN]}")
+
+
+def _odd_text(run: Run) -> str | None:
+    """Return the first text of a run that tables and plots cannot show, escaped; None without."""
+    names = (run.name, run.model, run.dataset, run.config, run.dtype, run.label, run.data_file)
+    for text in (*names, run.variant, run.seed, *run.setting, *run.setting.values()):
+        if not text.isprintable() or len(text) > LONGEST_NAME:
+            return ascii(text[:LONGEST_SHOWN])
+    return None
 
 
 def _unfinished(name: str, folder: RunFolder, config: RunConfig) -> LeftOut:
@@ -298,7 +313,7 @@ def _run(
         quantizers={name: rows for name, rows in metrics.items() if name.startswith("quant/")},
         machine=_machine(config, facts, env, device),
         implementation=folder.read_implementation(),
-        command=folder.command.read_text(encoding="utf-8"),
+        command=read_text(folder.command),
         commit=facts.commit,
         upstream=release_in(folder.source),
         python=facts.python.split()[0],
@@ -401,6 +416,6 @@ def changes(folder: RunFolder) -> Iterator[FileChange]:
     """Yield overlay.diff, file by file; nothing without one."""
     if not folder.overlay_diff.exists():
         return
-    for part in (b"\n" + folder.overlay_diff.read_bytes()).split(b"\ndiff --git ")[1:]:
+    for part in (b"\n" + read_bytes(folder.overlay_diff)).split(b"\ndiff --git ")[1:]:
         path = part.partition(b"\n")[0].rpartition(b" b/")[2]
         yield FileChange(path.decode("utf-8", "backslashreplace"), b"diff --git " + part)

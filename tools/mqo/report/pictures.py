@@ -239,6 +239,7 @@ def pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # a name with $ is a name
     import matplotlib.pyplot
 
     return matplotlib.pyplot

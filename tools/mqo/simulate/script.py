@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from mqo.errors import MqoError
+from mqo.untrusted import UntrustedFileError, read_text
 
 # {the launcher's command lines: whether it is that of attention alone}
 FRONT_ENDS = {"train_config.py": False, "flash_attention_config.py": True}
@@ -24,9 +25,9 @@ def arguments(script: Path) -> tuple[list[str], bool]:
     if script.name in FRONT_ENDS:
         return [], FRONT_ENDS[script.name]
     try:
-        text = script.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(script, f"cannot be read: {error}") from None
+        text = read_text(script)
+    except UntrustedFileError as error:
+        raise _unreadable(script, error.clause) from None
     for line in re.sub(r"\\\n", " ", text).splitlines():
         if line.lstrip().startswith("#"):
             continue

@@ -15,6 +15,7 @@ from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
 from mqo.sweep.table import View
 from mqo.terminal import last_error
+from mqo.untrusted import Limit, UntrustedFileError, read_text
 
 POLL_S = 0.2
 TRIES = 2
@@ -141,8 +142,8 @@ class Pool:
 def reason_of(run: RunFolder, code: int) -> str:
     """Return why a job failed: its own error, or the last line that it printed."""
     try:
-        output = log_of(run).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        output = read_text(log_of(run), Limit.TEXT, errors="replace")
+    except UntrustedFileError:
         output = ""
     if own := last_error(output):
         return own

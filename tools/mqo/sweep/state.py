@@ -18,6 +18,7 @@ from mqo.launch.run import Result
 from mqo.run_records import SHOWN, parsed
 from mqo.runs import SWEEP, RunFolder, new_folder, replace_text
 from mqo.sweep.configs import Job
+from mqo.untrusted import NoFileError, read_json_object
 
 SCHEMA = 1
 State = Literal["queued", "running", "done", "failed"]
@@ -141,13 +142,13 @@ class SweepFolder:
     def read(self) -> list[Entry]:
         """Return the entries as they were last written; none without a file."""
         try:
-            table = json.loads(self.file.read_text(encoding="utf-8"))
+            table = read_json_object(self.file)
             if table["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {table['schema']}")
             return [Entry(**row) for row in table["cells"]]
-        except FileNotFoundError:
+        except NoFileError:
             return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise MqoError(
                 f"{self.file} cannot be read: {one_line(error)[:SHOWN]}",
                 expected="what a sweep of this version wrote",

@@ -12,6 +12,7 @@ from mqo.process import GRACE_S, started
 from mqo.runs import RunFolder
 from mqo.terminal import last_error
 from mqo.track.session import remedy
+from mqo.untrusted import Limit, read_text
 
 END_S = 60  # for what is left to send when a training has ended
 
@@ -77,4 +78,4 @@ class Follower:
         return [f"warning  : {text}" if help in text else f"warning  : {text}. {help}."]
 
     def _output(self) -> str:
-        return self.run.tracker_log.read_text(encoding="utf-8", errors="replace")
+        return read_text(self.run.tracker_log, Limit.TEXT, errors="replace")

@@ -12,16 +12,17 @@ from filelock import FileLock, Timeout
 from mqo.errors import TrackerError
 from mqo.runs import RunFolder, replace_text
 from mqo.track.tracker import Sent
+from mqo.untrusted import NoFileError, read_json_object
 
 
 def read(run: RunFolder) -> dict[str, Sent]:
     """Return {tracker: what it has}; TrackerError for a file of something else."""
     try:
-        table = json.loads(run.trackers.read_text(encoding="utf-8"))
+        table = read_json_object(run.trackers)
         return {name: Sent(**row) for name, row in table.items()}
-    except FileNotFoundError:
+    except NoFileError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise TrackerError(
             f"{run.trackers} cannot be read: {error}",
             expected="what `mqo track` wrote",

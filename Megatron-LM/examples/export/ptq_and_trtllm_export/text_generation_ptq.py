@@ -242,6 +242,8 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
         from megatron.inference import export, ptq
+        from megatron.inference.errors import reading
+        from megatron.run.foreign_tokenizer import check_tokenizer
         from transformers import AutoTokenizer
 
     wanted = args.export_quant_cfg
@@ -250,6 +252,8 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
     ptq.format_of(name)
     target = export.DEQUANTIZED if args.dequantized else args.export_format
     export.check(target, name, args.decoder, "--multi-latent-attention" in source.flags)
+    with reading(PtqError):
+        check_tokenizer(Path(source.tokenizer))
     tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False)
     if wanted:
         batches = calibration(args, source, tokenizer)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import modelopt.torch.distill as mtd
 import torch
-import yaml
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.modules.loss import _Loss
 
-from ..errors import DistillationError
+from ...run.untrusted import read_yaml
+from ..errors import DistillationError, reading
 
 LM_LOSS, LOGITS_LOSS, INTERMEDIATE_LOSS = "lm loss", "logits loss", "intermediate loss"
 # {LM_LOSS, LOGITS_LOSS or INTERMEDIATE_LOSS: a scalar}
@@ -278,10 +278,8 @@ def _read(path: str | None) -> dict[str, Any]:
 
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     """Return the mapping in a YAML file; DistillationError where it holds something else."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DistillationError(f"{path} cannot be read: {error}", expected="YAML") from error
+    with reading(DistillationError):
+        found = read_yaml(path) or {}
     if not isinstance(found, dict):
         raise DistillationError(f"{path} holds no mapping", expected=expected)
     return found

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import llvmlite
@@ -109,3 +110,7 @@ class _Cache(FunctionCache):
             super().save_overload(signature, data)
         except OSError:
             return
+        except Exception:  # numba reads the index before it adds to it, and that one is damaged
+            with suppress(OSError):
+                self.flush()
+                super().save_overload(signature, data)

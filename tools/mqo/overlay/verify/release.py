@@ -22,6 +22,7 @@ from mqo.overlay.vendor import Pin, read_wheel, vendor, wheel_of
 from mqo.overlay.verify.forward import PROGRAM, Forward, Outcome, try_forward
 from mqo.overlay.verify.source import compile_faults, restore_faults
 from mqo.process import temporary_folder
+from mqo.untrusted import Limit, read_bytes
 
 EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
@@ -82,7 +83,7 @@ def verify(
     report(f"verifying {version}{place}")
     try:
         wheel = wheel_of(pin, version, cache, report)
-        members = read_wheel(wheel.read_bytes(), pin.packages, wheel.name)
+        members = read_wheel(read_bytes(wheel, Limit.TEXT), pin.packages, wheel.name)
         result = _verify(wheel, members, version, pin, series, cache, report)
     except MqoError as error:
         untried = tuple(EntryResult(entry.name, "not tried") for entry in series.entries)

@@ -1,0 +1,465 @@
+"""Open files that come from elsewhere: checkpoints, models, tokenizers, run folders, settings.
+
+A file is opened only if it is a regular file of a bounded size with a UTF-8 name. Pipes, devices,
+sockets and folders are refused without waiting for them. With `within`, a symbolic link must end
+inside that folder, or in the `blobs` of a Hugging Face cache if the folder is one of its snapshots.
+Every failure is an UntrustedFileError, which names the file, what was found and what was expected.
+
+This module needs only the standard library, so that `mqo` loads it without torch. tests/
+test_untrusted_files.py lists the few other places that may open a file.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+METADATA = "__metadata__"  # of a safetensors header, next to the tensors
+MOST_NESTED = 100  # levels of lists and tables
+MOST_NODES = 100_000  # of YAML, with each alias replaced by its content
+MOST_ENTRIES = 1_000_000  # of a folder and the folders below it
+MOST_LINE = 16 << 20  # bytes of a line
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_NAME_ON_DISK = 4096  # bytes of a path
+# A dotted key of TOML, for which tomllib would take memory by the square of its parts.
+_QUOTED = re.compile(r"""\"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+\"|'[^'\n]*+'""")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
+
+
+class Limit(IntEnum):
+    """The most bytes of a file, by what it is for."""
+
+    NAME = 1 << 12  # a tracker, a stamp, a note of one line
+    SETTINGS = 4 << 20  # TOML and YAML that people write; scripts
+    RECORD = 64 << 20  # JSON of a run, a model or a checkpoint
+    HEADER = 100_000_000  # of a safetensors file: the limit of that library
+    TOKENIZER = 256 << 20
+    TEXT = 1 << 30  # a text or a pickle that is read at once
+    STREAM = 1 << 62  # weights, indices and logs, of which a part is in memory at a time
+
+
+class UntrustedFileError(ValueError):
+    """A file that is not opened, or does not hold what it should.
+
+    `clause` is what was found, `found` the same after the path. All are without a full stop.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], found: str, expected: str) -> None:
+        self.path = Path(path)
+        self.clause, self.found, self.expected = found, f"{shown(path)} {found}", expected
+        super().__init__(f"{self.found}; expected {expected}")
+
+
+class NoFileError(UntrustedFileError):
+    """A file that does not exist."""
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path as printable text: bytes that are not UTF-8 and control characters escaped."""
+    text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def open_file(
+    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+) -> BinaryIO:
+    """Open a regular file of at most `limit` bytes for reading.
+
+    `within` is the folder that a symbolic link may not lead out of.
+
+    Raises:
+        UntrustedFileError: the file is missing, not a regular file, too large or cannot be opened.
+    """
+    check_name(path)
+    expected = f"a regular file of at most {limit:,} bytes"
+    if limit == Limit.STREAM:
+        expected = "a regular file"
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        target = os.path.realpath(path, strict=True) if within else path
+        if within:
+            _check_inside(path, target, within)
+            flags |= os.O_NOFOLLOW
+        _check_kind(path, Path(target).stat(), expected)  # opening a device may do something
+        handle = os.open(target, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoFileError(path, "cannot be read: it does not exist", expected) from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+        raise UntrustedFileError(path, _words(error), expected) from None
+    raw = io.FileIO(os.fspath(path), "rb", opener=lambda name, mode: handle)  # has the file's name
+    file = io.BufferedReader(raw)
+    try:
+        status = os.fstat(handle)
+        _check_kind(path, status, expected)
+        if status.st_size > limit:
+            raise UntrustedFileError(path, f"has {status.st_size:,} bytes", expected)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_file(
+    path: str | os.PathLike[str], limit: int = Limit.STREAM, *, within: Path | None = None
+) -> None:
+    """Raise UntrustedFileError unless `open_file` would open the file."""
+    open_file(path, limit, within=within).close()
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raise UntrustedFileError for a name that is not UTF-8, or that no file can have."""
+    text = os.fspath(path)
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise UntrustedFileError(path, "is not a name in UTF-8", "a name in UTF-8") from None
+    if "\0" in text:
+        raise UntrustedFileError(path, "has a NUL in its name", "the name of a file")
+    if size > _NAME_ON_DISK:
+        short = text[:80]
+        raise UntrustedFileError(f"{short}...", f"is a name of {size:,} bytes", "a shorter name")
+
+
+def _check_inside(path: str | os.PathLike[str], target: str, within: Path) -> None:
+    """Raise UntrustedFileError if a file is outside of a folder and of the cache that it is in."""
+    folder = Path(os.path.realpath(within, strict=True))
+    allowed = [folder]
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent / "blobs")
+    if not any(Path(target).is_relative_to(place) for place in allowed):
+        raise UntrustedFileError(
+            path,
+            f"is a link to {shown(target)}, outside of its folder",
+            f"a file in {shown(within)}, or a link to another one there",
+        )
+
+
+def _check_kind(path: str | os.PathLike[str], status: os.stat_result, expected: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
+        raise UntrustedFileError(path, f"is {kind}", expected)
+
+
+def _words(error: OSError | RuntimeError) -> str:
+    """Return the clause of an error of the system."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"cannot be read: {text}"
+
+
+def read_bytes(
+    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+) -> bytes:
+    """Return the content of a file."""
+    with open_file(path, limit, within=within) as file:
+        try:
+            content = file.read(limit + 1)  # some files of the system say that they are empty
+        except OSError as error:
+            raise UntrustedFileError(path, _words(error), "a file that can be read") from None
+    if len(content) > limit:
+        raise UntrustedFileError(path, "grows", f"at most {limit:,} bytes")
+    return content
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    limit: int = Limit.SETTINGS,
+    *,
+    within: Path | None = None,
+    errors: str = "strict",
+) -> str:
+    """Return the text of a UTF-8 file, with line breaks as "\\n"; `errors` as for bytes.decode."""
+    content = read_bytes(path, limit, within=within)
+    try:
+        text = content.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise UntrustedFileError(path, f"cannot be read: {error}", "text in UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_lines(
+    path: str | os.PathLike[str], start: int = 0, *, within: Path | None = None
+) -> Iterator[bytes]:
+    """Yield the lines of a file of any size from byte `start` on, the last maybe cut short."""
+    with open_file(path, Limit.STREAM, within=within) as file:
+        file.seek(start)
+        while line := file.readline(MOST_LINE):
+            if len(line) == MOST_LINE and not line.endswith(b"\n"):
+                raise UntrustedFileError(
+                    path, "has a longer line", f"lines below {MOST_LINE:,} bytes"
+                )
+            yield line
+
+
+def copy_file(
+    source: Path, target: Path, within: Path | None = None, limit: int = Limit.STREAM
+) -> None:
+    """Copy the content of a file to a new one."""
+    with open_file(source, limit, within=within) as content, target.open("xb") as copy:
+        shutil.copyfileobj(content, copy)
+
+
+# -- JSON, TOML, YAML ------------------------------------------------------------------------------
+
+
+def read_json(
+    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+) -> Any:
+    """Return the value in a JSON file."""
+    return parse_json(path, read_bytes(path, limit, within=within))
+
+
+def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
+    """Return the value of a JSON text that a file at `path` holds."""
+
+    def parse() -> Any:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a pair is not text
+        return value
+
+    return _parsed(path, "JSON", parse)
+
+
+def read_json_object(
+    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    table = read_json(path, limit, within=within)
+    if not isinstance(table, dict):
+        raise UntrustedFileError(path, "holds no object", "a JSON object, of names and values")
+    return table
+
+
+def read_toml(
+    path: str | os.PathLike[str], limit: int = Limit.SETTINGS, *, within: Path | None = None
+) -> dict[str, Any]:
+    """Return the table in a TOML file."""
+    text = read_text(path, limit, within=within)
+    if _LONG_KEY.search(_QUOTED.sub("s", text)):
+        raise UntrustedFileError(path, "is nested too deeply", _bound("TOML"))
+    return _parsed(path, "TOML", lambda: tomllib.loads(text))
+
+
+def read_yaml(
+    path: str | os.PathLike[str], limit: int = Limit.SETTINGS, *, within: Path | None = None
+) -> Any:
+    """Return the value in a YAML file without tags of Python's."""
+    import yaml
+
+    text = read_text(path, limit, within=within)
+    return _parsed(path, "YAML", lambda: _yaml_value(text), yaml.YAMLError)
+
+
+def _yaml_value(text: str) -> Any:
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_nodes(node, {}) > MOST_NODES:
+            raise ValueError(f"its aliases expand to more than {MOST_NODES:,} values")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _expanded_nodes(node: Any, known: dict[int, int]) -> int:
+    """Return the nodes below one, with each alias counted as its content; ValueError for a loop."""
+    if id(node) not in known:
+        known[id(node)] = MOST_NODES + 1  # what a loop finds
+        parts = node.value if isinstance(node.value, list) else []
+        flat = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(_expanded_nodes(one, known) for one in flat)
+    return known[id(node)]
+
+
+def _parsed(
+    path: str | os.PathLike[str],
+    kind: str,
+    parse: Callable[[], Any],
+    *errors: type[Exception],
+) -> Any:
+    try:
+        value = parse()
+    except RecursionError:
+        raise UntrustedFileError(path, "is nested too deeply", _bound(kind)) from None
+    except (ValueError, *errors) as error:
+        words = " ".join(str(error).split())
+        raise UntrustedFileError(path, f"cannot be read: {words[:200]}", kind) from None
+    if not _is_shallow(value):
+        raise UntrustedFileError(path, "is nested too deeply", _bound(kind))
+    return value
+
+
+def _bound(kind: str) -> str:
+    return f"{kind} of at most {MOST_NESTED} levels"
+
+
+def _is_shallow(value: Any) -> bool:
+    """Return whether lists and tables are nested in at most MOST_NESTED levels."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_NESTED):
+        parts = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for part in parts for one in part if isinstance(one, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+# -- weights and arrays ----------------------------------------------------------------------------
+
+
+def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mapping[str, Any]:
+    """Return {tensor: {"dtype", "shape", "data_offsets"}} of a safetensors file, and its metadata.
+
+    Every tensor is inside the file.
+    """
+    with open_file(path, Limit.STREAM, within=within) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(Limit.HEADER, size - 8):
+            found = f"cannot be read: its header has {length:,} bytes, the file {size:,}"
+            raise UntrustedFileError(path, found, "a whole safetensors file")
+        text = file.read(length)
+    table = _parsed(path, "safetensors", lambda: json.loads(text))
+    if not isinstance(table, dict):
+        raise UntrustedFileError(
+            path, "cannot be read: its header is not an object", "a safetensors file"
+        )
+    for name, tensor in table.items():
+        if name != METADATA and not _lies_in(tensor, size - 8 - length):
+            found = f"cannot be read: it does not hold all of {name[:80]!r}"
+            raise UntrustedFileError(path, found, "a whole safetensors file")
+    return table
+
+
+def open_safetensors(path: Path, framework: str = "pt") -> Any:
+    """Open a safetensors file for `with`; a tensor is read on request."""
+    from safetensors import SafetensorError, safe_open
+
+    read_safetensors_header(path)
+    try:
+        return safe_open(path, framework)
+    except (OSError, SafetensorError) as error:
+        raise UntrustedFileError(path, f"cannot be read: {error}", "safetensors") from None
+
+
+def _lies_in(tensor: Any, size: int) -> bool:
+    match tensor:
+        case {"dtype": str(), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
+            sized = all(isinstance(one, int) and one >= 0 for one in shape)
+            return sized and 0 <= first <= last <= size
+    return False
+
+
+def read_npy(path: Path, *, within: Path | None = None) -> Any:
+    """Return the array in a .npy file, read when it is used."""
+    import numpy as np
+
+    dtype, shape, fortran, offset = _npy_header(path, within)
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
+def check_npy(path: Path, *, within: Path | None = None) -> None:
+    """Raise UntrustedFileError unless a .npy file holds a whole array of numbers."""
+    _npy_header(path, within)
+
+
+def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], bool, int]:
+    from numpy.lib import format as npy
+
+    expected = "a whole .npy file of numbers"
+    with open_file(path, Limit.STREAM, within=within) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except Exception as error:  # numpy parses the header as Python, which raises anything
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise UntrustedFileError(path, f"cannot be read: {words[:200]}", expected) from None
+        offset = file.tell()
+    count = 1
+    for length in shape:
+        count *= length
+    if dtype.hasobject or min(shape, default=0) < 0 or offset + count * dtype.itemsize != size:
+        found = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
+        raise UntrustedFileError(path, found, expected)
+    return dtype, shape, fortran, offset
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+def list_folder(path: str | os.PathLike[str]) -> list[Path]:
+    """Return what is in a folder, by name. A name that is not UTF-8 is an error."""
+    folder = Path(path)
+    check_name(folder)
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                check_name(entry.path)
+                found.append(folder / entry.name)
+                if len(found) > MOST_ENTRIES:
+                    expected = f"at most {MOST_ENTRIES:,}"
+                    raise UntrustedFileError(path, "holds too many entries", expected)
+    except OSError as error:
+        raise UntrustedFileError(path, _words(error), "a folder that can be read") from None
+    return sorted(found)
+
+
+def walk_folders(
+    root: Path, is_end: Callable[[Path], bool], skip: Callable[[UntrustedFileError], None]
+) -> Iterator[Path]:
+    """Yield a folder and those below it, each of them once, even if several links lead to it.
+
+    Nothing below a folder for which `is_end` holds is visited. `skip` gets the error of an entry
+    whose name is not UTF-8, and of a folder that cannot be read.
+    """
+    visited, left, seen = set(), [root], 0
+    while left:
+        folder = left.pop()
+        try:
+            check_name(folder)
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in visited:
+                continue
+            visited.add((status.st_dev, status.st_ino))
+            yield folder
+            if is_end(folder):
+                continue
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries if entry.is_dir()]
+        except UntrustedFileError as error:
+            skip(error)
+            continue
+        except OSError as error:
+            skip(UntrustedFileError(folder, _words(error), "a folder that can be read"))
+            continue
+        seen += len(names)
+        if seen > MOST_ENTRIES:
+            raise UntrustedFileError(root, "holds too many folders", f"at most {MOST_ENTRIES:,}")
+        left += [folder / name for name in sorted(names, reverse=True)]

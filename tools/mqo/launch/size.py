@@ -1,0 +1,47 @@
+"""Refuse the sizes of a model from elsewhere that this machine cannot hold, before it is built."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from mqo.errors import ConvertError
+from mqo.matrix.tables import Shape
+from mqo.scale.layout import Layout
+from mqo.scale.weights import rank_weights
+from mqo.torch_free import load
+
+MOST_LAYERS = 10_000
+LARGEST = 1 << 31  # of any other size, in elements
+BYTES = 2  # of a weight, at least
+MAY_BE_ZERO = ("dense_layers", "shared_experts")
+
+
+def check_size(where: str, shape: Shape) -> None:
+    """Raise ConvertError for sizes that no model has, and for more weights than fit in memory.
+
+    Args:
+        where: what says the sizes, for the error.
+        shape: the model's; its weights are counted with two bytes each.
+    """
+    for part in (shape, shape.mla, shape.moe):
+        if part is not None:
+            _check_numbers(where, part)
+    weights = rank_weights(shape, Layout(1), 0)
+    needed, there = BYTES * (weights.dense + weights.expert), load("run.isolated").machine_memory()
+    if needed > there:
+        raise ConvertError(
+            f"{where} describes a model of {weights.dense + weights.expert:,} weights, which take "
+            f"{needed / 2**30:,.0f} GiB or more",
+            expected=f"a model that fits into the {there / 2**30:,.0f} GiB of this machine",
+            help="Take a machine with more memory if these sizes are right",
+        )
+
+
+def _check_numbers(where: str, part: BaseModel) -> None:
+    for name, size in part:
+        least = 0 if name in MAY_BE_ZERO else 1
+        most = MOST_LAYERS if name == "num_layers" else LARGEST
+        if type(size) is int and not least <= size <= most:
+            raise ConvertError(
+                f"{where} says {name} = {size}", expected=f"a number from {least} to {most:,}"
+            )
