@@ -1,7 +1,6 @@
 """A model on one process, of which upstream's groups consist: for programs that do not train."""
 
 import io
-import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -13,6 +12,7 @@ from megatron.core import mpu, tensor_parallel
 from megatron.core.rerun_state_machine import initialize_rerun_state_machine
 from megatron.run import modelopt
 from megatron.run.guard import GuardError
+from megatron.run.isolated import machine_memory
 from megatron.run.ranks import with_group
 from megatron.run.unpickle import CheckpointError, typed_errors
 from megatron.training import global_vars
@@ -22,7 +22,6 @@ from torch import nn
 
 from .errors import InferenceError, SavedError
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _TYPED = (InferenceError, CheckpointError, GuardError)
 _TRAINING_BYTES = 18  # that upstream counts for each parameter
 _GIB = 1 << 30
@@ -108,6 +107,4 @@ def machine_bytes() -> int:
     """Return the memory in bytes for a model: of the GPU if there is one, else of the machine."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _CGROUP_LIMIT.read_text(encoding="utf-8") if _CGROUP_LIMIT.is_file() else ""
-    return min(memory, int(limit)) if limit.strip().isdecimal() else memory
+    return machine_memory()

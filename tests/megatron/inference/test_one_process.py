@@ -39,18 +39,6 @@ def test_a_model_beyond_the_memory_is_refused_with_both_sizes(arguments, monkeyp
         one_process.check_memory(args)
 
 
-def test_the_memory_is_what_the_group_of_processes_may_use(tmp_path, monkeypatch):
-    whole = one_process.machine_bytes()
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(one_process, "_CGROUP_LIMIT", limit)
-    monkeypatch.setattr(one_process.torch.cuda, "is_available", lambda: False)
-    machine = one_process.machine_bytes()
-    assert machine >= whole > 0
-    for text, expected in (("max\n", machine), ("4096\n", 4096), (f"{1 << 62}\n", machine)):
-        limit.write_text(text)
-        assert one_process.machine_bytes() == expected
-
-
 def test_errors_of_upstream_are_typed_and_ours_stay():
     for error in (AssertionError(), KeyError("x"), ZeroDivisionError("by\nzero"), TypeError("t")):
         with (

@@ -110,3 +110,13 @@ def test_available_memory_is_that_of_the_tightest_bound(tmp_path, monkeypatch):
     assert isolated.available_memory() > 1000
     (tmp_path / "memory.max").write_text("5000\n")
     assert isolated.available_memory() == 4000
+
+
+def test_the_memory_is_what_the_group_of_processes_may_use(tmp_path, monkeypatch):
+    whole = isolated.machine_memory()
+    monkeypatch.setattr(isolated, "_CGROUP", tmp_path)
+    machine = isolated.machine_memory()
+    assert machine >= whole > 0
+    for text, expected in (("max\n", machine), ("4096\n", 4096), (f"{1 << 62}\n", machine)):
+        (tmp_path / "memory.max").write_text(text)
+        assert isolated.machine_memory() == expected
