@@ -49,7 +49,7 @@ REASONS = {
         f"{T}launch/hf_config.py::keys_without_effect",
         f"{T}launch/prepare.py::_place_programs",
         f"{T}launch/program_cache.py::source_of",
-        f"{T}launch/published_args.py::table",
+        f"{M}run/args_table.py::read_table",
         f"{T}matrix/generate.py::_write",
         f"{T}matrix/generate.py::write",
         f"{T}matrix/tables.py::_load",
