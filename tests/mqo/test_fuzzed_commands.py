@@ -6,6 +6,7 @@ No process but git is started: where one would be, a command ends as it does for
 import json
 import random
 import shlex
+import struct
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -80,8 +81,8 @@ SOUND = f"""
     mqo verify: --version 1.2.3
     train_config.py: {TRAIN} --quantization mxfp4 made events words {INDEX} bf16
     train_config.py: {TRAIN} --recipe nvfp4 --without hadamard --dry-run
-    train_config.py: {TRAIN} --quantization bf16 --device b200 --nnodes 2 --dry-run
-    train_config.py: {TRAIN} --quantization linear_mxfp4 --block 16 --exclude qk:* --teacher one
+    train_config.py: {LARGE} --quantization bf16 --device b200 --nnodes 2 --dry-run
+    train_config.py: {TRAIN} --quantization linear_mxfp4 --block 16 --exclude fprop:*linear_fc1 --teacher one
     flash_attention_config.py: {TRAIN} --fa-quantization qk_mxfp8 made out words {INDEX}
     quant_type_modifier.py: --check --tree hand --json
     quant_type_modifier.py: --linear-quant mxfp8 --tree hand
@@ -195,7 +196,10 @@ PROGRAMS = {
 
 PROGRAMS_OF_A_TREE = [
     f"tools/{name}.py"
-    for name in ("coverage", "evaluate", "generate", "convert", "pack", "tensor_stats", "simulate")
+    for name in (
+        *("check_run", "coverage", "evaluate", "generate", "convert", "pack", "tensor_stats"),
+        "simulate",
+    )
 ]
 # The sites that the tree in miniature lacks.
 MORE = {"wgrad": "grad.outer", "qk": "query.bmm", "pv": "probs.baddbmm"}
@@ -239,6 +243,7 @@ def fill(place):
     hf = conversions.write_tokenizer(place / "hf", 50)
     config = conversions.convert.config_of(tables.models()["llama32-1b"], "bf16", 128)
     conversions.convert.hf_tokenizer.write_json(hf / "config.json", config)
+    (hf / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     words = conversions.write_tokenizer(place / "words", 50)
     (place / "recipe.toml").write_text(recipes.path_of("nvfp4").read_text(encoding="utf-8"))
     lookalike.write(place / "hand", {lookalike.LAYERS: lookalike.layers()})

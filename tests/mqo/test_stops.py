@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -39,6 +40,7 @@ def place(tmp_path):
     (tmp_path / "run/checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "weights/model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     (tmp_path / "tmp").mkdir()
     os.mkfifo(tmp_path / "pipe")
     return tmp_path

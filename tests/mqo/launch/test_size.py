@@ -40,7 +40,7 @@ def parts():
 
 
 @pytest.mark.parametrize("size", [-1, 10**12])
-@pytest.mark.parametrize(("name", "part", "field"), parts())
+@pytest.mark.parametrize(("name", "part", "field"), list(parts()))
 def test_each_size_has_bounds(name, part, field, size):
     model = SHAPES[name]
     changed = {field: size}

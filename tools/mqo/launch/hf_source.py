@@ -7,6 +7,8 @@ from pathlib import Path
 from mqo.errors import ConvertError, MqoError
 from mqo.torch_free import load
 
+_kind = load("inference.hf_kind")
+
 CONFIG = "config.json"
 
 
@@ -18,8 +20,8 @@ def is_hf_folder(path: Path) -> bool:
 def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:
     """Raise `error` unless a Hugging Face folder holds weights in fp32, bf16 or fp16."""
     try:
-        load("inference.hf_kind").check_folder(path)
-    except load("inference.errors").SavedError as found:
+        _kind.check_folder(path)
+    except _kind.SavedError as found:
         raise error(**found.facts) from None
 
 
