@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import RunError
-from mqo.launch.command import command_of, flag_values, without_flag
+from mqo.launch.checkpoint_lock import locked
+from mqo.launch.command import command_of, flag_table, flag_values, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.folder import Environment, create, loaded_packages, packages, write_facts
@@ -76,7 +77,9 @@ def rerun(
     env = {name: _moved(value, was, folder) for name, value in env.items()}
     command = redirected(moved, folder, facts.inputs.iteration)
     write_facts(folder, config, command, env)
-    result = train(folder, config, command, env, *_known(original), report)
+    saves, where = flag_table(command).get("--save"), config.placement.cluster
+    with locked(saves and Path(saves), folder.root, where, report) as lock:
+        result = train(folder, config, command, env, *_known(original), report, lock=lock)
     _note_additional(original, folder, report)
     return compare(original, RunFolder(Path(result.run)))
 
