@@ -65,7 +65,7 @@ SOUND = f"""
     mqo recipe list: --json
     mqo recipe show: nvfp4 --without hadamard
     mqo report: one other -o made --tolerance 1
-    mqo rerun: one --allow-versions
+    mqo rerun: one --allow-versions --trust
     mqo restore: --tree tree
     mqo setup:
     mqo simulate: script.sh --device h100-80gb --nodes 2 --tree tree

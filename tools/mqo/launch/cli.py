@@ -28,6 +28,7 @@ from mqo.launch.prepare import check_config, check_tree
 from mqo.launch.run import check_checkpoint, dry_run, run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
+from mqo.output import folder_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -73,7 +74,9 @@ def _main(argv: list[str], front_end: bool) -> None:
         check_tracker(args.tracker)
     machine = _machine(args)
     config = config_from(args, extra, machine)
-    project = Project.here(args.runs)
+    for folder in filter(None, (args.checkpoint, args.tensorboard)):
+        folder_of(folder)
+    project = Project.here(args.runs and folder_of(args.runs))
     if args.dry_run:
         _dry_run(project, config, machine, args)
         return

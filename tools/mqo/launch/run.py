@@ -35,6 +35,7 @@ from mqo.launch.folder import create, write_facts
 from mqo.launch.libraries import library_labels, modelopt_quantization
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
+from mqo.launch.origin import sign
 from mqo.launch.plan import place
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
@@ -148,10 +149,14 @@ def run(
     run_folder = folder or create(project.runs, config.title)
     saves, where = save_folder(config, run_folder), config.placement.cluster
     try:
-        with locked(saves, run_folder.root, where, report, take=take_lock) as lock:
+        with (
+            full_disk_of(run_folder.root),
+            locked(saves, run_folder.root, where, report, take=take_lock) as lock,
+        ):
             source, types = _take_source(run_folder, tree, series, config, report)
             command, env = build_command(project, config, machine, run_folder, data, source)
             write_facts(run_folder, config, command, env)
+            sign(project, run_folder)
             if megatron is None:  # else the source has its own idea of a program
                 coverage.record(project, run_folder, config, data, report)
             return train(run_folder, config, command, env, data, types, report, tracker, lock)

@@ -115,7 +115,7 @@ def check_targets(args: argparse.Namespace) -> None:
             expected="--export-quant-cfg FORMAT, or --export-dir alone",
         )
     for target in filter(None, (args.save, args.export_dir)):
-        if target.exists():
+        if target.exists() or target.is_symlink():
             raise PtqError(f"{target} is there already", expected="a new folder")
 
 
