@@ -20,10 +20,11 @@ class RunFiles:
     """The files and folders of one run, by its root folder.
 
     `mqo` writes command.sh, cell.json, environment.json, origin.txt, quant.toml, overlay.diff,
-    source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
-    failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With a tracker
-    there are trackers.json, tracker.txt and what the tracker itself keeps, such as wandb/.
+    source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after
+    it; the training program writes metrics.jsonl, quant_stats.json, implementation.json,
+    device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With
+    a tracker there are trackers.json, tracker.txt and what the tracker itself keeps, such as
+    wandb/.
     """
 
     root: Path
