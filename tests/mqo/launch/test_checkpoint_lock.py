@@ -40,6 +40,7 @@ try:
         if child == "child":
             code = "import sys; sys.stdin.read()"
             lock.add(subprocess.Popen([sys.executable, "-c", code]).pid)
+            lock.beat()
         print("held", flush=True)
         sys.stdin.read()
 except MqoError as error:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 from mqo.display import Say
@@ -43,7 +44,7 @@ class CheckpointLock:
         self.folder, self.path, self.report = folder, folder / FILE, report
         self.job, self.node, self.here = Job.of(where), where.node_rank, Host.here()
         self.run, self.processes = run, (Process.of(os.getpid()),)
-        self.beaten = 0.0
+        self.beaten = -inf
         self._made = self._told = False
 
     def acquire(self, *, take: bool = False) -> None:
@@ -62,11 +63,10 @@ class CheckpointLock:
                 time.sleep(_POLL_S)
 
     def add(self, pid: int) -> None:
-        """Name the training process, too: it may outlive a launcher that is killed."""
+        """Name the training process at the next beat: it may outlive a launcher that is killed."""
         with suppress(ProcessLookupError):  # it has ended
             self.processes = (*self.processes[:1], Process.of(pid))
-        self.beaten = 0.0
-        self.beat()
+        self.beaten = -inf
 
     def beat(self) -> None:
         """Give a sign of life, if the last one is old.
@@ -194,7 +194,7 @@ class CheckpointLock:
 def locked(
     folder: Path | None, run: Path, where: Cluster, report: Say, *, take: bool = False
 ) -> Iterator[CheckpointLock | None]:
-    """Hold the folder that a run saves into, for the length of the block; None saves nowhere."""
+    """Lock the folder that a run saves into until the block ends; None if it saves nowhere."""
     if folder is None:
         yield None
         return
@@ -281,7 +281,7 @@ def _read(file: int) -> Record | float | None:
 
 
 def _replace(file: int, record: Record) -> None:
-    """Write the record in place; a reader ignores what a kill leaves of a longer one behind it."""
+    """Write the record in place. A kill can leave the end of a longer one; readers ignore that."""
     content = (record.model_dump_json(indent=1) + "\n").encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))

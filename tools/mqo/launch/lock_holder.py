@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mqo.launch.config import Cluster
 
-STALE_S = 600  # a holder on another host that gave no sign of life for so long counts as gone
+STALE_S = 600  # without a sign of life, after which a holder on another host counts as gone
 # An orphan is a training whose launcher was killed.
 State = Literal["live", "orphan", "gone"]
 
@@ -35,12 +36,11 @@ class Host(_Frozen):
     @classmethod
     def here(cls) -> Host:
         """Return the host of this process."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return cls(
-            name=platform.node(),
-            boot=boot,
-            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
-        )
+        boot = namespace = ""
+        with suppress(OSError):  # some sandboxes have neither
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            namespace = str(Path("/proc/self/ns/pid").readlink())
+        return cls(name=platform.node(), boot=boot, pid_namespace=namespace)
 
 
 class Process(_Frozen):

@@ -25,7 +25,7 @@ _BYTECODE = "__pycache__"  # a rerun does not copy it
 
 
 def sign(project: Project, run: RunFolder) -> None:
-    """Write the signature of a run that is about to start; none if there is no key."""
+    """Write the signature of a run that is about to start, if this user has a key."""
     with suppress(OSError):
         run.origin.write_text(_signature(run, _key(project)), encoding="ascii")
 
