@@ -216,8 +216,12 @@ def staged(target: Path) -> Iterator[Path]:
         try:
             yield stage
         except Exception as error:
-            if full := disk.explain(error):
-                raise PtqError(str(full)) from error
+            if full := disk.full_text(target.parent, error):
+                raise PtqError(
+                    full,
+                    expected="room for what is written there",
+                    help="Free some space, or give a folder on another disk",
+                ) from error
             raise
         readable = stage.stat().st_mode & 0o666
         for path in stage.rglob("*"):
