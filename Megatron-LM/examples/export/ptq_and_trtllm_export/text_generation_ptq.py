@@ -215,7 +215,9 @@ def staged(target: Path) -> Iterator[Path]:
         stage.mkdir()
         try:
             yield stage
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # CheckpointException, of torch, is not an Exception
             if full := disk.full_text(target.parent, error):
                 raise PtqError(
                     full,
