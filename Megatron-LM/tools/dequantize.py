@@ -22,7 +22,7 @@ UNREADABLE += (SafetensorError,)
 
 def main(folder: Path, target: Path) -> None:
     """Write the folder `target`, whole or not at all."""
-    if target.exists():
+    if target.exists() or target.is_symlink():
         sys.exit(f"{target} is there already. Expected: a new folder.")
     try:
         write(folder, target)

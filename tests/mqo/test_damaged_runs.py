@@ -40,7 +40,7 @@ def two_runs(tmp_path, monkeypatch):
         ("plot", other, "-o", tmp_path / "made.png"),
         ("plot", other, "--operands", "-o", tmp_path / "made2.png"),
         ("perf", "--compare", one, other),
-        ("rerun", other, "--allow-versions"),
+        ("rerun", other, "--allow-versions", "--trust"),
     ]
 
 

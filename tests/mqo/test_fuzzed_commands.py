@@ -66,7 +66,7 @@ SOUND = f"""
     mqo recipe list: --json
     mqo recipe show: nvfp4 --without hadamard
     mqo report: one other -o made --tolerance 1
-    mqo rerun: one --allow-versions
+    mqo rerun: one --allow-versions --trust
     mqo restore: --tree tree
     mqo setup:
     mqo simulate: script.sh --device h100-80gb --nodes 2 --tree tree
@@ -82,7 +82,7 @@ SOUND = f"""
     train_config.py: {TRAIN} --quantization mxfp4 made events words {INDEX} bf16
     train_config.py: {TRAIN} --recipe nvfp4 --without hadamard --dry-run
     train_config.py: {LARGE} --quantization bf16 --device b200 --nnodes 2 --dry-run
-    train_config.py: {TRAIN} --quantization linear_mxfp4 --block 16 --exclude fprop:*linear_fc1 --teacher one
+    train_config.py: {TRAIN} --quantization linear_mxfp4 --block 16 --exclude *fc1 --teacher one
     flash_attention_config.py: {TRAIN} --fa-quantization qk_mxfp8 made out words {INDEX}
     quant_type_modifier.py: --check --tree hand --json
     quant_type_modifier.py: --linear-quant mxfp8 --tree hand

@@ -15,9 +15,10 @@ import typer
 
 from mqo.data.cli import data
 from mqo.display import stderr
-from mqo.errors import MqoError, full_disk_of
+from mqo.errors import MqoError
 from mqo.launch import evaluation_cli
 from mqo.launch.evaluation_cli import IgnoreOption, TokenizerOption
+from mqo.output import folder_of, target_of
 from mqo.overlay import cli as overlay_cli
 from mqo.overlay.cli import TreeOption, root_of, settled
 from mqo.perf.cli import perf
@@ -159,8 +160,9 @@ def plot(
     from mqo.report import pictures
     from mqo.runs import RunFolder, latest
 
-    chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
     target = out or Path("operands.png" if operands else "loss.png")
+    target_of(target)  # before the runs are read
+    chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
     draw = pictures.plot_operands if operands else pictures.plot
     draw(chosen, target)
     print(target)
@@ -171,6 +173,9 @@ def rerun(
     run: Annotated[Path | None, typer.Argument(help="A run folder; by default the newest.")] = None,
     allow_versions: Annotated[
         bool, typer.Option("--allow-versions", help="Allow other versions of packages.")
+    ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code of a run that was not made here.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -183,7 +188,7 @@ def rerun(
     say = Display.on(sys.stderr if as_json else sys.stdout)
     project = Project.here()
     original = RunFolder(run.resolve()) if run else latest(project.runs)
-    found = replay(project, original, allow_versions=allow_versions, report=say)
+    found = replay(project, original, allow_versions=allow_versions, trust=trust, report=say)
     emit("rerun", found, found.line(), as_json)
     raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
 
@@ -234,7 +239,7 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as convert
 
-    made = convert(root_of(tree), source.resolve(), target.resolve(), stderr())
+    made = convert(root_of(tree), source.resolve(), target_of(target), stderr())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
 
@@ -258,7 +263,7 @@ def megatron_to_hf(
     from mqo.matrix import tables
 
     kind = tables.check_dtype(dtype)
-    paths = source.resolve(), target.resolve(), tokenizer and tokenizer.resolve()
+    paths = source.resolve(), target_of(target), tokenizer and tokenizer.resolve()
     made = convert(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
     emit("convert", made, "\n".join(made.lines()), as_json)
 
@@ -284,7 +289,7 @@ def export(
     from mqo.matrix import tables
 
     kind = tables.check_dtype(dtype)
-    places = source.resolve(), target.resolve()
+    places = source.resolve(), target_of(target)
     made = write(root_of(tree), *places, quant_type, layout, kind, stderr(), ignore_argument or ())
     emit("export", made, "\n".join(made.lines()), as_json)
 
@@ -315,9 +320,7 @@ def generate(
             expected="--types with --out and another folder, or neither",
         )
     named = types and expand("quant type", dict.fromkeys(quant_types()), types)
-    place = out.resolve() if out else own
-    with full_disk_of(place):
-        changed = write(place, named)
+    changed = write(folder_of(out) if out else own, named)
     print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
 
 

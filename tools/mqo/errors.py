@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_WORDS = ("no space left on device", "disk quota exceeded")  # of libraries and programs
 
 
 class MqoError(Exception):
@@ -124,6 +125,10 @@ def check_name(kind: str, name: object, valid: Collection[object]) -> None:
         raise UnknownNameError(kind, str(name), valid)
 
 
+class OutputError(MqoError):
+    """A place that a command does not write to."""
+
+
 class FileError(MqoError):
     """A file or folder that the system does not let a command read or write."""
 
@@ -142,16 +147,32 @@ def nearest(path: Path) -> Path:
 
 @contextmanager
 def full_disk_of(folder: Path) -> Iterator[None]:
-    """Raise DiskFullError, which names `folder`, for the OSError of a full disk.
+    """Raise DiskFullError, which names `folder`, for any error that a full disk caused.
 
-    A write does not say in its error which file it was for.
+    A write does not say in its error which file it was for. A typed error stays as it is.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        if isinstance(error, MqoError) or not is_full(error):
             raise
         raise DiskFullError(folder) from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether a full disk caused an error, by its number or by the words of a library.
+
+    What it was raised from or while handling counts, and the output of a program in its `detail`.
+    """
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        text = f"{one} {getattr(one, 'detail', '')}".lower()
+        if getattr(one, "errno", None) in FULL or any(words in text for words in _WORDS):
+            return True
+        one = one.__cause__ or one.__context__
+    return False
 
 
 def one_line(error: Exception | str) -> str:

@@ -55,6 +55,11 @@ def command() -> Iterator[None]:
             sys.exit(128 + signal.SIGINT)
 
 
+def drop_output() -> None:
+    """Drop what is left to print: at the end Python would fail to write it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def stops_raise() -> Iterator[None]:
     """Have Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mqo import process
-from mqo.errors import FULL, DiskFullError, FileError, MqoError
+from mqo.errors import FULL, DiskFullError, FileError, MqoError, is_full
 from mqo.untrusted import UntrustedFileError
 
 SCHEMA = 1
@@ -44,15 +44,18 @@ def guarded(command: Callable[[], Any], name: str = "mqo") -> None:
     try:
         with process.command():
             _run(command)
-    except BrokenPipeError:
-        # Who read us, `head` say, has seen enough; nothing is left to be written at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        process.drop_output()
     except MqoError as error:
         print(f"{name}: {error}", file=sys.stderr)
         if error.detail:
             print(error.detail.rstrip("\n"), file=sys.stderr)
-        if "--json" in sys.argv:
-            print(json.dumps({"schema": SCHEMA, "error": error.as_table()}, indent=1))
+        try:
+            if "--json" in sys.argv:
+                print(json.dumps({"schema": SCHEMA, "error": error.as_table()}, indent=1))
+            sys.stdout.flush()
+        except OSError:  # the output's own disk may be the full one
+            process.drop_output()
         sys.exit(error.exit_code)
 
 
@@ -77,6 +80,10 @@ def _run(command: Callable[[], Any]) -> None:
         if path is None:
             raise
         raise FileError(path, error) from error
+    except Exception as error:
+        if isinstance(error, MqoError) or not is_full(error):
+            raise
+        raise DiskFullError(None) from error
 
 
 def _check_words() -> None:

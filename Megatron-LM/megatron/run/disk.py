@@ -64,6 +64,14 @@ def explain(error: BaseException) -> DiskError | None:
     return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
 
 
+def full_text(place: Path, error: BaseException) -> str | None:
+    """Return what to say of an error in writing to `place`, if its full disk caused that."""
+    free = free_bytes(place)
+    if free >= _LEAST and not any(_says_full(one) for one in _chain(error)):
+        return None
+    return f"The disk of {place} is full: {readable(free)} are free"
+
+
 def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
     """Return about how many bytes a checkpoint of this run has; a collective.
 

@@ -19,11 +19,12 @@ MODELOPT_STATE = "modelopt_state"  # the folder of ModelOpt's state in an iterat
 class RunFiles:
     """The files and folders of one run, by its root folder.
 
-    `mqo` writes command.sh, cell.json, environment.json, quant.toml, overlay.diff, source/,
-    coverage.json and coverage.txt before the run, log.txt during it and result.json after it; the
-    training program writes metrics.jsonl, quant_stats.json, implementation.json, device.json,
-    failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With a tracker
-    there are trackers.json, tracker.txt and what the tracker itself keeps, such as wandb/.
+    `mqo` writes command.sh, cell.json, environment.json, origin.txt, quant.toml, overlay.diff,
+    source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after
+    it; the training program writes metrics.jsonl, quant_stats.json, implementation.json,
+    device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With
+    a tracker there are trackers.json, tracker.txt and what the tracker itself keeps, such as
+    wandb/.
     """
 
     root: Path
@@ -33,6 +34,7 @@ class RunFiles:
     quant_config = property(lambda self: self.root / "quant.toml")
     command = property(lambda self: self.root / "command.sh")
     config = property(lambda self: self.root / "cell.json")
+    origin = property(lambda self: self.root / "origin.txt")
     environment = property(lambda self: self.root / "environment.json")
     log = property(lambda self: self.root / "log.txt")
     metrics = property(lambda self: self.root / "metrics.jsonl")

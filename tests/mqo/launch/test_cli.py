@@ -18,6 +18,8 @@ from mqo.errors import (
     UnknownNameError,
 )
 from mqo.launch import cli, run
+from mqo.launch.checkpoint_lock import locked
+from mqo.launch.config import Cluster
 from mqo.launch.effects import NoEffectError
 from mqo.launch.prepare import check_tree
 from mqo.launch.upstream_flags import FlagError
@@ -372,3 +374,19 @@ def test_the_launcher_never_imports_torch():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'megatron')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# -- a CHECKPOINT in use ---------------------------------------------------------------------------
+
+
+def test_a_run_whose_checkpoint_is_in_use_is_refused_and_makes_no_folder(tmp_path, capsys):
+    saved, runs = tmp_path / "saved", tmp_path / "runs"
+    words = [str(saved), *NAMES, "--training-config", "smoke", "--runs", str(runs)]
+    with locked(saved, tmp_path / "first", Cluster(), print):
+        with pytest.raises(RunError, match=f"in use by run {tmp_path}/first"):
+            cli._main(words, False)
+        cli._main([*words, "--dry-run"], False)
+        assert f"# not yet: {saved} is in use by run {tmp_path}/first" in capsys.readouterr().out
+    assert not runs.exists()
+    cli._main([*words, "--dry-run"], False)
+    assert "in use" not in capsys.readouterr().out

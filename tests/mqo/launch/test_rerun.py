@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from mqo.errors import RunError
@@ -9,6 +10,7 @@ from mqo.launch import rerun as program
 from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.folder import create, write_facts
+from mqo.launch.origin import sign
 from mqo.launch.rerun import BitEqual, Differs, compare, redirected, rerun
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -48,6 +50,7 @@ def original(tmp_path, monkeypatch):
     command = [sys.executable, str(run.source / "train.py"), str(run.source)]
     command += ["--data-path", str(prefix), "--save", str(run.checkpoints)]
     write_facts(run, CONFIG, command, {"DATA": str(prefix), "LOSSES": json.dumps(LOSSES)})
+    sign(Project.here(), run)
     return run
 
 
@@ -248,3 +251,19 @@ def test_a_replay_goes_on_from_what_the_original_found_and_saves_elsewhere(itera
         *("--save", "/new/checkpoints", "--tensorboard-dir", "/new/tensorboard"),
     ]
     assert "--save" not in redirected(["py", "p"], folder, iteration=None)
+
+
+def test_a_foreign_run_is_rerun_only_if_it_is_trusted(original, tmp_path):
+    """Its command names a program of its own, which must not start."""
+    marker = tmp_path / "it ran"
+    (original.source / "train.py").write_text(f"open({str(marker)!r}, 'w')\n{TRAIN}")
+    with pytest.raises(RunError, match="--trust"):
+        replay(original)
+    assert not marker.exists()
+    found = replay(original, trust=True)
+    assert isinstance(found, BitEqual) and marker.exists()
+    assert not RunFolder(Path(found.run)).origin.exists()
+
+
+def test_a_rerun_of_ones_own_run_is_ones_own(original):
+    assert RunFolder(Path(replay(original).run)).origin.is_file()

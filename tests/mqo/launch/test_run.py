@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
+from mqo.launch.checkpoint_lock import LockLostError
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.folder import create
@@ -377,3 +378,27 @@ def test_the_latest_run_is_the_newest_that_recorded_anything(tmp_path):
     assert latest(tmp_path).root.name == "2026-01-02_b"
     with pytest.raises(RunError, match="holds no run"):
         latest(tmp_path / "2026-01-01_a")
+
+
+def test_a_training_that_lost_its_lock_is_killed_and_saves_no_more(folder, tmp_path):
+    class Lost:
+        def add(self, pid):
+            pass
+
+        def beat(self):
+            if "ready" in folder.log.read_text():
+                raise LockLostError("another run took it")
+
+    program = f"""
+        import signal
+        def save(*words):
+            open({str(tmp_path / "saved")!r}, "w").close()
+        signal.signal(signal.SIGTERM, save)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with pytest.raises(LockLostError):
+        launch._train(folder, command, {}, CONFIG, lambda text: None, list, Lost())
+    assert not (tmp_path / "saved").exists()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock, Timeout
 
 from mqo.errors import DataError
+from mqo.output import target_of
 from mqo.untrusted import read_json_object
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Pairs:
     def __init__(self, prefix: Path, keys: tuple[str, ...], inputs: str, width: int) -> None:
         self._folder = prefix.with_name(prefix.name + ".partial")
         self._prefix, self._keys, self._inputs, self._width = prefix, keys, inputs, width
+        for path in (self._folder, *(path for key in keys for path in self._pair(key))):
+            target_of(path)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self._folder / "lock")
         try:
@@ -113,13 +116,17 @@ class Pairs:
         for key in self._keys:
             _write_index(self._folder / f"{key}.idx", self._folder / f"{key}.len", self._width)
         for key in self._keys:
-            name = f"{self._prefix.name}_{key}_document"
-            index = self._prefix.with_name(f"{name}.idx")
+            content, index = self._pair(key)
             # An index of older data must at no time stand beside the new data.
             index.unlink(missing_ok=True)
-            (self._folder / f"{key}.bin").replace(self._prefix.with_name(f"{name}.bin"))
+            (self._folder / f"{key}.bin").replace(content)
             (self._folder / f"{key}.idx").replace(index)
         shutil.rmtree(self._folder)
+
+    def _pair(self, key: str) -> tuple[Path, Path]:
+        """Return the paths of the two files of a key."""
+        name = f"{self._prefix.name}_{key}_document"
+        return self._prefix.with_name(f"{name}.bin"), self._prefix.with_name(f"{name}.idx")
 
     def discard(self) -> None:
         """Remove everything that was written."""

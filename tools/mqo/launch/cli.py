@@ -25,9 +25,10 @@ from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plan import Planned, place
 from mqo.launch.prepare import check_config, check_tree
-from mqo.launch.run import dry_run, run, with_checkpoint_library
+from mqo.launch.run import check_checkpoint, dry_run, run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
+from mqo.output import folder_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -73,7 +74,9 @@ def _main(argv: list[str], front_end: bool) -> None:
         check_tracker(args.tracker)
     machine = _machine(args)
     config = config_from(args, extra, machine)
-    project = Project.here(args.runs)
+    for folder in filter(None, (args.checkpoint, args.tensorboard)):
+        folder_of(folder)
+    project = Project.here(args.runs and folder_of(args.runs))
     if args.dry_run:
         _dry_run(project, config, machine, args)
         return
@@ -81,7 +84,14 @@ def _main(argv: list[str], front_end: bool) -> None:
     if (done := finished(config)) is not None:
         say(f"finished : {done.line()}")
         return
-    result = run(project, config, allow_edits=args.allow_edits, report=say, tracker=args.tracker)
+    result = run(
+        project,
+        config,
+        allow_edits=args.allow_edits,
+        report=say,
+        tracker=args.tracker,
+        take_lock=args.take_lock,
+    )
     say(f"result   : {result.line()}")
     for line in differing_of(RunFolder(Path(result.run))):
         say(f"         : {line}")
@@ -103,6 +113,10 @@ def _dry_run(
     except MqoError as error:
         if args.device is None:
             raise
+        notes.append(f"not yet: {error}")
+    try:
+        check_checkpoint(project, config)
+    except MqoError as error:  # another run saves there now
         notes.append(f"not yet: {error}")
     planned = _planned(project, config, machine)
     notes += _checked(project, planned.config, machine)
@@ -173,6 +187,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     what = "a patch to leave out, or what the recipe has of: " + ", ".join(INGREDIENTS)
     add("--without", metavar="NAME", help=f"{what}; repeatable", **repeatable)
     add("--no-fusions", action="store_true", help="leave out fused kernels, for comparisons")
+    taken = "take CHECKPOINT also from a run that seems to save there (docs/checkpoints.md)"
+    add("--take-lock", action="store_true", help=taken)
     add("--allow-edits", action="store_true", help="run a tree that was edited by hand")
     add("--dry-run", action="store_true", help="show the command and the memory; do nothing")
     names = ", ".join(DEVICES)

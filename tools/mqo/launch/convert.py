@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.display import Say
-from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of
+from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
 from mqo.extras import missing
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.architecture import architecture_flags
@@ -34,6 +34,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
+from mqo.output import target_of
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
 from mqo.runs import checkpoints_of, run_of
@@ -201,6 +202,7 @@ def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """Yield a folder beside `target` that becomes it when all went well."""
+    target = target_of(target)
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +213,7 @@ def staged(target: Path) -> Iterator[Path]:
             with full_disk_of(target.parent):
                 yield stage
         except RunError as error:  # of the program, which may not say what it lacked
-            if shutil.disk_usage(folder).free < _NO_ROOM:
+            if is_full(error) or shutil.disk_usage(folder).free < _NO_ROOM:
                 raise DiskFullError(target.parent) from error
             raise
         readable = stage.stat().st_mode & 0o666

@@ -185,6 +185,13 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
     return [*every.split(), *log.split(), *board, *save, *load]
 
 
+def save_folder(config: RunConfig, folder: RunFolder) -> Path | None:
+    """Return where a run in `folder` saves; None if it saves nothing."""
+    flags = [*_output(config, folder), *config.experiment.extra_flags]
+    place = flag_table(flags).get("--save")
+    return Path(place).resolve() if place else None
+
+
 def distillation_flags(of: Experiment) -> list[str]:
     """Return the flags for a teacher, and for what is learned from it."""
     config = of.distillation_config

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import RunError
-from mqo.launch.command import command_of, flag_values, without_flag
+from mqo.launch.checkpoint_lock import locked
+from mqo.launch.command import command_of, flag_table, flag_values, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.folder import Environment, create, loaded_packages, packages, write_facts
+from mqo.launch.origin import foreign, is_own, sign
 from mqo.launch.run import Result, train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -58,14 +60,19 @@ def rerun(
     original: RunFolder,
     *,
     allow_versions: bool = False,
+    trust: bool = False,
     report: Say = print,
 ) -> BitEqual | Differs:
     """Train again in a new run folder, from the original's source, quant.toml and command.
 
-    RunError if what the run read is not there any more, if packages that it loaded have other
-    versions (unless `allow_versions`), and if training fails.
+    RunError if the run is not this user's own (unless `trust`), if what it read is not there any
+    more, if packages that it loaded have other versions (unless `allow_versions`), and if training
+    fails.
     """
     config, facts = _read(original)
+    own = is_own(project, original)
+    if not own and not trust:
+        raise foreign(original)
     _check_inputs(original, config, facts)
     _check_versions(original, facts, allow_versions, report)
     command, env = command_of(original)
@@ -77,7 +84,11 @@ def rerun(
     env = {name: _moved(value, was, folder) for name, value in env.items()}
     command = redirected(moved, folder, facts.inputs.iteration)
     write_facts(folder, config, command, env)
-    result = train(folder, config, command, env, *_known(original), report)
+    if own:
+        sign(project, folder)
+    saves, where = flag_table(command).get("--save"), config.placement.cluster
+    with locked(saves and Path(saves), folder.root, where, report) as lock:
+        result = train(folder, config, command, env, *_known(original), report, lock=lock)
     _note_additional(original, folder, report)
     return compare(original, RunFolder(Path(result.run)))
 

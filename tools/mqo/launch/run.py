@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,23 +24,26 @@ from mqo.data.prepare import layout
 from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
+from mqo.launch.checkpoint_lock import CheckpointLock, LockLostError, check_free, locked
 from mqo.launch.checks import VALIDATED, check_run
 from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
 from mqo.launch.finished import note_finished, started_from
-from mqo.launch.flags import RunData, length, megatron_flags
+from mqo.launch.flags import RunData, length, megatron_flags, save_folder
 from mqo.launch.folder import create, write_facts
 from mqo.launch.libraries import library_labels, modelopt_quantization
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
+from mqo.launch.origin import sign
 from mqo.launch.plan import place
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
 from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
-from mqo.process import end_left, leaves_on_signal, started, temporary_folder
+from mqo.overlay.tree import Tree
+from mqo.process import end, end_left, leaves_on_signal, started, temporary_folder
 from mqo.project import Project
 from mqo.recipes.show import kept_out
 from mqo.run_records import RunEnd, parsed
@@ -112,13 +116,17 @@ def run(
     report: Say = print,
     folder: RunFolder | None = None,
     tracker: str | None = None,
+    take_lock: bool = False,
 ) -> Result:
     """Train in a folder of its own, a new one or `folder`; RunError when training fails.
 
     `folder` exists, and holds nothing that a run keeps. A `tracker` follows the training.
+    `take_lock` takes CHECKPOINT also from a run that seems to save there.
     """
     series, machine = Series.of(project), detect()
     check_config(config, machine)
+    if not take_lock:
+        check_checkpoint(project, config)
     of, asked, megatron = config.experiment, config.quantization, config.placement.megatron
     if megatron is None:
         tree = ready_tree(project, series, report, allow_edits=allow_edits)
@@ -138,21 +146,50 @@ def run(
             report(f"note     : {note}")
     data = ready_data(project, of, report)
     note_checkpoint(of, report)
-    folder = folder or create(project.runs, config.title)
+    run_folder = folder or create(project.runs, config.title)
+    saves, where = save_folder(config, run_folder), config.placement.cluster
+    try:
+        with (
+            full_disk_of(run_folder.root),
+            locked(saves, run_folder.root, where, report, take=take_lock) as lock,
+        ):
+            source, types = _take_source(run_folder, tree, series, config, report)
+            command, env = build_command(project, config, machine, run_folder, data, source)
+            write_facts(run_folder, config, command, env)
+            sign(project, run_folder)
+            if megatron is None:  # else the source has its own idea of a program
+                coverage.record(project, run_folder, config, data, report)
+            return train(run_folder, config, command, env, data, types, report, tracker, lock)
+    finally:
+        if folder is None:
+            with suppress(OSError):
+                run_folder.root.rmdir()  # if nothing was written: the lock was refused
+
+
+def _take_source(
+    folder: RunFolder, tree: Tree, series: Series, config: RunConfig, report: Say
+) -> tuple[Path, dict[str, str]]:
+    """Put the source that runs and quant.toml into the folder.
+
+    Returns:
+        The root of the source, and the types of the run by site or library.
+    """
+    asked = config.quantization
     shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run goes by its own")
     report(f"source   : {_types(shot.types)}")
     if asked.recipe is not None:
-        report(f"recipe   : {kept_out(asked.recipe, num_layers(of))}")
+        report(f"recipe   : {kept_out(asked.recipe, num_layers(config.experiment))}")
     options = config.quant_toml(dict(asked.types or shot.types))
     folder.quant_config.write_text(options, encoding="utf-8")
-    command, env = build_command(project, config, machine, folder, data, shot.tree.root)
-    write_facts(folder, config, command, env)
-    if megatron is None:  # else the source has its own idea of a program
-        coverage.record(project, folder, config, data, report)
-    types = dict(shot.types) | config.quantization.library_types
-    return train(folder, config, command, env, data, types, report, tracker)
+    return shot.tree.root, dict(shot.types) | asked.library_types
+
+
+def check_checkpoint(project: Project, config: RunConfig) -> None:
+    """Raise RunError if another run saves where this one would."""
+    folder = RunFolder(project.runs / config.title)
+    check_free(save_folder(config, folder), config.placement.cluster)
 
 
 def with_checkpoint_library(project: Project, config: RunConfig) -> RunConfig:
@@ -171,6 +208,7 @@ def train(
     types: dict[str, str],
     report: Say,
     tracker: str | None = None,
+    lock: CheckpointLock | None = None,
 ) -> Result:
     """Run the command in its prepared folder, and sum up; RunError when training fails."""
     report(f"run      : {folder.root}")
@@ -179,7 +217,7 @@ def train(
         tracker = None  # the last node has the metrics
     with following(folder, tracker, report) as news:
         with full_disk_of(folder.root):
-            _train(folder, command, env, config, report, news)
+            _train(folder, command, env, config, report, news, lock)
         if taken := folder.read_implementation():
             report(f"ran with : {'; '.join(f'{kind} {names}' for kind, names in taken.items())}")
         if not folder.metrics.exists():
@@ -258,10 +296,12 @@ def _train(
     config: RunConfig,
     report: Say,
     news: News,
+    lock: CheckpointLock | None = None,
 ) -> None:
     """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
 
     Raises:
+        LockLostError: another run took the lock; this one was killed, as it must not save.
         RunError: it failed; or a signal made it save and leave before its end, with the exit code
             os.EX_TEMPFAIL, "try again".
     """
@@ -282,7 +322,10 @@ def _train(
     ):
         alone = TORCHRUN not in command
         leaving.watch(process, is_worker=alone)
+        if lock is not None:
+            lock.add(process.pid)
         for warnings in _logged(process, log):
+            _keep(lock, process)
             for line in (*warnings, *progress.update(), *news()):
                 display(line)
             display.show(progress.line())
@@ -302,6 +345,16 @@ def _train(
             help="The same command, with a CHECKPOINT, continues from there",
             exit_code=os.EX_TEMPFAIL,
         )
+
+
+def _keep(lock: CheckpointLock | None, process: subprocess.Popen) -> None:
+    """Keep the lock; kill the training if it is lost: asked to end, it would save once more."""
+    try:
+        if lock is not None:
+            lock.beat()
+    except LockLostError:
+        end(process, grace=0)
+        raise
 
 
 def _how_far(config: RunConfig, progress: Progress) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import shlex
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import jinja2
 from mqo.errors import DataError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Mode, Model
+from mqo.output import new_file
 from mqo.project import Project
 from mqo.torch_free import formats
 
@@ -126,8 +128,13 @@ def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
     this project.
     """
     launcher = Project.here().root / "script/train_config.py" if types is not None else None
-    made = scripts(types, launcher)
-    changed = [folder / path for path, text in made if _write(folder / path, text, 0o755)]
+    made, is_new = scripts(types, launcher), not folder.exists()
+    try:
+        changed = [folder / path for path, text in made if _write(folder / path, text, 0o755)]
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     tables_of = ((README, "modes", mode_table), (FORMATS, "formats", format_table))
     for path, name, table in tables_of if types is None else ():
         file = (folder / path).resolve()
@@ -141,7 +148,7 @@ def _write(path: Path, text: str, mode: int = 0o644) -> bool:
     """Write the file unless it holds just this; whether it did not."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    path.chmod(mode)
+    with new_file(path) as file:
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
     return True

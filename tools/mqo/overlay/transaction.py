@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mqo.errors import OverlayError
+from mqo.output import target_of
 from mqo.overlay import journal as notes
 from mqo.overlay import writable
 from mqo.overlay.journal import BUILDING, INCOMING, JOURNAL, STORE, Building, Journal, Move
@@ -111,6 +112,7 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     The caller holds the lock of the tree at `root`. Where that may not be written no note is made,
     and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written.
     """
+    target = target_of(target)
     if target.exists():
         raise OverlayError(f"{target} exists", expected="a folder to be made")
     incoming, note = root / STORE / INCOMING, notes.start_building(target.resolve())

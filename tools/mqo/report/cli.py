@@ -35,10 +35,12 @@ def report(
     ] = False,
 ) -> None:
     """Compare runs on one page that works offline, with pictures and tables beside it."""
+    from mqo.output import target_of
     from mqo.project import Project
     from mqo.report.collect import collect
     from mqo.report.compare import compare
 
+    target_of(out)  # before the runs are read
     found, left_out = collect(runs or [Project.here().runs])
     groups, repeated = compare(found, tolerance / 100)
     left_out += repeated
@@ -117,8 +119,9 @@ def replaced(target: Path) -> Iterator[Path]:
     RunError where something else stands there.
     """
     from mqo.errors import RunError, full_disk_of
+    from mqo.output import target_of
 
-    target = target.resolve()
+    target = target_of(target)
     ours = (target / PAGE).exists() and (target / "report.json").exists()
     if target.exists() and not ours and not (target.is_dir() and not any(target.iterdir())):
         raise RunError(

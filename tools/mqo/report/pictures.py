@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
+from mqo.output import new_file
 from mqo.report.colors import DASHES, SYMBOLS, look
 from mqo.report.compare import Group
 from mqo.report.curves import MOST, Curve, first, of_group, of_runs
@@ -39,8 +40,8 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
             expected=f"at most {MOST}, which can be told apart",
             help="`mqo report` makes a page on which each can be shown by a click",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draw_curves(curves, "", [target])
+    with new_file(target) as file:
+        draw_curves(curves, "", [file])
 
 
 def _check_ending(target: Path) -> None:
@@ -167,8 +168,8 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
             f"{runs[0].root} has no statistics of operands",
             expected="a run that quantizes, with --record-every of 1 or more",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draw_maps(found, curves[0].label, [target])
+    with new_file(target) as file:
+        draw_maps(found, curves[0].label, [file])
 
 
 def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None:

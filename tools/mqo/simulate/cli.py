@@ -49,8 +49,8 @@ def simulate(
     pipeline stage; exit 1 if it does not fit.
     """
     from mqo.display import stderr
-    from mqo.errors import MqoError, full_disk_of
-    from mqo.runs import replace_text
+    from mqo.errors import MqoError
+    from mqo.output import new_file, target_of
     from mqo.simulate.command import Asked, simulated
     from mqo.simulate.lines import lines
 
@@ -58,13 +58,15 @@ def simulate(
         raise MqoError(
             f"There is no folder for {page}", expected="a file in a folder that is there"
         )
+    if page is not None:
+        target_of(page)  # before the step runs
     asked = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
     found = simulated(asked, settled(tree), stderr())
     if page is not None:
         from mqo.simulate.page import page as render
 
-        with full_disk_of(page.absolute().parent):
-            replace_text(page, render(found))
+        with new_file(page) as file:
+            file.write_text(render(found), encoding="utf-8")
         print(page, file=sys.stderr)
     emit("simulate", None, "\n".join(lines(found)), as_json, **found.as_table())
     raise typer.Exit(0 if found.fits else 1)

@@ -75,6 +75,7 @@ def sweep(
     """
     from mqo.launch.config import Cluster
     from mqo.matrix import tables
+    from mqo.output import folder_of
     from mqo.project import Project
     from mqo.sweep import configs
     from mqo.sweep.state import SweepFolder
@@ -100,7 +101,7 @@ def sweep(
     )
     configs.check(asked)
     project = Project.here()
-    place = SweepFolder((folder or default_folder(project, asked)).resolve())
+    place = SweepFolder(folder_of(folder or default_folder(project, asked)))
     with place.held():
         executor = _executor(place, slurm, jobs, nproc_per_node, len(asked), tracker)
         ended = _run(project, place, asked, executor)

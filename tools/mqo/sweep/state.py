@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from pydantic import FiniteFloat
 from pydantic.dataclasses import dataclass
 
-from mqo.errors import MqoError, RunError, one_line
+from mqo.errors import MqoError, RunError, full_disk_of, one_line
 from mqo.launch.config import RunConfig
 from mqo.launch.run import Result
 from mqo.run_records import SHOWN, parsed
@@ -72,6 +72,11 @@ class SweepFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder for one sweep; MqoError for a second one."""
+        with full_disk_of(self.root), self._locked():
+            yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
         holder, lock = self.root / ".holder", FileLock(self.root / ".lock")
         try:
@@ -87,6 +92,11 @@ class SweepFolder:
             holder.write_text(str(os.getpid()), encoding="utf-8")
             yield
         finally:
+            if not self.file.exists():  # the sweep wrote nothing
+                holder.unlink(missing_ok=True)
+                (self.root / ".lock").unlink(missing_ok=True)
+                with suppress(OSError):
+                    self.root.rmdir()
             lock.release()
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:

@@ -117,7 +117,7 @@ def check_targets(args: argparse.Namespace) -> None:
             expected="--export-quant-cfg FORMAT, or --export-dir alone",
         )
     for target in filter(None, (args.save, args.export_dir)):
-        if target.exists():
+        if target.exists() or target.is_symlink():
             raise PtqError(f"{target} is there already", expected="a new folder")
 
 
@@ -218,9 +218,15 @@ def staged(target: Path) -> Iterator[Path]:
         stage.mkdir()
         try:
             yield stage
-        except Exception as error:
-            if full := disk.explain(error):
-                raise PtqError(str(full)) from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # CheckpointException, of torch, is not an Exception
+            if full := disk.full_text(target.parent, error):
+                raise PtqError(
+                    full,
+                    expected="room for what is written there",
+                    help="Free some space, or give a folder on another disk",
+                ) from error
             raise
         readable = stage.stat().st_mode & 0o666
         for path in stage.rglob("*"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mqo import process
-from mqo.errors import MqoError
+from mqo.errors import FULL, DiskFullError, MqoError
 from mqo.overlay.literals import TYPES
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
@@ -52,13 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # who reads the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        process.drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _fail(DiskFullError(None), arguments)
     except MqoError as error:
-        print(f"quant_type_modifier: {error}", file=sys.stderr)
+        return _fail(error, arguments)
+
+
+def _fail(error: MqoError, arguments: Sequence[str]) -> int:
+    """Print the error, with --json as JSON, too; return the exit code."""
+    print(f"quant_type_modifier: {error}", file=sys.stderr)
+    try:
         if "--json" in arguments:
             print(json.dumps({"schema": SCHEMA, "error": str(error)}))
-        return error.exit_code
+        sys.stdout.flush()
+    except OSError:  # the output's own disk may be the full one
+        process.drop_output()
+    return error.exit_code
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,67 @@
+"""Trainings that are killed and started again; tests/kill_trainings.py kills more of them."""
+
+import os
+import random
+import subprocess
+
+import pytest
+from mqo.project import Project
+
+pytest.importorskip("torch")
+from .kill_trainings import LAST, MODES, Kill, Training, try_kills
+
+if not (Project.here().tree / "megatron/core").exists():
+    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+BATCH = Project.here().root / "script/slurm.sbatch"
+STOCHASTIC = next(iter(MODES))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A function that returns the undisturbed training of a mode."""
+    made = {}
+
+    def get(mode):
+        if mode not in made:
+            made[mode] = Training(tmp_path_factory.mktemp("whole"), mode)
+            code, said = made[mode].start()
+            assert code == 0, said
+        return made[mode]
+
+    return get
+
+
+@pytest.mark.slow
+def test_a_training_killed_in_its_last_save_and_before_its_end_ends_the_same(whole, tmp_path):
+    kills = [Kill("save", LAST, 0, False), Kill("end", LAST, 0, True)]
+    done, found = try_kills(tmp_path / "killed", STOCHASTIC, whole(STOCHASTIC), kills)
+    assert done == kills
+    assert found == []
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_queues_again_after_its_end_exits_with_0(whole, tmp_path):
+    training = whole(STOCHASTIC)
+    srun = tmp_path / "srun"
+    srun.write_text('while [[ $1 == -* ]]; do shift; done; SLURM_NODEID=0 exec "$@"')
+    (tmp_path / "scontrol").write_text('[[ $1 == show ]] && echo "$HOSTNAME" || exit 9')
+    for program in (srun, tmp_path / "scontrol"):
+        program.write_text(f"#!/usr/bin/env bash\n{program.read_text()}\n")
+        program.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "this"}
+    job |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1"}
+    env = os.environ | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", BATCH, *training.command[1:]]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "already trained" in done.stdout
+    assert len(training.folders()) == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mode", MODES)
+def test_a_training_killed_at_random_ends_the_same(whole, tmp_path, mode):
+    rng = random.Random(mode)
+    kills = [Kill.draw(rng, 20) for _ in range(3)]
+    assert try_kills(tmp_path / "killed", mode, whole(mode), kills)[1] == []

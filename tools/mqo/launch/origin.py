@@ -1,0 +1,84 @@
+"""Tell a run that this user made here from a foreign one, before a rerun executes its code.
+
+A rerun executes the source that a run folder keeps, by the command and with the variables of its
+command.sh. So each run folder gets a signature of these files. The key never leaves the project's
+cache, and another user cannot read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from mqo.errors import RunError
+from mqo.process import temporary_folder
+from mqo.project import Project
+from mqo.runs import RunFolder
+
+_KEY_BYTES = 32
+_BYTECODE = "__pycache__"  # a rerun does not copy it
+
+
+def sign(project: Project, run: RunFolder) -> None:
+    """Write the signature of a run that is about to start, if this user has a key."""
+    with suppress(OSError):
+        run.origin.write_text(_signature(run, _key(project)), encoding="ascii")
+
+
+def is_own(project: Project, run: RunFolder) -> bool:
+    """Return whether this user made the run here, and its code is as it was then."""
+    try:
+        was = run.origin.read_bytes()[: 2 * _KEY_BYTES]
+        return hmac.compare_digest(was, _signature(run, _key(project)).encode("ascii"))
+    except (OSError, ValueError):
+        return False
+
+
+def foreign(run: RunFolder) -> RunError:
+    """Return the error for a run whose code is not known to be the user's own."""
+    return RunError(
+        f"{run.root} was not made here, or its code was changed since",
+        expected="a run of this user and this project: a rerun executes the run's source/, by its "
+        "command.sh",
+        help="Read both as you would read any program from elsewhere; then use `mqo rerun --trust`",
+    )
+
+
+def _signature(run: RunFolder, key: bytes) -> str:
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for path in _files(run):
+        content = hashlib.sha256(path.read_bytes()).digest()
+        digest.update(path.relative_to(run.root).as_posix().encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _files(run: RunFolder) -> Iterator[Path]:
+    """Yield what a rerun executes or reads its options from; ValueError for a link among it."""
+    source = (path for path in run.source.rglob("*") if _BYTECODE not in path.parts)
+    for path in sorted([run.command, run.config, run.quant_config, *source]):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link")
+        if path.is_file():
+            yield path
+
+
+def _key(project: Project) -> bytes:
+    """Return this user's key, which is made if it is not there; OSError if that fails."""
+    path = project.cache / f"runs-{os.getuid()}.key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(".key-", path.parent) as folder:  # readable by its owner only
+            new = folder / path.name
+            new.touch(mode=0o600)
+            new.write_bytes(secrets.token_bytes(_KEY_BYTES))
+            with suppress(FileExistsError):  # another command was faster
+                path.hardlink_to(new)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path} is damaged")
+    return key
