@@ -89,7 +89,8 @@ REASONS = {
         f"{T}program.py::Program._exit_code",
         f"{T}program.py::Program.wait",
         f"{T}program.py::ask",
-        f"{T}sweep/state.py::SweepFolder.held",
+        f"{T}launch/origin.py::_key",
+        f"{T}sweep/state.py::SweepFolder._locked",
         "tools/bootstrap.py::_is_ready",
     ],
     "a download that is compared with its pinned hash": [
@@ -110,10 +111,11 @@ REASONS = {
         f"{T}data/mix.py::_dictionary",
         f"{T}data/mix.py::_essays",
         f"{T}doctor.py::_container_limit",
+        f"{T}launch/lock_holder.py::Host.here",
+        f"{T}launch/lock_holder.py::_stat",
         f"{T}launch/machine.py::cpu_model",
         f"{T}launch/machine.py::torch_cuda",
-        f"{T}overlay/quant_types/cli.py::main",
-        f"{T}terminal.py::guarded",
+        f"{T}process.py::drop_output",
     ],
     "after check_file or check_tokenizer in the same function": [
         f"{PTQ}quantize",
@@ -131,6 +133,9 @@ REASONS = {
         f"{Q}config.py::parse",
         f"{T}data/corpus.py::_texts",
         f"{T}data/encode.py::_of",
+    ],
+    "opens to write as well, with the checks of the reader": [
+        f"{T}launch/checkpoint_lock.py::_open"
     ],
     "each file goes through copy_file": [f"{T}launch/rerun.py::_copy"],
     "packs for writing, links as links": [f"{T}track/content.py::pack"],

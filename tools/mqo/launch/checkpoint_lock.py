@@ -23,6 +23,7 @@ from mqo.errors import FileError, RunError, full_disk_of
 from mqo.launch.config import Cluster
 from mqo.launch.lock_holder import STALE_S, Holder, Host, Job, Process, Record
 from mqo.process import held
+from mqo.untrusted import Limit, read_bytes
 
 FILE = "mqo.lock"
 BEAT_S = 20  # between two signs of life
@@ -212,7 +213,7 @@ def check_free(folder: Path | None, where: Cluster) -> None:
         return
     here, job = Host.here(), Job.of(where)
     try:
-        record = Record.parse((folder / FILE).read_bytes())
+        record = Record.parse(read_bytes(folder / FILE, Limit.SETTINGS))
     except (OSError, ValueError):
         return  # the run itself looks at it again
     for holder in record.rivals(job, where.node_rank):

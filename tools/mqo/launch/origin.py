@@ -19,6 +19,7 @@ from mqo.errors import RunError
 from mqo.process import temporary_folder
 from mqo.project import Project
 from mqo.runs import RunFolder
+from mqo.untrusted import Limit, read_bytes
 
 _KEY_BYTES = 32
 _BYTECODE = "__pycache__"  # a rerun does not copy it
@@ -33,7 +34,7 @@ def sign(project: Project, run: RunFolder) -> None:
 def is_own(project: Project, run: RunFolder) -> bool:
     """Return whether this user made the run here, and its code is as it was then."""
     try:
-        was = run.origin.read_bytes()[: 2 * _KEY_BYTES]
+        was = read_bytes(run.origin, Limit.NAME)
         return hmac.compare_digest(was, _signature(run, _key(project)).encode("ascii"))
     except (OSError, ValueError):
         return False
@@ -52,7 +53,7 @@ def foreign(run: RunFolder) -> RunError:
 def _signature(run: RunFolder, key: bytes) -> str:
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for path in _files(run):
-        content = hashlib.sha256(path.read_bytes()).digest()
+        content = hashlib.sha256(read_bytes(path)).digest()
         digest.update(path.relative_to(run.root).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()
 
