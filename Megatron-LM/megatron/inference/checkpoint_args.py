@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
-from megatron.run.isolated import limits_of, try_first
 from megatron.run.ranks import with_group
-from megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
+from megatron.run.unpickle import CheckpointError, check_common_state, check_metadata, typed_errors
 from megatron.run.untrusted import Limit, check_file
 
 from .errors import SavedError, reading
@@ -38,15 +37,10 @@ def common_state(folder: Path) -> dict[str, Any]:
     """
     with_group()
     check_metadata(folder)
-
-    def load() -> dict[str, Any]:
+    check_common_state(folder)
+    try:
         with typed_errors():
             return dist_checkpointing.load_common_state_dict(str(folder))
-
-    with reading():
-        try_first(load, folder, limits_of(0))
-    try:
-        return load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle raises whatever it likes

@@ -17,7 +17,7 @@ from torch.nn import Module
 
 from . import engine
 from .ranks import all_ranks, rank
-from .unpickle import METADATA, CheckpointError, check_metadata
+from .unpickle import METADATA, CheckpointError, check_common_state, check_metadata
 from .untrusted import (
     Limit,
     NoFileError,
@@ -134,7 +134,9 @@ def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
     if found is None and chosen is None and _verifies(args) and not pretrained:
         found = choose(folder, fault, own=_is_own(args, folder))
-    check_metadata(loaded(folder, found[0] if found else chosen))
+    checkpoint = loaded(folder, found[0] if found else chosen)
+    check_metadata(checkpoint)
+    check_common_state(checkpoint)
     return found
 
 

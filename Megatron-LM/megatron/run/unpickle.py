@@ -187,6 +187,27 @@ def check_metadata(checkpoint: Path) -> None:
         raise _refusal(error.path, error.clause) from error
 
 
+def check_common_state(checkpoint: Path) -> None:
+    """Load what is no tensor of an iteration's folder, in a child with limits.
+
+    Raises:
+        CheckpointError: it exceeds the limits, or ends the child.
+    """
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    if not (checkpoint / "metadata.json").is_file():
+        return  # one file per rank, as torch.save writes it
+
+    def load() -> None:
+        with typed_errors():  # torch's own exception does not derive from Exception
+            load_common_state_dict(str(checkpoint))
+
+    try:
+        try_first(load, checkpoint, limits_of(0))
+    except UntrustedFileError as error:
+        raise _refusal(error.path, error.clause) from error
+
+
 def read_metadata(file: BinaryIO) -> Metadata:
     """Return what a `.metadata` file holds. Only constructors of torch's own records run.
 

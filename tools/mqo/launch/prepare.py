@@ -29,6 +29,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
 from mqo.runs import checkpoints_of
+from mqo.untrusted import check_tokenizer, reading
 
 
 def check_config(
@@ -83,12 +84,17 @@ def _check_pair(config: RunConfig) -> None:
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    of = config.experiment
-    if of.tokenizer is not None and not of.tokenizer.exists():
+    """Raise MissingError for no tokenizer, or DataError for one that exceeds the limits."""
+    tokenizer = config.experiment.tokenizer
+    if tokenizer is None:
+        return
+    if not tokenizer.exists():
         raise MissingError(
-            f"There is no tokenizer at {of.tokenizer}",
+            f"There is no tokenizer at {tokenizer}",
             expected="a folder with tokenizer.json (as transformers saves one)",
         )
+    with reading(DataError):
+        check_tokenizer(tokenizer)
 
 
 def _check_data(config: RunConfig) -> None:
