@@ -110,6 +110,10 @@ ELSEWHERE = {
 }
 
 
+# Not heavy: one command of each way to write.
+LIGHT = ("plot, pdf", "report", "snapshot", "matrix", "data", "convert, to hf", "train, CHECKPOINT")
+
+
 class Have:
     """What the commands read: a run that saved, and what was made of it."""
 
@@ -172,8 +176,14 @@ def check_refused(done, *parts):
         assert str(part) in last
 
 
-@pytest.mark.parametrize("free", FREE)
-@pytest.mark.parametrize("command", WRITES)
+def marked(commands):
+    """The commands as parameters, each one heavy unless it is LIGHT."""
+    heavy = pytest.mark.heavy
+    return [pytest.param(name, marks=() if name in LIGHT else heavy) for name in commands]
+
+
+@pytest.mark.parametrize("free", [FREE[0], pytest.param(FREE[1], marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("command", marked(WRITES))
 def test_a_command_names_the_full_disk_and_leaves_nothing(disk, have, command, free):
     fill(disk, free)
     done = run(WRITES[command](have, disk))
@@ -188,7 +198,7 @@ def test_a_command_names_the_full_disk_and_leaves_nothing(disk, have, command, f
         subprocess.run(["rm", "-rf", *(disk / name for name in left)], check=True)
 
 
-@pytest.mark.parametrize("command", TRAINS)
+@pytest.mark.parametrize("command", marked(TRAINS))
 def test_a_training_names_the_full_disk(disk, have, command):
     fill(disk, 0)
     done = run(TRAINS[command](have, disk))
