@@ -10,7 +10,7 @@ from .fuzz.limited import Ending
 from .fuzz.makers import COMMANDS, Case, Sound, make
 from .fuzz_files import GOOD, has_leaked, judge, try_group
 
-SLICE = {"payloads": 3, "runs": 8, "hf": 5, "tokenizers": 5}
+SLICE = {"payloads": 2, "runs": 4, "hf": 4, "tokenizers": 2}
 SEED = 1
 # What a command does, and how it is judged.
 PROGRAMS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..run.untrusted import METADATA, open_safetensors, read_safetensors_header
+from ..run.untrusted import METADATA, Limit, check_file, open_safetensors, read_safetensors_header
 from .errors import SavedError, reading
 from .hf_kind import BUFFERS, CONFIG, weight_files
 
@@ -44,6 +44,8 @@ def check_config(folder: Path) -> None:
     """Raise SavedError unless transformers takes the values in a folder's config.json."""
     from transformers import AutoConfig
 
+    with reading():
+        check_file(folder / CONFIG, Limit.RECORD, within=folder)
     try:
         AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the classes of transformers raise errors of any type
