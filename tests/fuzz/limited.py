@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -22,6 +23,7 @@ from .. import forking
 
 MOST_SECONDS = 150
 MOST_MEMORY = 6 << 30  # bytes of the command and all that it started
+MOST_WRITTEN = 1 << 30  # bytes of a file
 POLL_S = 0.05
 PROJECT = Project.here()
 
@@ -40,6 +42,8 @@ class Ending:
         """Return used, refused, or the kind of failure."""
         if self.limit:
             return self.limit
+        if "File too large" in self.out + self.err or "disk is full" in self.err:
+            return "disk"
         if "Traceback (most recent" in self.out + self.err:
             return "traceback"
         if self.code not in (0, 1, 2):
@@ -51,7 +55,8 @@ class Ending:
 
 def run(words: list[str], folder: Path) -> Ending:
     """Run a command in `folder`: `mqo ...`, or a Python program with its path."""
-    forking.server()  # before the fork, for all commands
+    server = forking.server()  # before the fork, for all commands
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
     begun = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -80,6 +85,7 @@ def _become(words: list[str], folder: Path) -> None:
     code = 70
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
         os.chdir(folder)
         for name, stream in (("out.txt", 1), ("err.txt", 2)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
