@@ -91,7 +91,7 @@ def _become(words: list[str], folder: Path) -> None:
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # pytest has streams of its own.
-        sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: PTH123
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
         os.environ |= {"MLFLOW_TRACKING_URI": f"file:{folder}/mlruns", "HF_HUB_OFFLINE": "1"}
         process.spawn = forking.popen
         coverage.record = lambda *words: None  # a process per training that reads no file
