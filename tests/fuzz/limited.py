@@ -25,6 +25,7 @@ MOST_SECONDS = 150
 MOST_MEMORY = 6 << 30  # bytes of the command and all that it started
 MOST_WRITTEN = 1 << 30  # bytes of a file
 POLL_S = 0.05
+OUTPUTS = ("out.txt", "err.txt")
 PROJECT = Project.here()
 
 
@@ -57,6 +58,8 @@ def run(words: list[str], folder: Path) -> Ending:
     """Run a command in `folder`: `mqo ...`, or a Python program with its path."""
     server = forking.server()  # before the fork, for all commands
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
+    for name in OUTPUTS:
+        (folder / name).write_text("")
     begun = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -75,7 +78,7 @@ def run(words: list[str], folder: Path) -> Ending:
             _kill(child)
             _, status = os.waitpid(child, 0)
     _kill(None)
-    texts = [(folder / name).read_text(errors="replace") for name in ("out.txt", "err.txt")]
+    texts = [(folder / name).read_text(errors="replace") for name in OUTPUTS]
     code = os.waitstatus_to_exitcode(status)
     return Ending(code, *texts, limit, time.monotonic() - begun)
 
@@ -87,7 +90,7 @@ def _become(words: list[str], folder: Path) -> None:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
         os.chdir(folder)
-        for name, stream in (("out.txt", 1), ("err.txt", 2)):
+        for stream, name in enumerate(OUTPUTS, 1):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # pytest has streams of its own.
