@@ -82,10 +82,11 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
     # Not before `enter_tree`: it imports megatron.device, which looks for GPUs.
-    from megatron.inference.hf_folder import stored_tensors
+    from megatron.inference.hf_folder import check_config, stored_tensors
     from megatron.inference.hf_kind import check_folder
 
     check_folder(source)
+    check_config(source)
     found = stored_tensors(source)
     stage("building the model", 1)
     args, model = build([*flags, *dtype_flags(found), "--save", str(target)])

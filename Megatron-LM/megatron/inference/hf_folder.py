@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..run.untrusted import METADATA, open_safetensors, read_safetensors_header
-from .errors import reading
-from .hf_kind import BUFFERS, weight_files
+from ..run.untrusted import METADATA, Limit, check_file, open_safetensors, read_safetensors_header
+from .errors import SavedError, reading
+from .hf_kind import BUFFERS, CONFIG, weight_files
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,19 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             if name != METADATA:
                 tensors[name] = StoredTensor(path, tuple(part["shape"]), part["dtype"])
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
+
+
+def check_config(folder: Path) -> None:
+    """Raise SavedError unless transformers takes the values in a folder's config.json."""
+    from transformers import AutoConfig
+
+    with reading():
+        check_file(folder / CONFIG, Limit.RECORD, within=folder)
+    try:
+        AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # the classes of transformers raise errors of any type
+        found = " ".join(str(error).split())[:300]
+        raise SavedError(
+            f"transformers does not take {folder / CONFIG}: {type(error).__name__}: {found}",
+            "a config.json of a model that it loads",
+        ) from error

@@ -11,6 +11,7 @@ test_untrusted_files.py lists the few other places that may open a file.
 
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 METADATA = "__metadata__"  # of a safetensors header, next to the tensors
+# Bits of a value of safetensors, by dtype.
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8}
+BITS |= {"F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
+BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64}
 MOST_NESTED = 100  # levels of lists and tables
 MOST_NODES = 100_000  # of YAML, with each alias replaced by its content
 MOST_ENTRIES = 1_000_000  # of a folder and the folders below it
@@ -333,7 +338,7 @@ def _is_shallow(value: Any) -> bool:
 def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mapping[str, Any]:
     """Return {tensor: {"dtype", "shape", "data_offsets"}} of a safetensors file, and its metadata.
 
-    Every tensor is inside the file.
+    The tensors fill the file without gaps, as that library demands.
     """
     with open_file(path, Limit.STREAM, within=within) as file:
         size = os.fstat(file.fileno()).st_size
@@ -348,10 +353,8 @@ def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mappin
         raise UntrustedFileError(
             path, "cannot be read: its header is not an object", "a safetensors file"
         )
-    for name, tensor in table.items():
-        if name != METADATA and not _lies_in(tensor, size - 8 - length):
-            found = f"cannot be read: it does not hold all of {name[:80]!r}"
-            raise UntrustedFileError(path, found, "a whole safetensors file")
+    if found := _bad_layout(table, size - 8 - length):
+        raise UntrustedFileError(path, f"cannot be read: {found}", "a whole safetensors file")
     return table
 
 
@@ -366,12 +369,35 @@ def open_safetensors(path: Path, framework: str = "pt") -> Any:
         raise UntrustedFileError(path, f"cannot be read: {error}", "safetensors") from None
 
 
-def _lies_in(tensor: Any, size: int) -> bool:
+def _bad_layout(table: Mapping[str, Any], size: int) -> str | None:
+    """Return a clause on how a header does not fit `size` bytes of data; None if it does."""
+    notes = table.get(METADATA, {})
+    if not isinstance(notes, dict) or not all(isinstance(one, str) for one in notes.values()):
+        return f"its {METADATA} is not a table of texts"
+    ranges = []
+    for name, tensor in table.items():
+        if name != METADATA:
+            if (place := _range_of(tensor)) is None:
+                return f"its header does not describe {name[:80]!r}"
+            ranges.append((*place, name))
+    end = 0
+    for first, last, name in sorted(ranges):
+        if first != end or last > size:
+            return f"it does not hold all of {name[:80]!r}"
+        end = last
+    return None if end == size else f"it has {size - end:,} bytes after its tensors"
+
+
+def _range_of(tensor: Any) -> tuple[int, int] | None:
+    """Return where a tensor begins and ends; None if its shape and dtype have another size."""
     match tensor:
-        case {"dtype": str(), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
-            sized = all(isinstance(one, int) and one >= 0 for one in shape)
-            return sized and 0 <= first <= last <= size
-    return False
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [first, last]}:
+            if not all(type(one) is int and one >= 0 for one in (*shape, first, last)):
+                return None
+            bits = BITS.get(dtype)
+            fits = bits is None or math.prod(shape) * bits == (last - first) * 8
+            return (first, last) if first <= last and fits else None
+    return None
 
 
 def read_npy(path: Path, *, within: Path | None = None) -> Any:

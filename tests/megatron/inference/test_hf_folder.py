@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from megatron.inference.errors import SavedError
-from megatron.inference.hf_folder import StoredTensor, stored_tensors
+from megatron.inference.hf_folder import StoredTensor, check_config, stored_tensors
 from megatron.inference.hf_kind import INDEX
 from safetensors.torch import save_file
 
@@ -39,3 +39,26 @@ def test_files_that_are_missing_or_cut_short_are_named(tmp_path):
         (tmp_path / "model.safetensors").write_bytes(wrong)
         with pytest.raises(SavedError, match=r"model\.safetensors cannot be read"):
             stored_tensors(tmp_path)
+
+
+KEYS = ("eos_token_id", "bos_token_id", "hidden_size", "vocab_size", "rope_parameters", "dtype")
+KEYS += ("rms_norm_eps", "tie_word_embeddings", "architectures", "model_type", "hidden_act")
+VALUES = ({}, [[]], "x", -1, 1e308, None, True, {"a": [1]}, 2**70)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_value_of_a_config_is_taken_or_refused_in_a_sentence(tmp_path, key):
+    outcomes = set()
+    sound = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    for value in VALUES:
+        (tmp_path / "config.json").write_text(json.dumps(sound | {key: value}))
+        try:
+            check_config(tmp_path)
+            outcomes.add("taken")
+        except SavedError as error:
+            outcomes.add("refused")
+            assert "config.json" in str(error)
+            assert "\n" not in str(error)
+    assert "refused" in outcomes or key in ("architectures", "hidden_act")
+    (tmp_path / "config.json").write_text(json.dumps(sound))
+    check_config(tmp_path)

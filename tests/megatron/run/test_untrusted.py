@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from megatron.run import untrusted
 from megatron.run.untrusted import UntrustedFileError
+from safetensors import SafetensorError, safe_open
 
 READERS = (
     *(untrusted.open_file, untrusted.check_file, untrusted.read_bytes, untrusted.read_text),
@@ -247,6 +248,56 @@ def test_a_safetensors_file_that_is_not_whole_is_refused(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
     refusal(untrusted.read_safetensors_header, path)
+
+
+A, B = {"a": tensor(0, 4)}, {"b": tensor(4, 8)}
+HEADERS = {
+    "two tensors": A | B,
+    "in another order": B | A,
+    "no tensor": {},
+    "an empty tensor": A | {"b": tensor(4, 4, (0, 3))},
+    "a gap": A | {"b": tensor(5, 9)},
+    "a gap at the start": B,
+    "an overlap": A | {"b": tensor(0, 4)},
+    "a part of another": A | {"b": tensor(2, 6)},
+    "bytes after the tensors": A,
+    "a shape of another size": {"a": tensor(0, 4, (2,))},
+    "a shape of no size": {"a": tensor(0, 4, (0,))},
+    "a shape beyond 64 bits": {"a": tensor(0, 4, (2**40, 2**40))},
+    "a size that is true": {"a": tensor(0, 4, (True,))},
+    "offsets of one number": {"a": tensor(0, 4) | {"data_offsets": [4]}},
+    "a metadata of numbers": {"__metadata__": {"a": 1}} | A,
+    "a metadata of lists": {"__metadata__": []} | A,
+}
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 9])
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_header_is_taken_if_the_library_of_safetensors_takes_it(tmp_path, header, size):
+    path = tmp_path / "file"
+    path.write_bytes(safetensors(header, bytes(size)))
+    try:
+        with safe_open(path, "np") as file:
+            names = set(file.keys())
+    except SafetensorError:
+        refusal(untrusted.read_safetensors_header, path)
+    else:
+        assert untrusted.read_safetensors_header(path).keys() - {"__metadata__"} == names
+
+
+@pytest.mark.parametrize("dtype", [*untrusted.BITS, "F32"])
+def test_the_size_of_a_dtype_is_that_of_the_library(tmp_path, dtype):
+    path = tmp_path / "file"
+    for size in (3, 4, 8, 16, 32):
+        header = {"a": {"dtype": dtype, "shape": [4], "data_offsets": [0, size]}}
+        path.write_bytes(safetensors(header, bytes(size)))
+        if size * 8 == untrusted.BITS[dtype] * 4:
+            untrusted.read_safetensors_header(path)
+            safe_open(path, "np")
+        else:
+            refusal(untrusted.read_safetensors_header, path)
+            with pytest.raises(SafetensorError):
+                safe_open(path, "np")
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), ()])

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 from mqo.launch.export import READERS  # noqa: E402
 
 from ...small_llama import small_llama  # noqa: E402
+from .test_hf_source import ODD  # noqa: E402
 
 
 @pytest.fixture
@@ -91,3 +92,13 @@ def test_a_target_that_is_there_and_a_source_without_weights_are_refused(
     code, _, err = command_line("export", tmp_path / "empty", tmp_path / "x", "--format", "mxfp4")
     assert code == 2
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("make", ODD)
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "chat_template.jinja", "notes"])
+def test_a_file_that_cannot_be_copied_is_named(command_line, model, tmp_path, name, make):
+    (model / name).unlink(missing_ok=True)
+    make(model / name)
+    code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    assert (code, f"{model}/{name}" in err) == (2, True), err
+    assert not (tmp_path / "made").exists()

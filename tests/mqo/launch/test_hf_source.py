@@ -1,6 +1,7 @@
 """Each command that takes a model refuses a quantized Hugging Face folder in the same words."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -108,3 +109,29 @@ def test_a_whole_folder_is_no_checkpoint_and_the_error_says_how_to_convert(
     folder, said = source(whole)
     code, _, err = command_line(*COMMANDS[command](folder, tmp_path / "made"))
     assert (code, said in " ".join(err.split())) == (2, True)
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def circle(path):
+    path.symlink_to(path)
+
+
+ODD = (pipe, device, circle)
+
+
+@pytest.mark.parametrize("make", [*ODD, os.mkdir])
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_config_that_is_not_a_file_is_named(command_line, tmp_path, command, make):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    make(folder / "config.json")
+    code, _, err = command_line(*command(folder, tmp_path / "made"))
+    assert (code, f"{folder}/config.json" in err) == (2, True), err
+    assert not (tmp_path / "made").exists()

@@ -1,8 +1,11 @@
 """What of a run folder trackers get."""
 
 import json
+import os
 import tarfile
 
+import pytest
+from mqo.errors import RunError
 from mqo.runs import SWEEP, MetricsTail
 from mqo.track import content
 
@@ -57,3 +60,50 @@ def test_values_are_numbers_alone(tmp_path):
     rows = [{"name": "a", "value": "inf"}, {"name": "a", "histogram": {}}]
     file.write_text("".join(json.dumps({"iteration": 3} | row) + "\n" for row in rows))
     assert list(content.values(MetricsTail(file).rows())) == [(3, "a", float("inf"))]
+
+
+def pipe(path, secret):
+    os.mkfifo(path)
+
+
+def device(path, secret):
+    path.symlink_to("/dev/zero")
+
+
+def link_outside(path, secret):
+    path.symlink_to(secret)
+
+
+def circle(path, secret):
+    path.symlink_to(path)
+
+
+def huge(path, secret):
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+SENT = ("quant_config", "overlay_diff", "environment", "command", "coverage", "coverage_table")
+LEFT = ("result", "failure", "quant_stats", "implementation", "device")
+
+
+@pytest.mark.parametrize("make", [pipe, device, link_outside, circle, huge, None])
+@pytest.mark.parametrize("name", [*SENT, *LEFT])
+def test_only_regular_files_of_the_run_are_sent(tmp_path, name, make):
+    run = make_run(tmp_path / "one")
+    (tmp_path / "secret").write_text("secret")
+    path = getattr(run, name)
+    path.unlink(missing_ok=True)
+    if make is None:
+        assert path not in (*content.inputs(run, tmp_path), *content.results(run))
+        return
+    make(path, tmp_path / "secret")
+    with pytest.raises(RunError, match=path.name):
+        content.inputs(run, tmp_path) if name in SENT else content.results(run)
+
+
+def test_a_huge_file_of_the_source_is_not_packed(tmp_path):
+    run = make_run(tmp_path / "one")
+    huge(run.source / "pretrain_gpt.py", None)
+    with pytest.raises(RunError, match="pretrain_gpt"):
+        content.pack(run.source, tmp_path / "archive")

@@ -158,10 +158,14 @@ def export(
 
 
 def _copy_rest(plain: Path, stage: Path) -> None:
-    """Copy what lies beside the weights, but for the config.json that is there already."""
+    """Copy the other files, except config.json, which was written already.
+
+    Raises:
+        ConvertError: one of them is a pipe, a device or a link out of the folder.
+    """
     rest = (path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS))
     for path in rest:
-        if path.is_file() and not (stage / path.name).exists():
+        if not path.is_dir() and not (stage / path.name).exists():
             with reading(ConvertError):
                 copy_file(path, stage / path.name, within=plain)
 

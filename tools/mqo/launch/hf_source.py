@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mqo.errors import ConvertError, MqoError
@@ -13,8 +14,8 @@ CONFIG = "config.json"
 
 
 def is_hf_folder(path: Path) -> bool:
-    """Return whether a folder is one that transformers loads."""
-    return (path / CONFIG).is_file()
+    """Return whether a folder has a config.json; its reader refuses one that is not a file."""
+    return os.path.lexists(path / CONFIG)
 
 
 def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:

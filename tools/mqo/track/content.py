@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mqo.errors import RunError
 from mqo.runs import SWEEP, RunFolder
 from mqo.track.tracker import Row, Run, Status, Value
+from mqo.untrusted import Limit, check_file, reading
 
 SOURCE = "source.tar.gz"
 
@@ -57,17 +60,34 @@ def inputs(run: RunFolder, scratch: Path) -> list[Path]:
     found = [*files, run.coverage, run.coverage_table]
     if run.source.is_dir():
         found.append(pack(run.source, scratch / SOURCE))
-    return [file for file in found if file.is_file()]
+    return [file for file in found if file.parent == scratch or _may_be_sent(run, file)]
 
 
 def results(run: RunFolder) -> list[Path]:
     """Return what the training left, without its log: that holds whatever a program prints."""
     found = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
-    return [file for file in found if file.is_file()]
+    return [file for file in found if _may_be_sent(run, file)]
+
+
+def _may_be_sent(run: RunFolder, file: Path) -> bool:
+    """Return whether a run has a file.
+
+    Raises:
+        RunError: it is large, not a regular file, or a link that leads out of the run's folder.
+    """
+    if not os.path.lexists(file):
+        return False
+    with reading(RunError):
+        check_file(file, Limit.RECORD, within=run.root)
+    return True
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Pack a folder, without bytecode: the same content gives the same bytes."""
+    """Pack a folder, without bytecode: the same content gives the same bytes.
+
+    Raises:
+        RunError: a file is larger than files of source are.
+    """
     with (
         archive.open("wb") as raw,
         gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as stream,
@@ -75,6 +95,9 @@ def pack(folder: Path, archive: Path) -> Path:
     ):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
+                if not path.is_symlink():  # a link is packed as a link
+                    with reading(RunError):
+                        check_file(path, Limit.RECORD)
                 name = Path(folder.name, path.relative_to(folder)).as_posix()
                 tar.add(path, name, recursive=False, filter=_without_owner)
     return archive
