@@ -73,6 +73,7 @@ REASONS = {
         f"{T}overlay/verify/release.py::_verify",
     ],
     "the store of a tree, which mqo wrote": [
+        f"{T}overlay/records.py::read",
         f"{T}overlay/transaction.py::_recover_incoming",
         f"{T}overlay/transaction.py::_sync",
         f"{T}overlay/tree.py::Tree.reading",

@@ -41,9 +41,11 @@ def root(tmp_path):
 def project(tmp_path):
     """A checkout whose .venv is a program that starts this very Python, with what it has."""
     here, there = Project.here().root, tmp_path / "project"
-    for folder in ("tools/mqo/overlay", "script", "Megatron-LM/megatron/quant"):
+    ours = [f"Megatron-LM/megatron/{part}" for part in ("quant", "run")]
+    for folder in ("tools/mqo/overlay", "script", *ours):
         shutil.copytree(here / folder, there / folder)
-    for name in ("__init__", "errors", "process", "project", "torch_free"):
+    modules = ("__init__", "errors", "output", "process", "project", "torch_free", "untrusted")
+    for name in modules:
         shutil.copy(here / f"tools/mqo/{name}.py", there / f"tools/mqo/{name}.py")
     for file in ("tools/bootstrap.py", "constraints.txt", "pyproject.toml"):
         shutil.copy(here / file, there / file)

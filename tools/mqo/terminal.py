@@ -62,7 +62,11 @@ def guarded(command: Callable[[], Any], name: str = "mqo") -> None:
 def _run(command: Callable[[], Any]) -> None:
     try:
         _check_words()
-        command()
+        try:
+            command()
+        except SystemExit:
+            sys.stdout.flush()  # else Python fails to write it at the end
+            raise
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]

@@ -84,16 +84,22 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def open_file(
-    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+    path: str | os.PathLike[str],
+    limit: int = Limit.RECORD,
+    *,
+    within: Path | None = None,
+    any_name: bool = False,
 ) -> BinaryIO:
     """Open a regular file of at most `limit` bytes for reading.
 
-    `within` is the folder that a symbolic link may not lead out of.
+    `within` is the folder that a symbolic link may not lead out of. With `any_name` the name need
+    not be UTF-8: a source tree may have such files.
 
     Raises:
         UntrustedFileError: the file is missing, not a regular file, too large or cannot be opened.
     """
-    check_name(path)
+    if not any_name:
+        check_name(path)
     expected = f"a regular file of at most {limit:,} bytes"
     if limit == Limit.STREAM:
         expected = "a regular file"
@@ -170,10 +176,14 @@ def _words(error: OSError | RuntimeError) -> str:
 
 
 def read_bytes(
-    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
+    path: str | os.PathLike[str],
+    limit: int = Limit.RECORD,
+    *,
+    within: Path | None = None,
+    any_name: bool = False,
 ) -> bytes:
-    """Return the content of a file."""
-    with open_file(path, limit, within=within) as file:
+    """Return the content of a file; arguments as for `open_file`."""
+    with open_file(path, limit, within=within, any_name=any_name) as file:
         try:
             content = file.read(limit + 1)  # some files of the system say that they are empty
         except OSError as error:

@@ -221,7 +221,7 @@ def test_a_folder_in_a_files_place(mqo, mini, unchanged, command):
     mini.path("core/layers.py").unlink()
     mini.path("core/layers.py").mkdir()
     unchanged()
-    refused(mqo(command), "layers.py cannot be read")
+    refused(mqo(command), "layers.py is a folder")
 
 
 @pytest.mark.parametrize("command", WRITING)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import OverlayError
-from mqo.untrusted import NoFileError, read_json_object
+from mqo.untrusted import NoFileError, read_bytes
 
 SCHEMA = 2
 UPSTREAM, MANIFEST, LITERALS = "upstream.json", "manifest.json", "literals.json"
@@ -156,7 +156,7 @@ def read(
     try:
         if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
             raise ValueError("it is no plain file")
-        table = read_json_object(path)
+        table = json.loads(read_bytes(path))  # paths in it need not be UTF-8
         found = table.pop("schema")
         if found == schema:
             return build(table)

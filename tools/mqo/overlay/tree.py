@@ -127,7 +127,7 @@ class Tree:
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a file of the tree; None when it is not there."""
         try:
-            return read_bytes(self.root / path)
+            return read_bytes(self.root / path, any_name=True)
         except NoFileError:
             return None
         except UntrustedFileError as error:
@@ -161,7 +161,7 @@ class Tree:
 
     def _stored(self, digest: str) -> bytes | None:
         path = self.store / "objects" / digest
-        content = read_bytes(path) if path.exists() else None
+        content = read_bytes(path, any_name=True) if path.exists() else None
         return content if content is not None and sha256(content) == digest else None
 
     def state_of(self, path: str, file: PatchedFile) -> FileState:

@@ -217,7 +217,7 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
         for path in sorted(root.rglob("*")):
             if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
                 with reading(VendorError):
-                    files[path.relative_to(folder).as_posix()] = read_bytes(path)
+                    files[path.relative_to(folder).as_posix()] = read_bytes(path, any_name=True)
     if not files:
         raise VendorError(
             f"{folder} holds no {' or '.join(pin.packages)}",
