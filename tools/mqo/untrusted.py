@@ -15,7 +15,7 @@ read_bytes, read_text, read_lines = _reader.read_bytes, _reader.read_text, _read
 read_json, read_json_object = _reader.read_json, _reader.read_json_object
 parse_json, read_safetensors_header = _reader.parse_json, _reader.read_safetensors_header
 NoFileError, METADATA = _reader.NoFileError, _reader.METADATA
-read_toml, read_yaml = _reader.read_toml, _reader.read_yaml
+read_toml, read_yaml, sha256_of = _reader.read_toml, _reader.read_yaml, _reader.sha256_of
 list_folder, walk_folders, shown = _reader.list_folder, _reader.walk_folders, _reader.shown
 check_tokenizer = load("run.foreign_tokenizer").check_tokenizer
 

@@ -6,23 +6,27 @@ from typing import Any
 
 from megatron.core import dist_checkpointing
 from megatron.run.ranks import with_group
-from megatron.run.unpickle import CheckpointError, check_common_state, check_metadata, typed_errors
+from megatron.run.unpickle import (
+    FORMAT_FILE,
+    CheckpointError,
+    check_common_state,
+    check_metadata,
+    typed_errors,
+)
 from megatron.run.untrusted import Limit, check_file
 
 from .errors import SavedError, reading
-
-METADATA = "metadata.json"
 
 
 def check_format(folder: Path) -> None:
     """SavedError unless torch_dist wrote an iteration's folder."""
     with reading():
-        check_file(folder / METADATA, Limit.RECORD)
+        check_file(folder / FORMAT_FILE, Limit.RECORD)
     try:
         known = dist_checkpointing.check_is_distributed_checkpoint(str(folder))
     except Exception as error:  # whatever reading a damaged metadata.json raises
         raise SavedError(
-            f"{folder / METADATA} cannot be read: {error}", "a whole checkpoint"
+            f"{folder / FORMAT_FILE} cannot be read: {error}", "a whole checkpoint"
         ) from error
     if not known:
         raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")

@@ -9,7 +9,7 @@ from typing import Any
 import megatron.run
 from megatron.run import modelopt
 from megatron.run.checkpoints import TRACKER, loaded
-from megatron.run.unpickle import typed_errors
+from megatron.run.unpickle import FORMAT_FILE, typed_errors
 from megatron.training.checkpointing import load_checkpoint
 from torch import nn
 
@@ -46,7 +46,7 @@ def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:
     """Read the arguments that the newest checkpoint was trained with; {} where it holds none."""
     checkpoint = checkpoint_folder(load_dir)
-    if checkpoint is None or not (checkpoint / "metadata.json").is_file():
+    if checkpoint is None or not (checkpoint / FORMAT_FILE).is_file():
         return {}
     return dict(vars(common_state(checkpoint).get("args", Namespace())))
 

@@ -16,7 +16,7 @@ from megatron.quant.schedule import parse_schedule, type_at
 from megatron.run import checkpoints, guard, resumed_types
 from megatron.run.foreign_tokenizer import check_tokenizer
 from megatron.run.saved_args import check_kinds, model_arguments
-from megatron.run.unpickle import check_metadata
+from megatron.run.unpickle import FORMAT_FILE, check_metadata
 from megatron.training import arguments
 from torch import nn
 
@@ -50,7 +50,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         SavedError: there is none; its files are not as they were written.
     """
-    found = path if (path / "metadata.json").is_file() else checkpoint_folder(path)
+    found = path if (path / FORMAT_FILE).is_file() else checkpoint_folder(path)
     if found is None:
         raise SavedError(
             f"There is no checkpoint in {path}",

@@ -17,7 +17,7 @@ from torch.nn import Module
 
 from . import engine
 from .ranks import all_ranks, rank
-from .unpickle import METADATA, CheckpointError, check_common_state, check_metadata
+from .unpickle import FORMAT_FILE, METADATA, CheckpointError, check_common_state, check_metadata
 from .untrusted import (
     Limit,
     NoFileError,
@@ -355,7 +355,7 @@ def _is_complete(checkpoint: Path) -> bool:
     begun = checkpoint.parent / FIRST_SAVE
     if not (checkpoint / MANIFEST).exists() and begun.is_file():
         return read_bytes(begun, Limit.NAME) != checkpoint.name.encode()
-    marks = (METADATA, MANIFEST, "metadata.json")
+    marks = (METADATA, MANIFEST, FORMAT_FILE)
     return any((checkpoint / mark).exists() for mark in marks) or any(checkpoint.glob("mp_rank_*"))
 
 

@@ -26,6 +26,7 @@ from .isolated import limits_of, try_first
 from .untrusted import Limit, NoFileError, UntrustedFileError, check_file, list_folder, open_file
 
 METADATA = ".metadata"
+FORMAT_FILE = "metadata.json"  # with which Megatron marks a sharded checkpoint
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
@@ -195,7 +196,7 @@ def check_common_state(checkpoint: Path) -> None:
     """
     from megatron.core.dist_checkpointing import load_common_state_dict
 
-    if not (checkpoint / "metadata.json").is_file():
+    if not (checkpoint / FORMAT_FILE).is_file():
         return  # one file per rank, as torch.save writes it
 
     def load() -> None:

@@ -9,6 +9,7 @@ This module needs only the standard library, so that `mqo` loads it without torc
 test_untrusted_files.py lists the few other places that may open a file.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -221,6 +222,12 @@ def read_lines(
                     path, "has a longer line", f"lines below {MOST_LINE:,} bytes"
                 )
             yield line
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file of any size, in hexadecimal."""
+    with open_file(path, Limit.STREAM) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_file(

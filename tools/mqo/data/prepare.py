@@ -1,6 +1,5 @@
 """Makes a named dataset ready for training: fetch, clean, train a tokenizer, index. Once."""
 
-import hashlib
 import json
 import shutil
 import time
@@ -19,7 +18,7 @@ from mqo.data.pipeline import Job, index
 from mqo.display import Say
 from mqo.errors import DataError, check_name
 from mqo.project import Project
-from mqo.untrusted import Limit, open_file, parse_json, read_json_object, read_lines
+from mqo.untrusted import parse_json, read_json_object, read_lines, sha256_of
 
 DATASETS = ("dolma", "wikipedia")
 STAMP = "prepared.json"
@@ -172,12 +171,7 @@ def _seconds(start: float) -> str:
 def _fingerprints(folder: Path) -> dict[str, str]:
     """Return relative path -> SHA-256 of every file below `folder`."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
-
-
-def _sha256(path: Path) -> str:
-    with open_file(path, Limit.STREAM) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {p.relative_to(folder).as_posix(): sha256_of(p) for p in files}
 
 
 def _load(folder: Path, dataset: str) -> PreparedData | None:
@@ -187,7 +181,7 @@ def _load(folder: Path, dataset: str) -> PreparedData | None:
         if stamp["inputs"] != _inputs(dataset):
             return None
         # Only what is stamped: Megatron adds a cache of shuffles beside the index.
-        if any(_sha256(folder / name) != digest for name, digest in stamp["files"].items()):
+        if any(sha256_of(folder / name) != digest for name, digest in stamp["files"].items()):
             return None
         counts = (stamp["documents"], stamp["tokens"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -6,7 +6,6 @@ or during it, validates when its command is given again.
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import length
 from mqo.run_records import parsed
 from mqo.runs import RunFolder, replace_text
-from mqo.untrusted import Limit, UntrustedFileError, open_file
+from mqo.untrusted import UntrustedFileError, sha256_of
 
 FILE, MANIFEST = "finished.json", "integrity.json"
 # Flags of Megatron's that say which checkpoint a run starts from, and whether it counts on.
@@ -168,7 +167,6 @@ def _is_whole(place: Path) -> bool:
 def _sha256(path: Path) -> str | None:
     """Return the hash of a file; None if it is not one that can be read."""
     try:
-        with open_file(path, Limit.STREAM) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except UntrustedFileError:
         return None

@@ -5,7 +5,6 @@ Its data, its tokenizer, and the checkpoint that it goes on from.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from mqo.launch.checkpoints import checkpoint, newest
 from mqo.launch.command import flag_values
-from mqo.untrusted import Limit, open_file
+from mqo.untrusted import sha256_of
 
 # Larger files are told by size and time: to read a whole corpus would hold up every run.
 HASHED = 64 << 20
@@ -74,8 +73,7 @@ def mark(path: Path) -> Mark:
     facts = path.stat()
     if facts.st_size > HASHED:
         return Mark(facts.st_size, mtime_ns=facts.st_mtime_ns)
-    with open_file(path, Limit.STREAM) as file:
-        return Mark(facts.st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+    return Mark(facts.st_size, sha256=sha256_of(path))
 
 
 def _below(path: Path) -> list[Path]:
