@@ -211,13 +211,14 @@ def leaves_on_signal() -> Iterator[Leaving]:
 def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
     """End the process, its group, and what has left the group; ask first, for `grace` seconds.
 
-    torchrun gives each worker a session of its own, which no signal to the group reaches.
+    torchrun gives each worker a session of its own, which no signal to the group reaches. With a
+    `grace` of 0 nothing is asked: a training may save in the moment between two signals.
     """
     below = _below(process)
-    for s in (signal.SIGTERM, signal.SIGKILL):
+    for s in (signal.SIGTERM, signal.SIGKILL) if grace else (signal.SIGKILL,):
         try:
             os.killpg(process.pid, s)
-            process.wait(timeout=grace)
+            process.wait(timeout=grace or GRACE_S)
             break
         except ProcessLookupError:
             break
