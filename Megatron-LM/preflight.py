@@ -1,7 +1,8 @@
 """Imported for its check: every megatron package comes from the folder of this file, and patched.
 
 A megatron-core installed beside, or a `megatron/__init__.py` anywhere on the path, would otherwise
-be imported in the place of this tree, without a word, and an unpatched model trained.
+be imported in the place of this tree, without a word, and an unpatched model trained. Where the
+folder holds a copy of mqo's runtime, as a run's source does, that one is imported.
 """
 
 import gc
@@ -12,13 +13,13 @@ from pathlib import Path
 
 PROGRAM_START = time.time()
 ROOT = Path(__file__).resolve().parent
-OURS = ("megatron.quant", "megatron.device", "megatron.attention", "megatron.losses")
-PACKAGES = ("megatron.core", "megatron.training", *OURS)
+RUNTIME = ROOT / ".mqo_runtime"
+PACKAGES = ("megatron.core", "megatron.training")
 
 
 def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:
     """Leave with an error when a package would be imported from elsewhere."""
-    for name in packages:
+    for name in (*packages, *(("mqo.quant", "mqo.megatron") if RUNTIME.is_dir() else ())):
         try:
             spec = importlib.util.find_spec(name)
         except ImportError:
@@ -36,10 +37,20 @@ def check_patched() -> None:
     """Leave with an error when no patch is applied: upstream's source names no package of ours."""
     layers = ROOT / "megatron/core/tensor_parallel/layers.py"
     source = layers.read_bytes() if layers.exists() else b""
-    if b"megatron.device" not in source and b"megatron.quant" not in source:
+    if b"mqo.quant" not in source and b"mqo.megatron" not in source:
+        older = " by this version of mqo" if b"custom_quant_type" in source else ""
         sys.exit(
-            f"mqo: the Megatron source in {ROOT} is not patched. Expected: a tree with the patch "
-            "series applied. Run `mqo apply`."
+            f"mqo: the Megatron source in {ROOT} is not patched{older}. Expected: a tree with the "
+            "patch series applied. Run `mqo apply`."
+        )
+
+
+def check_runtime() -> None:
+    """Leave with an error when there is no mqo, which the patched source imports."""
+    if importlib.util.find_spec("mqo") is None:
+        sys.exit(
+            f"mqo: {sys.executable} has no package mqo. Expected: it, or a copy of its runtime in "
+            f"{RUNTIME}. Run the program with the Python of the virtual environment."
         )
 
 
@@ -52,7 +63,9 @@ def disable_gc(module: str) -> None:
         gc.disable()
 
 
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+for _folder in (ROOT, RUNTIME):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+check_runtime()
 check_patched()
 check_origin()

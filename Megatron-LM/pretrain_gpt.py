@@ -16,15 +16,14 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import megatron.run
-import megatron.run.engine
-import megatron.run.modelopt
-import megatron.run.start
+import mqo.megatron.hooks
+import mqo.megatron.run.engine
+import mqo.megatron.run.modelopt
+import mqo.megatron.run.start
 import torch
 
-megatron.run.start.compile_late()
+mqo.megatron.run.start.compile_late()
 
-from megatron.attention.spec import with_local_attention
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
@@ -38,12 +37,6 @@ from megatron.core.utils import (
     get_batch_on_this_cp_rank,
     get_batch_on_this_tp_rank,
 )
-from megatron.device import accelerator_type
-from megatron.quant import label_layers
-from megatron.quant.config import current
-from megatron.quant.engine import NAME as ENGINE
-from megatron.quant.formats import ATTENTION
-from megatron.run.index_cache import naming_damage
 from megatron.training import (
     get_args,
     get_tensorboard_writer,
@@ -60,6 +53,13 @@ from megatron.training.utils.common_utils import (
     get_blend_and_blend_per_split,
     is_first_or_last_pipeline_stage,
 )
+from mqo.megatron.attention.spec import with_local_attention
+from mqo.megatron.device import accelerator_type
+from mqo.megatron.layers import label_layers
+from mqo.megatron.run.index_cache import naming_damage
+from mqo.megatron.transformer_engine.releases import NAME as ENGINE
+from mqo.quant.config import current
+from mqo.quant.formats import ATTENTION
 from torch import Tensor
 
 Batch = dict[str, Tensor]
@@ -167,14 +167,14 @@ def check_loss(loss: Tensor) -> None:
     """Have the run end over a loss that is NaN or infinite, unless it was told not to look.
 
     In training, upstream's rerun state machine takes note, and all ranks end behind the backward
-    passes (megatron.run.end_if_diverged). Where it is off, as in validation, the error is raised
-    here: DivergenceError.
+    passes (mqo.megatron.hooks.end_if_diverged). Where it is off, as in validation, the error is
+    raised here: DivergenceError.
     """
     if not get_args().check_for_nan_in_loss_and_grad:
         return
     machine = get_rerun_state_machine()
     if machine.get_mode() is RerunMode.DISABLED:
-        megatron.run.check_finite_loss(loss.item())
+        mqo.megatron.hooks.check_finite_loss(loss.item())
         return
     for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
         machine.validate_result(
@@ -277,14 +277,14 @@ def bare_model(*hooks: Callable[[list[torch.nn.Module]], list[torch.nn.Module]])
 def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
     for chunk in chunks:
         label_layers(chunk)
-    megatron.run.engine.prepare(chunks, get_args())
+    mqo.megatron.run.engine.prepare(chunks, get_args())
     return chunks
 
 
 def restored_config(args: Namespace) -> GPTModelConfig:
     """Return `model_config`'s, of a model that keeps its quantizers if it was quantized before."""
     config = model_config()
-    config.pre_wrap_hooks.append(lambda chunks: megatron.run.modelopt.restore(chunks, args))
+    config.pre_wrap_hooks.append(lambda chunks: mqo.megatron.run.modelopt.restore(chunks, args))
     return config
 
 
@@ -295,14 +295,14 @@ def main(
 ) -> None:
     """Train as the command line says; `configure` makes the model's configuration of that."""
     set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
-    with megatron.run.start.quick_sources():
+    with mqo.megatron.run.start.quick_sources():
         args = parse_and_validate_args(extra_args_provider=extra_args)
     gc.enable()
     check_documents(args)
-    with megatron.run.recorded(get_tensorboard_writer()):
-        megatron.run.check_available(args)
-        megatron.run.before_model(args)
-        megatron.run.label_timers(args)
+    with mqo.megatron.hooks.recorded(get_tensorboard_writer()):
+        mqo.megatron.hooks.check_available(args)
+        mqo.megatron.hooks.before_model(args)
+        mqo.megatron.hooks.label_timers(args)
         datasets_provider.is_distributed = True
         container = pretrain_cfg_container_from_args(args, configure(args))
         pretrain(container, datasets_provider, ModelType.encoder_or_decoder, step)

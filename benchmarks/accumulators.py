@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from megatron.quant.scales import exponent, power_of_two
+from mqo.quant.scales import exponent, power_of_two
 from torch import Tensor
 
 # Takes a [M, K] and b [N, K], and returns their product [M, N].

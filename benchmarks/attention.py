@@ -24,8 +24,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from megatron.attention.paths import chunked_context, fused_context
-from megatron.quant import gemm_operands
+from mqo.megatron.attention.paths import chunked_context, fused_context
+from mqo.quant.operands import gemm_operands
 from peak_memory import raised_bytes
 from torch import Tensor
 

@@ -64,12 +64,12 @@ def stub(release: str) -> None:
     root = Project.here().root
     os.environ["MQO_TEST_ENGINE"] = release
     sys.path.insert(0, str(root))
-    import tests.megatron.quant.transformer_engine.installed  # noqa: F401
+    import tests.mqo.megatron.transformer_engine.installed  # noqa: F401
 
 
 def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
     """Return a row of the table; what the device, or the stub, cannot do is said in it."""
-    from megatron.quant.transformer_engine import quantizer
+    from mqo.megatron.transformer_engine.factory import quantizer
     from transformer_engine.common import recipe as engines
 
     choose(name)
@@ -87,7 +87,7 @@ def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
 
 def choose(name: str) -> None:
     """Have this process quantize as a recipe says, whatever the source's types are."""
-    from megatron.quant import config, weights
+    from mqo.quant import config, weights
 
     recipe = recipes.read(name)
     types = recipe.types.model_dump()
@@ -102,8 +102,8 @@ def choose(name: str) -> None:
 
 def layer(te: Any, given: argparse.Namespace) -> Callable[[Any], Tensors]:
     """Return what runs a layer, always of the same numbers, by one of the engine's recipes."""
-    from megatron.quant import label_layers
-    from megatron.quant.transformer_engine import attach
+    from mqo.megatron.layers import label_layers
+    from mqo.megatron.transformer_engine.passes import attach
 
     where = {"device": "cpu" if given.stub else "cuda", "dtype": torch.bfloat16}
     torch.manual_seed(1)

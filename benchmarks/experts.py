@@ -14,12 +14,13 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
-from megatron import quant
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import layers
 from megatron.core.transformer import TransformerConfig
+from mqo.megatron import experts as grouped_experts
+from mqo.megatron.layers import label_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -46,12 +47,15 @@ def main() -> None:
 
 def measured(given: argparse.Namespace, quant_type: str) -> list[float]:
     """Return the best seconds of experts one by one, and grouped."""
-    real = quant.gemm_operands
+    real = grouped_experts.gemm_operands
 
     def typed(site: str, _: str, owner: object) -> object:
         return real(site, quant_type, owner)
 
-    with patch.object(quant, "gemm_operands", typed), patch.object(layers, "gemm_operands", typed):
+    with (
+        patch.object(grouped_experts, "gemm_operands", typed),
+        patch.object(layers, "gemm_operands", typed),
+    ):
         runs = [step(given, grouped) for grouped in (False, True)]
         times = [[seconds(run) for run in runs] for _ in range(given.repeats + 1)]
     return [min(column) for column in zip(*times[1:], strict=True)]
@@ -73,7 +77,7 @@ def step(given: argparse.Namespace, grouped: bool) -> Callable[[], object]:
     make = LocalSpecProvider().grouped_mlp_modules(grouped)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     model = make(given.experts, config, pg_collection=groups).to(DEVICE, torch.bfloat16)
-    quant.label_layers(model, "experts")
+    label_layers(model, "experts")
     counts = torch.full((given.experts,), given.tokens // given.experts)
     shape = (int(counts.sum()), given.hidden)
     options = {"device": DEVICE, "dtype": torch.bfloat16}

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from megatron.quant import QuantSpec, fake_quantize, reference
-from megatron.quant.scales import blocks_of, spread
-from megatron.quant.tensor_amax import largest
+from mqo.quant import reference
+from mqo.quant.backend import fake_quantize
+from mqo.quant.scales import blocks_of, spread
+from mqo.quant.spec import QuantSpec
+from mqo.quant.tensor_amax import largest
 from torch import Tensor
 from torch.distributions import StudentT
 

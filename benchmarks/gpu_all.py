@@ -15,7 +15,7 @@ import sys
 import torch
 from parts import ROOT, Part, introduction, options, run_all
 
-TESTS = "tests/megatron/quant/test_gpu.py tests/megatron/quant/test_gpu_hadamard.py"
+TESTS = "tests/mqo/quant/test_gpu.py tests/mqo/quant/test_gpu_hadamard.py"
 PYTEST = f"-m pytest -q -p no:cacheprovider -W ignore -m 'not heavy' {TESTS}"
 SMALL = "--hidden 128 --layers 1 --sequence 128"
 VARIANTS = (

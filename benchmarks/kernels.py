@@ -17,9 +17,11 @@ from pathlib import Path
 
 import torch
 from ahead import ARCHITECTURES, Code, compiled, read
-from megatron.quant import FORMATS, Hadamard, QuantSpec, gpu
-from megatron.quant.gpu import hadamard
-from megatron.quant.gpu.tiles import Plan, plan_tiles
+from mqo.quant import gpu
+from mqo.quant.formats import FORMATS
+from mqo.quant.gpu import hadamard
+from mqo.quant.gpu.tiles import Plan, plan_tiles
+from mqo.quant.spec import Hadamard, QuantSpec
 from mqo.scale.devices import device
 
 TABLE = Path(__file__).with_name("results") / "kernels.csv"

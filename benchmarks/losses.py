@@ -2,10 +2,10 @@
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/losses.py [--threads 1] [--repeats 3]
 
-Cross-entropy: upstream's own against megatron.losses. Divergence: on whole tensors in fp32, as it
-was, against megatron.losses. They take turns, and the best of each counts; the time is the CPU
-time of the process, all threads together. Memory is the peak of a process of its own for each, in
-tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
+Cross-entropy: upstream's own against mqo.megatron.losses. Divergence: on whole tensors in fp32, as
+it was, against mqo.megatron.losses. They take turns, and the best of each counts; the time is the
+CPU time of the process, all threads together. Memory is the peak of a process of its own for each,
+in tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy
-from megatron.losses import chunked_cross_entropy, chunked_kl
+from mqo.megatron.losses import chunked_cross_entropy, chunked_kl
 from peak_memory import raised_bytes
 from torch import Tensor
 

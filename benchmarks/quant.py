@@ -19,16 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from megatron.quant import (
-    FORMATS,
-    QuantSpec,
-    config,
-    fake_quantize,
-    gemm_operands,
-    reference,
-)
-from megatron.quant.hadamard import transform
-from megatron.quant.spec import Hadamard
+from mqo.quant import config, reference
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS
+from mqo.quant.hadamard import transform
+from mqo.quant.operands import gemm_operands
+from mqo.quant.spec import Hadamard, QuantSpec
 from torch import Tensor
 
 SIDE = 4096

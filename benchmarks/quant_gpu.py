@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from megatron.quant import FORMATS, Hadamard, QuantSpec, reference
-from megatron.quant.hadamard import transform
+from mqo.quant import reference
+from mqo.quant.formats import FORMATS
+from mqo.quant.hadamard import transform
+from mqo.quant.spec import Hadamard, QuantSpec
 from torch import Tensor
 
 TARGET = 0.85
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     given = parser.parse_args()
     try:
-        from megatron.quant import gpu
+        from mqo.quant import gpu
     except ImportError:
         gpu = None
     if gpu is None or not (torch.cuda.is_available() or gpu.INTERPRETED):

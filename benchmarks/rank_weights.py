@@ -34,7 +34,7 @@ def take_over() -> None:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     sys.path.insert(0, str(Path(sys.argv[1]).resolve()))
     import preflight  # noqa: F401  (checks where megatron comes from)
-    from megatron import device
+    from mqo.megatron import device
 
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta

@@ -24,7 +24,9 @@ from torch.distributions import Laplace, Normal, StudentT
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
 from gemm_data import EVERY, FACTOR, WHICH
-from megatron.quant import FORMATS, SCALE_RULES, QuantSpec, fake_quantize
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS, SCALE_RULES
+from mqo.quant.spec import QuantSpec
 
 SHAPE = (1024, 4096)
 SEED = 1234

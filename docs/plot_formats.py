@@ -9,7 +9,6 @@ them along the axis.
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from textwrap import wrap
 
@@ -20,11 +19,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.transforms import ScaledTranslation
+from mqo.quant.backend import fake_quantize
+from mqo.quant.codes import code_values
+from mqo.quant.formats import FORMATS
+from mqo.quant.spec import QuantSpec
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "Megatron-LM"))
-
-from megatron.quant import FORMATS, QuantSpec, code_values, fake_quantize  # noqa: E402
 
 LOW, HIGH, PER_BINADE = -24, 17, 64
 # The powers of two that multiply a value of hif4 beside its block's scale.

@@ -4,6 +4,7 @@ Each keeps its path in the repository, so that a link works on a code host and o
 pages link to comes along.
 """
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from mqo.launch.cli import parser
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).resolve().parents[1]
-TREE = ROOT / "Megatron-LM"
+PACKAGES = ROOT / "tools"
 LINK = re.compile(r"\]\(([^)#\s]+)")
 CODE = re.compile(r"`[^`\n]+`")
 GENERATED = "api/"
@@ -28,6 +29,9 @@ FUNCTION = """\
       show_root_full_path: false
       show_root_heading: true
       show_root_toc_entry: true"""
+DOCSTRING = """\
+    options:
+      members: []"""
 COMMANDS = "command_line"  # the page that is not of a module
 
 
@@ -105,8 +109,14 @@ def _commands() -> str:
 
 
 def _module(name: str) -> str:
-    text = (TREE / name.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
-    # Read without an import, `pack` of pack.py is the module.
-    hidden = re.findall(r"^from \.(\w+) import (?:.*\W)?\1\b", text, re.MULTILINE)
-    pages = [f"::: {name}", *(f"::: {name}.{n}.{n}\n{FUNCTION}" for n in hidden)]
-    return "\n\n".join([f"# {name}", *pages])
+    """Return a page of the functions and classes that a package imports, from where they are."""
+    folder = PACKAGES / name.replace(".", "/")
+    stub = folder / "__init__.pyi"
+    source = stub if stub.exists() else folder / "__init__.py"
+    imports = [
+        n for n in ast.parse(source.read_text("utf-8")).body if isinstance(n, ast.ImportFrom)
+    ]
+    names = [f"{node.module}.{one.name}" for node in imports for one in node.names]
+    shown = (full for full in names if not full.rpartition(".")[2].isupper())
+    pages = (f"::: {full}\n{FUNCTION}" for full in shown)
+    return "\n\n".join([f"# {name}", f"::: {name}\n{DOCSTRING}", *pages])

@@ -7,7 +7,7 @@ from mqo.overlay.edits import AddImport, FileEdits, PrependBody
 
 PATH = "megatron/core/tensor_parallel/cross_entropy.py"
 LOSS = "vocab_parallel_cross_entropy"
-IMPORT = AddImport("from megatron.losses import chunked_cross_entropy")
+IMPORT = AddImport("from mqo.megatron.losses import chunked_cross_entropy")
 CHUNKED = """
 if label_smoothing == 0:
     return chunked_cross_entropy(vocab_parallel_logits, target, {group})

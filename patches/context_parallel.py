@@ -32,7 +32,7 @@ FILES = (
     FileEdits(
         "megatron/core/transformer/dot_product_attention.py",
         (
-            AddImport("from megatron.attention import chunk_mask, gather_context"),
+            AddImport("from mqo.megatron.attention.context import chunk_mask, gather_context"),
             ReplaceExpression(
                 "DotProductAttention.__init__",
                 Anchor("self.config.context_parallel_size == 1"),

@@ -102,7 +102,7 @@ FILES = (
         "megatron/core/tensor_parallel/mappings.py",
         (
             # The ranks that share an expert have different numbers of tokens for it.
-            AddImport("from megatron.device import all_gather, reduce_scatter"),
+            AddImport("from mqo.megatron.device import all_gather, reduce_scatter"),
             ReplaceExpression(
                 "_gather_along_first_dim", Anchor("torch.distributed.all_gather"), "all_gather"
             ),

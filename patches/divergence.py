@@ -6,11 +6,11 @@ FILES = (
     FileEdits(
         "megatron/training/training.py",
         (
-            AddImport("import megatron.run"),
+            AddImport("import mqo.megatron.hooks"),
             ReplaceExpression(
                 "train_step",
                 Anchor("rerun_state_machine.should_checkpoint_and_exit()"),
-                "megatron.run.end_if_diverged(rerun_state_machine)",
+                "mqo.megatron.hooks.end_if_diverged(rerun_state_machine)",
             ),
         ),
     ),

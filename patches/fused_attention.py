@@ -8,8 +8,8 @@ sequences, which upstream's own path refuses, get as far as the branch, which ta
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore, ReplaceExpression
 
 IMPORTS = """
-from megatron.attention import without_scores
-from megatron.quant import site_types
+from mqo.megatron.attention.choice import without_scores
+from mqo.quant import site_types
 
 SITE_TYPES = site_types(__file__)
 """

@@ -6,7 +6,7 @@ FILES = (
     FileEdits(
         "megatron/core/models/backends.py",
         (
-            AddImport("from megatron.experts import experts_class"),
+            AddImport("from mqo.megatron.experts import experts_class"),
             ReplaceExpression(
                 "LocalSpecProvider.grouped_mlp_modules",
                 Anchor("SequentialMLP"),

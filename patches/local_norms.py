@@ -10,7 +10,7 @@ FILES = (
     FileEdits(
         "megatron/core/fusions/fused_layer_norm.py",
         (
-            AddImport("from megatron.norms import LayerNormOnly"),
+            AddImport("from mqo.megatron.norms import LayerNormOnly"),
             ReplaceExpression("", Anchor("torch.nn.Module"), "LayerNormOnly"),
         ),
     ),
@@ -25,7 +25,7 @@ FILES = (
     FileEdits(
         "megatron/core/transformer/transformer_block.py",
         (
-            AddImport("from megatron.norms import final_norm"),
+            AddImport("from mqo.megatron.norms import final_norm"),
             ReplaceExpression(
                 "_get_block_submodules",
                 Anchor("LayerNormImpl"),

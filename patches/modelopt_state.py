@@ -4,14 +4,14 @@ from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore
 
 SAVE = (
     "if not non_persistent_ckpt:\n"
-    "    megatron.run.modelopt.save(model, checkpoint_name, args.ckpt_format)\n"
+    "    mqo.megatron.run.modelopt.save(model, checkpoint_name, args.ckpt_format)\n"
 )
 
 FILES = (
     FileEdits(
         "megatron/training/checkpointing.py",
         (
-            AddImport("import megatron.run.modelopt"),
+            AddImport("import mqo.megatron.run.modelopt"),
             InsertBefore("save_checkpoint", (Anchor("start_misc = time()"),), SAVE),
         ),
     ),

@@ -1,4 +1,4 @@
-"""From torch.cuda to megatron.device: the same object where there is CUDA, a facade elsewhere.
+"""From torch.cuda to mqo.megatron.device: the same object where there is CUDA, a facade elsewhere.
 
 What changes: the expression `torch.cuda` (not imports, not annotations in strings), "cuda" as a
 device argument, `.cuda()`, `torch.device("cuda...")`, and the type names that `Tensor.type()` is
@@ -105,7 +105,7 @@ def splices(source: Source) -> Iterator[Splice]:
     rule.visit(source.tree)
     if rule.needed:
         names = ", ".join(sorted(rule.needed))
-        yield source.import_splice(f"from megatron.device import {names}")
+        yield source.import_splice(f"from mqo.megatron.device import {names}")
     yield from rule.found
 
 

@@ -9,7 +9,7 @@ from mqo.overlay.drift import Place
 
 # Names of `typing` that 3.11 lacks; typing_extensions has them on every version.
 NEW_IN_TYPING = {"override"}
-# Modules of triton that megatron.device brings, and what they are called there.
+# Modules of triton that mqo.megatron.device brings, and what they are called there.
 FROM_DEVICE = {"triton": "triton", "triton.language": "triton_language"}
 
 
@@ -52,12 +52,12 @@ def _imported(node: ast.stmt) -> list[str]:
 
 
 def _from_device(alias: ast.alias) -> str:
-    """Turn `import triton.language as tl` into one of `triton_language` from megatron.device."""
+    """Turn `import triton.language as tl` into one of `triton_language` from our device module."""
     if alias.name not in FROM_DEVICE:
         return ast.unparse(ast.Import([alias]))
     if alias.asname:
-        return f"from megatron.device import {FROM_DEVICE[alias.name]} as {alias.asname}"
-    return "from megatron.device import triton"
+        return f"from mqo.megatron.device import {FROM_DEVICE[alias.name]} as {alias.asname}"
+    return "from mqo.megatron.device import triton"
 
 
 CODEMOD = Codemod(

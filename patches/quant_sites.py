@@ -15,8 +15,8 @@ from mqo.overlay.edits import (
 )
 
 LINEAR = "LinearWithGradAccumulationAndAsyncCommunication"
-IMPORT = AddImport("from megatron.quant import gemm_operands")
-IMPORT_SAVED = AddImport("from megatron.quant import gemm_operands, saved_operands")
+IMPORT = AddImport("from mqo.quant import gemm_operands")
+IMPORT_SAVED = AddImport("from mqo.quant import gemm_operands, saved_operands")
 
 
 def gemm(

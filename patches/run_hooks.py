@@ -4,36 +4,42 @@ from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, Replace
 
 CHECKPOINTING = "megatron/training/checkpointing.py"
 CHECKPOINTS = (
-    AddImport("import megatron.run"),
-    PrependBody("check_checkpoint_args", "megatron.run.note_checkpoint(checkpoint_args)\n"),
+    AddImport("import mqo.megatron.hooks"),
+    PrependBody("check_checkpoint_args", "mqo.megatron.hooks.note_checkpoint(checkpoint_args)\n"),
     ReplaceExpression(
         "load_args_from_checkpoint",
         Anchor("state_dict['args']"),
-        "megatron.run.checked_arguments(state_dict['args'])",
+        "mqo.megatron.hooks.checked_arguments(state_dict['args'])",
     ),
-    PrependBody("load_checkpoint", "megatron.run.before_load(get_args(), load_arg, ddp_model)\n"),
+    PrependBody(
+        "load_checkpoint", "mqo.megatron.hooks.before_load(get_args(), load_arg, ddp_model)\n"
+    ),
     PrependBody(
         "save_checkpoint",
-        "if not non_persistent_ckpt:\n    megatron.run.before_save(get_args(), iteration)\n",
+        "if not non_persistent_ckpt:\n    mqo.megatron.hooks.before_save(get_args(), iteration)\n",
     ),
 )
 # 0.17.0 writes no hashes and has no --verify-integrity.
 HASHES = ReplaceExpression(
     "_load_global_dist_base_checkpoint",
     Anchor("args.verify_integrity"),
-    "megatron.run.to_verify(args, checkpoint_name)",
+    "mqo.megatron.hooks.to_verify(args, checkpoint_name)",
 )
 
 FILES = (
     FileEdits(
         "megatron/training/training.py",
         (
-            AddImport("import megatron.run"),
-            PrependBody("train_step", "megatron.run.before_step(model, get_args(), optimizer)\n"),
-            PrependBody("post_training_step_callbacks", "megatron.run.after_step(iteration)\n"),
+            AddImport("import mqo.megatron.hooks"),
+            PrependBody(
+                "train_step", "mqo.megatron.hooks.before_step(model, get_args(), optimizer)\n"
+            ),
+            PrependBody(
+                "post_training_step_callbacks", "mqo.megatron.hooks.after_step(iteration)\n"
+            ),
             PrependBody(
                 "evaluate_and_print_results",
-                "megatron.run.before_validation(model, get_args(), iteration)\n",
+                "mqo.megatron.hooks.before_validation(model, get_args(), iteration)\n",
             ),
         ),
     ),
@@ -42,7 +48,7 @@ FILES = (
         (
             PrependBody(
                 "OptimizerParamScheduler._check_and_set",
-                "from megatron.run import check_schedule\n\n"
+                "from mqo.megatron.hooks import check_schedule\n\n"
                 "check_schedule(self, cls_value, sd_value, name)\n",
             ),
         ),

@@ -6,7 +6,7 @@ with a distributed optimizer that gathers in the forward pass, after the gatheri
 
 from mqo.overlay.edits import AddImport, FileEdits, PrependBody
 
-IMPORT = AddImport("from megatron.quant import weights_changed")
+IMPORT = AddImport("from mqo.quant import weights_changed")
 CALL = "weights_changed()\n"
 
 FILES = (

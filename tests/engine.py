@@ -15,7 +15,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import torch
-from megatron import device  # which would hide the engine, had it not been imported
+from mqo.megatron import device  # which would hide the engine, had it not been imported
 
 # Kernels in other languages, and exporters, that a training does not need.
 _ABSENT = (

@@ -238,7 +238,7 @@ def test_the_source_of_a_run_is_its_own_and_complete(start):
     assert "mxfp8" not in shared
     diff = run.overlay_diff.read_text()
     assert "+        custom_quant_type = 'mxfp8'" in diff
-    assert "+++ b/megatron/device.py" in diff
+    assert "+++ b/.mqo_runtime/mqo/megatron/device.py" in diff
     assert tomllib.loads(run.quant_config.read_text())["asked"]["qk"] == "mxfp8"
 
 
@@ -400,9 +400,9 @@ def checkout(tmp_path_factory):
         "import preflight  # isort: skip": "START = __import__('time').time()",
         "preflight.PROGRAM_START": "START",
         "preflight.disable_gc(__name__)\n": "",
-        "import megatron.run\n": "",
-        "with megatron.run.recorded(get_tensorboard_writer()):": "if True:",
-        "megatron.run.before_model(args)": "pass",
+        "import mqo.megatron.hooks\n": "",
+        "with mqo.megatron.hooks.recorded(get_tensorboard_writer()):": "if True:",
+        "mqo.megatron.hooks.before_model(args)": "pass",
     }.items():
         assert old in program
         program = program.replace(old, new)

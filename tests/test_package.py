@@ -38,7 +38,7 @@ def dist(tmp_path_factory):
     for name in (
         "megatron/core/theirs.py",
         ".mqo/upstream.json",
-        "megatron/quant/__pycache__/a.pyc",
+        "mqo/quant/__pycache__/a.pyc",
     ):
         (place / "Megatron-LM" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "Megatron-LM" / name).write_text("not ours")

@@ -22,7 +22,7 @@ NEWEST, *_, OLDEST = ENGINE_WHEELS
 if not (ENGINES / NEWEST).exists():
     pytest.skip(f"no {ENGINES}: python tests/get_packages.py", allow_module_level=True)
 
-PROGRAM = ROOT / "tests/megatron/quant/transformer_engine/pretrain.py"
+PROGRAM = ROOT / "tests/mqo/megatron/transformer_engine/pretrain.py"
 ENGINE = ("--transformer-impl", "transformer_engine")
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 1".split()
 CLOSE = 1e-5
@@ -152,7 +152,7 @@ def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--fp8-recipe", "tensorwise"), "--fp8-quantizer-factory megatron.quant"),
+        (("--fp8-recipe", "tensorwise"), "--fp8-quantizer-factory mqo.quant"),
         (("--first-last-layers-bf16",), "--first-last-layers-bf16"),
     ],
 )

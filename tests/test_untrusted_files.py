@@ -13,7 +13,7 @@ import pytest
 from mqo.project import Project
 
 ROOT = Project.here().root
-READER = "Megatron-LM/megatron/run/untrusted.py"
+READER = "tools/mqo/megatron/run/untrusted.py"
 PLACES = ("tools", "Megatron-LM", "script", "setup.py")
 # Attributes of a path, a module or a class that read a file.
 ATTRIBUTES = {"read_text", "read_bytes", "safe_open", "load_file", "from_pretrained", "from_file"}
@@ -36,12 +36,14 @@ OF_MODULES = {
     "io": {"open"},
 }
 NAMES = {"safe_open", "load_file", "memmap"}
-M, Q, T = "Megatron-LM/megatron/", "Megatron-LM/megatron/quant/", "tools/mqo/"
+M, T = "Megatron-LM/megatron/", "tools/mqo/"
+Q, R = f"{T}quant/", f"{T}megatron/run/"
 PTQ = "Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py::"
 REASONS = {
     "a file that this project ships": [
         f"{Q}cpu/compile.py::_source_digest",
         f"{Q}formats.py::",
+        f"{Q}__init__.py::_modules",
         "setup.py::BuildWithBundle.run",
         "tools/bootstrap.py::_constraints",
         "tools/bootstrap.py::_fingerprint",
@@ -49,7 +51,7 @@ REASONS = {
         f"{T}launch/hf_config.py::keys_without_effect",
         f"{T}launch/prepare.py::_place_programs",
         f"{T}launch/program_cache.py::source_of",
-        f"{M}run/args_table.py::read_table",
+        f"{R}args_table.py::read_table",
         f"{T}matrix/generate.py::_write",
         f"{T}matrix/generate.py::write",
         f"{T}matrix/tables.py::_load",
@@ -103,12 +105,12 @@ REASONS = {
         f"{T}overlay/vendor.py::read_wheel",
     ],
     "a file of the system or of an installed package": [
-        f"{M}run/isolated.py::_restrict",
-        f"{M}run/isolated.py::available_memory",
-        f"{M}run/isolated.py::machine_memory",
-        f"{M}run/packages.py::_listed_files",
-        f"{M}run/packages.py::_loaded_files",
-        f"{M}run/packages.py::_module_names",
+        f"{R}isolated.py::_restrict",
+        f"{R}isolated.py::available_memory",
+        f"{R}isolated.py::machine_memory",
+        f"{R}packages.py::_listed_files",
+        f"{R}packages.py::_loaded_files",
+        f"{R}packages.py::_module_names",
         f"{T}data/mix.py::_dictionary",
         f"{T}data/mix.py::_essays",
         f"{T}doctor.py::_container_limit",
@@ -125,7 +127,7 @@ REASONS = {
         f"{T}data/encode.py::huggingface",
         f"{T}launch/hf_tokenizer.py::_own_ids",
     ],
-    "in a child with limits of time and memory": [f"{M}run/foreign_tokenizer.py::_load"],
+    "in a child with limits of time and memory": [f"{R}foreign_tokenizer.py::_load"],
     "what open_file or read_bytes of the reader opened": [
         f"{T}data/corpus.py::_unpacked",
         f"{T}data/pair_check.py::_entries",

@@ -29,7 +29,7 @@ def main(target: Path, request: dict[str, Any]) -> None:
     """Write to `target` what the request asks for."""
     coverage.take_over(coverage.Products())
     sys.path += filter(None, request["python_path"].split(os.pathsep))
-    from megatron.inference.errors import InferenceError, leave
+    from mqo.megatron.run.errors import InferenceError, leave
 
     notes: list[str] = []
     try:
@@ -51,8 +51,8 @@ def main(target: Path, request: dict[str, Any]) -> None:
 def parsed(request: dict[str, Any]) -> Namespace:
     """Return the arguments of the run's flags; InferenceError if the parser refuses them."""
     from megatron.inference.arguments import add_modelopt_args
-    from megatron.inference.errors import InferenceError
     from megatron.training import arguments
+    from mqo.megatron.run.errors import InferenceError
 
     os.environ |= request["variables"] | {"WORLD_SIZE": str(request["processes"])}
     sys.argv[1:] = request["flags"]
@@ -72,9 +72,9 @@ def parsed(request: dict[str, Any]) -> Namespace:
 
 def validate(args: Namespace) -> None:
     """Raise InferenceError for what Megatron's validation, or the program, refuses."""
-    from megatron.inference.errors import InferenceError
-    from megatron.run.implementation import ImplementationError, check_available
     from megatron.training import arguments
+    from mqo.megatron.run.errors import InferenceError
+    from mqo.megatron.run.implementation import ImplementationError, check_available
     from pretrain_gpt import check_documents
 
     try:
@@ -98,8 +98,9 @@ def traps_of(args: Namespace) -> dict[str, list[str]]:
 
     A site with its output layer excluded is named SITE:-output_layer.
     """
-    from megatron.quant import SITES, setup_traps
-    from megatron.run.setup import read_setup
+    from mqo.megatron.run.setup import read_setup
+    from mqo.megatron.traps import setup_traps
+    from mqo.quant.formats import SITES
 
     setup, found = read_setup(args), {}
     for site in SITES:
@@ -110,7 +111,7 @@ def traps_of(args: Namespace) -> dict[str, list[str]]:
 
 def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None:
     """Return {kind: names} of the model's layers; None, with a note, if it cannot be built here."""
-    from megatron.quant.layers import find_layers
+    from mqo.megatron.layers import find_layers
 
     os.environ["WORLD_SIZE"] = "1"
     try:

@@ -25,8 +25,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
-    sys.path[0] = str(ROOT)
-from megatron.inference.errors import SavedError, leave  # noqa: E402
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+from mqo.megatron.run.errors import SavedError, leave
 
 if TYPE_CHECKING:
     from megatron.inference.hf_folder import StoredTensor
@@ -51,8 +51,8 @@ def describe(checkpoint: Path, target: Path) -> None:
     JSON does not have are written as text.
     """
     from megatron.inference.checkpoint_args import check_format, read_args
-    from megatron.run.checkpoints import TRACKER, loaded
-    from megatron.run.saved_args import check_kinds
+    from mqo.megatron.run.checkpoints import TRACKER, loaded
+    from mqo.megatron.run.saved_args import check_kinds
 
     folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint
     check_format(folder)
@@ -68,7 +68,7 @@ def describe(checkpoint: Path, target: Path) -> None:
 
 def parser_facts() -> dict[str, dict[str, Any]]:
     """Return {name: {"flag", "default"}} of the arguments in upstream's parser."""
-    from megatron.run.saved_args import upstream_parser
+    from mqo.megatron.run.saved_args import upstream_parser
 
     return {
         name: {"flag": action.option_strings[0], "default": action.default}
@@ -81,9 +81,9 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     It is a release in upstream's words: weights without an optimizer, at iteration 0.
     """
-    # Not before `enter_tree`: it imports megatron.device, which looks for GPUs.
+    # Not before `enter_tree`: it imports mqo.megatron.device, which looks for GPUs.
     from megatron.inference.hf_folder import check_config, stored_tensors
-    from megatron.inference.hf_kind import check_folder
+    from mqo.megatron.run.hf_kind import check_folder
 
     check_folder(source)
     check_config(source)
@@ -112,8 +112,8 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     stage("building the model", 1)
     _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
     from huggingface_hub import save_torch_state_dict
-    from megatron.run.modelopt import quantized_layers
-    from megatron.run.untrusted import read_json_object
+    from mqo.megatron.run.modelopt import quantized_layers
+    from mqo.megatron.run.untrusted import read_json_object
 
     if layers := quantized_layers([model]):
         raise SavedError(
@@ -147,7 +147,7 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def stage(name: str, number: int) -> None:
     """Say which of the STAGES of the work begins."""
-    from megatron.run.progress import advance
+    from mqo.megatron.run.progress import advance
 
     advance(name, number, STAGES)
 
@@ -249,7 +249,7 @@ COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
 def main(argv: list[str]) -> None:
     """Run one of the commands."""
     enter_tree()
-    from megatron.run.unpickle import CheckpointError
+    from mqo.megatron.run.unpickle import CheckpointError
 
     try:
         COMMANDS[argv[0]](Path(argv[1]), Path(argv[2]), argv[3:])

@@ -82,7 +82,8 @@ class How:
 
 def how_of(site: str, layer: str, quant_type: str) -> How:
     """Return what the excludes, rules and rows of the run's options make of the site's type."""
-    from megatron.quant import SITES, config
+    from mqo.quant import config
+    from mqo.quant.formats import SITES
 
     kind = config.layer_type(site, layer, quant_type)
     names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
@@ -130,7 +131,7 @@ class Products(TorchDispatchMode):
         self.nodes: dict[int, tuple[str, str]] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
-        """Stand in for `megatron.quant.gemm_operands` in the patched source."""
+        """Stand in for `mqo.quant.gemm_operands` in the patched source."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
         self.waiting = Operands(site, layer, how_of(site, layer, quant_type))
@@ -188,7 +189,7 @@ class Products(TorchDispatchMode):
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
         """Know which of the model's modules runs."""
-        from megatron.simulation.watch import named_modules, noting
+        from mqo.megatron.simulation.watch import named_modules, noting
 
         names = {id(module): name for name, module in named_modules(model, ROOT_MODULE)}
         with noting(names, self.running, OUTSIDE):
@@ -283,9 +284,10 @@ def take_over(products: Products) -> None:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
-    from megatron import device, quant
+    from mqo.megatron import device
+    from mqo.quant import operands
 
-    quant.gemm_operands = products.operands
+    operands.gemm_operands = products.operands
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"
@@ -325,7 +327,7 @@ def step(args: Any, model: torch.nn.Module) -> None:
 
 def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
     """Return modules that multiply nothing by their 2-D weight: embeddings look rows up."""
-    from megatron.simulation.watch import named_modules
+    from mqo.megatron.simulation.watch import named_modules
 
     modules = named_modules(model, ROOT_MODULE)
     weights = ((name, getattr(module, "weight", None)) for name, module in modules)

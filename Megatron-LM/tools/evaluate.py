@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     at = argv.index("--") if "--" in argv else len(argv)
     given = parser().parse_args(argv[:at])
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron.inference.load_model import write_result_or_exit
 
@@ -79,8 +79,8 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """
     from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
-    from megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
-    from megatron.run.resumed_types import ROWS
+    from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
+    from mqo.megatron.run.resumed_types import ROWS
 
     del platform
     folder = load_model.find_checkpoint(given.checkpoint)
@@ -95,7 +95,7 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Measure the mean loss in nats per token, and say over what it was taken."""
     from megatron.inference import load_model
-    from megatron.run.progress import advance
+    from mqo.megatron.run.progress import advance
 
     folder = load_model.find_checkpoint(given.checkpoint)
     before = load_model.read_args(folder)
@@ -125,7 +125,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     from megatron.inference.tasks import registry
     from megatron.inference.tasks.model import SavedModel
     from megatron.inference.tasks.scores import evaluate
-    from megatron.run.progress import advance
+    from mqo.megatron.run.progress import advance
 
     folder = load_model.find_checkpoint(given.checkpoint)
     saved = load_model.read_args(folder)
@@ -151,7 +151,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
     """Describe what was measured: the weights, their dtype, and how much of a text they see."""
     from megatron.inference.load_model import iteration
-    from megatron.run.modelopt import QUANTIZED_AS
+    from mqo.megatron.run.modelopt import QUANTIZED_AS
 
     return {
         "window": args.seq_length,
@@ -182,9 +182,9 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
     Raises:
         SavedError: there is no such file, no validation split, or no fitting tokenizer.
     """
-    from megatron.inference.errors import reading
     from megatron.inference.load_model import tokenizer_of
-    from megatron.run.untrusted import Limit, read_text
+    from mqo.megatron.run.errors import reading
+    from mqo.megatron.run.untrusted import Limit, read_text
 
     if given.text:
         tokenizer = tokenizer_of(args, given.tokenizer)
@@ -310,7 +310,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
     """Return the loss of each token but a row's first, in nats, float32: [rows, length - 1]."""
     import torch
-    from megatron.device import accelerator_type
+    from mqo.megatron.device import accelerator_type
 
     ids = torch.tensor(batch, device=accelerator_type())
     tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

@@ -5,8 +5,8 @@
 Takes the largest product of each site from a run's coverage, draws its operands, hands them to
 what the patched source calls, multiplies them as it does, and compares with fp64: `total` with the
 product of the operands as they were drawn, `product` with that of the operands as the quantizer
-left them, which is what the multiplication alone adds. Needs nothing of Megatron but megatron/quant
-and megatron/device of its own tree.
+left them, which is what the multiplication alone adds. Needs nothing of Megatron but mqo/quant
+and mqo/megatron/device of its own tree.
 """
 
 import json
@@ -32,9 +32,9 @@ SEED = 1234
 def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
-    from megatron.quant.record import jsonable
-    from megatron.run.untrusted import read_json_object
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+    from mqo.megatron.run.untrusted import read_json_object
+    from mqo.quant.record import jsonable
 
     facts = read_json_object(coverage)
     rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]
@@ -45,7 +45,7 @@ def main(coverage: Path, target: Path) -> None:
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return a product a site: that of most FLOPs, of those that are quantized if any is."""
-    from megatron.quant import SITES
+    from mqo.quant.formats import SITES
 
     found: dict[str, Mapping[str, Any]] = {}
     for product in sorted(products, key=lambda p: (p["quant_type"] != "none", p["flops"])):
@@ -55,8 +55,8 @@ def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
     """Measure a site's row: the sizes that were multiplied, and both errors."""
-    from megatron.device import accelerator_type
-    from megatron.quant import gemm_operands
+    from mqo.megatron.device import accelerator_type
+    from mqo.quant.operands import gemm_operands
 
     site, quant_type = product["gemm"], product["quant_type"]
     sizes = {"batch": min(product["batch"], HEADS), "k": product["k"]}

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     at = argv.index("--") if "--" in argv else len(argv)
     given = parser().parse_args(argv[:at])
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron.inference.load_model import write_result_or_exit
 
@@ -50,9 +50,9 @@ def parser() -> argparse.ArgumentParser:
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Generate what follows each prompt, one after the other."""
     from megatron.inference import load_model
-    from megatron.inference.errors import reading
     from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
-    from megatron.run.untrusted import read_json
+    from mqo.megatron.run.errors import reading
+    from mqo.megatron.run.untrusted import read_json
 
     folder = load_model.find_checkpoint(given.checkpoint)
     saved = load_model.read_args(folder)

@@ -26,11 +26,11 @@ def main() -> None:
     parser.add_argument("--layout")
     args = parser.parse_args()
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
-    from megatron.inference.errors import InferenceError, leave
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     from megatron.inference.packed.folder import write
-    from megatron.quant.config import parse
-    from megatron.run.untrusted import read_text
+    from mqo.megatron.run.errors import InferenceError, leave
+    from mqo.megatron.run.untrusted import read_text
+    from mqo.quant.config import parse
 
     try:
         config = parse(read_text(args.config)) if args.config else None

@@ -3,9 +3,9 @@
     python Megatron-LM/tools/simulate.py facts.json JOB
 
 JOB is JSON that says which rank of how many, Megatron's flags, and how many micro-batches each step
-has (megatron/simulation/program.py). The run's quant options come, as in a run, from the file that
-MQO_QUANT_CONFIG names. Belongs to the tree that it lies in; `mqo simulate` extrapolates and shows.
-Why it fails is written to the file that MQO_FAILURE names.
+has (mqo/megatron/simulation/program.py). The run's quant options come, as in a run, from the file
+that MQO_QUANT_CONFIG names. Belongs to the tree that it lies in; `mqo simulate` extrapolates and
+shows. Why it fails is written to the file that MQO_FAILURE names.
 """
 
 import io
@@ -22,7 +22,7 @@ def main(target: Path, job: str) -> None:
     """Run the job, and write what it found."""
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
-    from megatron.simulation.program import Job, run
+    from mqo.megatron.simulation.program import Job, run
 
     said = io.StringIO()
     try:
@@ -33,7 +33,7 @@ def main(target: Path, job: str) -> None:
         raise
     finally:
         sys.stderr.write(said.getvalue())
-    from megatron.simulation.facts import facts
+    from mqo.megatron.simulation.facts import facts
 
     target.write_text(json.dumps(facts(ran)), encoding="utf-8")
 

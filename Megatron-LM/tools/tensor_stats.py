@@ -2,7 +2,7 @@
 
 Reads a file of safetensors, a run's dump or any other, and writes JSON to the file that its second
 argument names: the tensors that the file holds, and for each chosen one a row a format, block and
-scale rule. Needs torch and safetensors, and no Megatron beside its own tree's megatron/quant.
+scale rule. Needs torch and safetensors, and no Megatron beside its own tree's mqo/quant.
 """
 
 import argparse
@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: list[str]) -> None:
     """Measure the tensors that the arguments name."""
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
-    from megatron.inference.errors import SavedError, leave, reading
-    from megatron.quant.record import jsonable
+    from mqo.megatron.run.errors import SavedError, leave, reading
+    from mqo.quant.record import jsonable
 
     try:
         with reading():
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
 def measured_file(args: argparse.Namespace) -> dict[str, Any]:
     """The tensors that the file holds, and the tables of those that are chosen."""
-    from megatron.run.untrusted import open_safetensors
+    from mqo.megatron.run.untrusted import open_safetensors
 
     with open_safetensors(args.file) as file:
         held = [
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
     """Measure the rows of one tensor; a dtype that is not quantized gives none."""
-    from megatron.quant.backend import DTYPES
+    from mqo.quant.backend import DTYPES
 
     axis = axis_of(name) if axis is None else axis
     rows = list(measured(x, axis)) if x.dtype in DTYPES and x.dim() else []
@@ -73,7 +73,7 @@ def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
 
 def axis_of(name: str) -> int:
     """Return the contraction axis of an operand dumped as site/layer/operand; else the last."""
-    from megatron.quant import SITES
+    from mqo.quant.formats import SITES
 
     parts = name.split("/")
     site = SITES.get(parts[0])
@@ -83,7 +83,8 @@ def axis_of(name: str) -> int:
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     """Yield a row for every format and every choice that it has, each with its own rounding."""
-    from megatron.quant import Measurement, fake_quantize, measure
+    from mqo.quant.backend import fake_quantize
+    from mqo.quant.measurement import Measurement, measure
 
     for spec in specs():
         own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
@@ -95,7 +96,8 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 def specs() -> Iterator[Any]:
     """Yield every format with every choice of its own: block and scale rule, tensor scale, tile."""
-    from megatron.quant import BLOCK_SIZES, FORMATS, SCALE_RULES, QuantSpec
+    from mqo.quant.formats import BLOCK_SIZES, FORMATS, SCALE_RULES
+    from mqo.quant.spec import QuantSpec
 
     for spec in map(QuantSpec, FORMATS):
         if spec.format.is_mx:

@@ -29,7 +29,7 @@ def main(target: Path) -> None:
         importlib.import_module("megatron.core.models.gpt.gpt_model")
     except ModuleNotFoundError as error:
         # A missing module of Megatron's own is a fault of the tree; any other one is the machine's.
-        if error.name is None or error.name.split(".")[0] == "megatron":
+        if error.name is None or error.name.split(".")[0] in ("megatron", "mqo"):
             raise
         facts: dict[str, Any] = {"lacks": error.name}
     else:
@@ -43,7 +43,7 @@ def run() -> dict[str, Any]:
     `fused_loss` is the same loss by fused attention, None where the types keep it from running.
     """
     import torch
-    from megatron.quant import RECORDER
+    from mqo.quant.record import RECORDER
 
     check_origin()
     start()
@@ -74,10 +74,10 @@ def run() -> dict[str, Any]:
 
 
 def check_origin() -> None:
-    """Check that all that is named megatron comes from this tree, not from a package beside."""
+    """Check that Megatron and mqo come from this tree, not from a package beside."""
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
-        if name.split(".")[0] == "megatron" and origin is not None:
+        if name.split(".")[0] in ("megatron", "mqo") and origin is not None:
             assert Path(origin).resolve().is_relative_to(ROOT), f"{name} comes from {origin}"
 
 
@@ -111,7 +111,7 @@ def local_spec() -> tuple[str, Callable[..., Any]]:
 def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
     """Build the model in float32, its layers labeled."""
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.quant import label_layers
+    from mqo.megatron.layers import label_layers
 
     # Upstream's own path, which a model without our patches has, too. By name, and not in the
     # constructor: 0.10 has no such option.
@@ -194,7 +194,7 @@ def mean_loss(model: Any) -> Any:
 def fused_loss(*models: Any) -> float | None:
     """Compute the summed loss when fused attention is demanded, None where it refuses."""
     import torch
-    from megatron.attention import FusedAttentionError
+    from mqo.megatron.attention.choice import FusedAttentionError
 
     for module in (module for model in models for module in model.modules()):
         if hasattr(module, "config"):

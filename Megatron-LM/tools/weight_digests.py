@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(checkpoint: Path, target: Path) -> None:
     """Write {name of a tensor: [dtype, shape, SHA-256]} of the folder of an iteration."""
     # In the place of this folder, whose coverage.py numba would take for the package.
-    sys.path[0] = str(ROOT)
-    from megatron.run import CheckpointError
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+    from mqo.megatron.run.checkpoints import CheckpointError
 
     try:
         found = digests(checkpoint)
@@ -38,7 +38,9 @@ def digests(folder: Path) -> dict[str, list]:
     Raises:
         CheckpointError: the index is damaged, or would run code.
     """
-    from megatron.run.unpickle import typed_errors  # and megatron.run has torch run no foreign code
+    from mqo.megatron.run.unpickle import (
+        typed_errors,  # and mqo.megatron.run has torch run no foreign code
+    )
 
     found = {}
     with typed_errors():

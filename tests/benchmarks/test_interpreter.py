@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ..megatron.interpreter import only_without_triton, run
+from ..interpreter import only_without_triton, run
 
 pytestmark = only_without_triton
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
-from megatron.quant.gpu import INTERPRETED  # noqa: E402
+from mqo.quant.gpu import INTERPRETED  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     INTERPRETED or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3),

@@ -1,8 +1,9 @@
-"""The programs and packages of the tree stand alone: mqo starts them, and none imports it."""
+"""The programs of the tree import of mqo its runtime alone, which a run has a copy of."""
 
 import ast
 
 import pytest
+from mqo.overlay.runtime import PACKAGE
 from mqo.project import Project
 
 TREE = Project.here().tree
@@ -16,21 +17,43 @@ def ours():
 
 
 def imported(text):
+    """The modules that a source imports, as it writes them."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(names):
-                yield from (alias.name.partition(".")[0] for alias in names)
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom("mqo", names, level=0):
+                yield from (f"mqo.{alias.name}" for alias in names)
             case ast.ImportFrom(source, level=0):
-                yield source.partition(".")[0]
+                yield source
 
 
-def test_nothing_of_the_tree_imports_mqo():
+def others_of_mqo(text):
+    """The modules of mqo that a source imports, less those of the runtime."""
+    found = (name for name in imported(text) if f"{name}.".startswith("mqo."))
+    return [name for name in found if not f"{name}.".startswith(("mqo.quant.", "mqo.megatron."))]
+
+
+def test_the_programs_import_of_mqo_its_runtime_alone():
     files = list(ours())
     assert {"pretrain_gpt.py", "text_generation_ptq.py"} <= {file.name for file in files}
-    found = [str(file.relative_to(TREE)) for file in files if "mqo" in imported(file.read_text())]
-    assert found == []
+    assert {file: found for file in files if (found := others_of_mqo(file.read_text()))} == {}
+
+
+def test_the_runtime_imports_itself_alone():
+    files = [f for part in ("quant", "megatron") for f in (PACKAGE / "mqo" / part).rglob("*.py")]
+    assert len(files) > 100
+    assert {file: found for file in files if (found := others_of_mqo(file.read_text()))} == {}
+
+
+def test_the_quantizers_import_nothing_of_megatron():
+    files = list((PACKAGE / "mqo/quant").rglob("*.py"))
+    names = {file: set(imported(file.read_text())) for file in files}
+    roots = ("megatron.", "mqo.megatron.")
+    assert len(files) > 30
+    assert [f for f, found in names.items() if any(f"{n}.".startswith(roots) for n in found)] == []
 
 
 @pytest.mark.parametrize("text", ["import mqo.runs", "def f():\n    from mqo.data import encode"])
 def test_an_import_is_found_wherever_it_stands(text):
-    assert "mqo" in imported(text)
+    assert others_of_mqo(text)

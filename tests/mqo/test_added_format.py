@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mqo.project import Project
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def project(vendored, tmp_path_factory):
     with vendored.reading("copy, for a test"):
         for folder in ("Megatron-LM", "tools", "patches", "script"):
             shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
-    file = root / "Megatron-LM/megatron/quant/formats.toml"
+    file = root / "tools/mqo/quant/formats.toml"
     head, elements, rest = file.read_text(encoding="utf-8").partition("[elements]\n")
     file.write_text(head + elements + ELEMENT + rest + ROW, encoding="utf-8")
     return root
@@ -140,7 +140,7 @@ GRID += [(1 + m / 8) * 2.0**e for e, m in itertools.product(range(-2, 5), range(
 QUANTIZE = f"""
 import json, sys
 import torch
-from megatron.quant import QuantSpec, cpu, pack, fake_quantize, reference
+from mqo.quant import QuantSpec, cpu, pack, fake_quantize, reference
 x = torch.tensor(json.loads(sys.argv[1]))
 spec = QuantSpec("{NAME}")
 ours = {{

@@ -24,7 +24,7 @@ def loss(module):
     """A function that makes the loss of a release."""
 
     def make(version, more):
-        module("megatron.losses", chunked_cross_entropy=lambda *given: given)
+        module("mqo.megatron.losses", chunked_cross_entropy=lambda *given: given)
         scope = {}
         exec(sites("chunked_cross_entropy", PATH, SOURCE.format(more=more), version), scope)
         return scope["vocab_parallel_cross_entropy"]

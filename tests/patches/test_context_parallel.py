@@ -46,10 +46,13 @@ def attention(module):
     """A function that makes the patched look-alike for some ranks; both paths say what they got."""
 
     def make(ranks):
-        module("megatron.quant", gemm_operands=lambda *_: _Same, site_types=lambda path: {})
+        module("mqo.quant", gemm_operands=lambda *_: _Same, site_types=lambda path: {})
         module(
-            "megatron.attention",
+            "mqo.megatron.attention.choice",
             without_scores=lambda layer, *_: lambda qk, *tensors: tensors[:3],
+        )
+        module(
+            "mqo.megatron.attention.context",
             gather_context=lambda tensor, group: (group, tensor),
             chunk_mask=lambda *args: ("mask", *args),
         )

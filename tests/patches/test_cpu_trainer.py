@@ -1,6 +1,6 @@
 import types
 
-import megatron.run
+import mqo.megatron.hooks
 import pytest
 import torch
 from mqo.errors import DriftError
@@ -155,7 +155,7 @@ def test_a_trainer_that_demands_cuda_twice_stops_the_patch():
 def test_the_hooks_run_before_anything_else_of_a_step_and_of_its_end_and_of_a_validation(module):
     steps = []
     module(
-        "megatron.run",
+        "mqo.megatron.hooks",
         before_step=lambda *given: steps.append(given),
         after_step=lambda iteration: steps.append(iteration),
         before_validation=lambda *given: steps.append(given),
@@ -187,7 +187,7 @@ def test_the_checkpoint_hooks_come_before_reading_and_saving(monkeypatch):
     calls = []
 
     def note(name):
-        monkeypatch.setattr(megatron.run, name, lambda *given: calls.append((name, *given)))
+        monkeypatch.setattr(mqo.megatron.hooks, name, lambda *given: calls.append((name, *given)))
 
     for name in (
         *("note_checkpoint", "checked_arguments", "before_load", "before_save", "to_verify"),

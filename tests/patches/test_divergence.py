@@ -8,7 +8,7 @@ from .conftest import SERIES, sites
 
 def test_what_a_step_ends_with_is_asked_of_our_hook(module):
     asked = []
-    module("megatron.run", end_if_diverged=lambda machine: asked.append(machine) or (0, 1, 2))
+    module("mqo.megatron.hooks", end_if_diverged=lambda machine: asked.append(machine) or (0, 1, 2))
     source = """\
         import time
 

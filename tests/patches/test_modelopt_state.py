@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-import megatron.run.modelopt
+import mqo.megatron.run.modelopt
 import pytest
 
 from .conftest import sites
@@ -21,7 +21,7 @@ def save_checkpoint(iteration, model, non_persistent_ckpt=False):
 def test_it_comes_behind_the_shards_and_before_the_tracker(monkeypatch, local):
     events = []
     monkeypatch.setattr(
-        megatron.run.modelopt, "save", lambda *given: events.append(("state", *given))
+        mqo.megatron.run.modelopt, "save", lambda *given: events.append(("state", *given))
     )
     args = SimpleNamespace(save="there", ckpt_format="torch_dist")
     scope = {"args": args, "events": events, "time": lambda: 0}

@@ -93,7 +93,7 @@ STAYS = [
 def test_a_form_is_rewritten_and_what_it_needs_is_imported(before, after):
     names = {n.id for n in ast.walk(ast.parse(after)) if isinstance(n, ast.Name)}
     needed = ", ".join(sorted(n for n in names if n.startswith("accelerator")))
-    imports = f"from megatron.device import {needed}\n" if needed else ""
+    imports = f"from mqo.megatron.device import {needed}\n" if needed else ""
     assert codemod("portable_device", f"{before}\n") == f"{imports}{after}\n"
 
 
@@ -112,7 +112,7 @@ def test_the_import_stands_behind_docstring_and_future_imports():
     head = '"""About torch.cuda."""\nfrom __future__ import annotations\n'
     new = codemod("portable_device", f"{head}\nimport torch\n\ntorch.cuda.init()\n")
     assert new == (
-        f"{head}from megatron.device import accelerator\n\nimport torch\n\naccelerator.init()\n"
+        f"{head}from mqo.megatron.device import accelerator\n\nimport torch\n\naccelerator.init()\n"
     )
 
 
@@ -143,7 +143,7 @@ def test_an_f_string_that_speaks_of_the_device_and_uses_it_is_refused():
 def test_only_upstreams_packages_are_swept():
     rule = SERIES["portable_device"].load_codemod()
     assert rule.concerns("megatron/training/x.py", b"torch.cuda")
-    assert not rule.concerns("megatron/device.py", b"torch.cuda")
+    assert not rule.concerns("mqo/megatron/device.py", b"torch.cuda")
     assert not rule.concerns("pretrain_gpt.py", b"torch.cuda")
 
 

@@ -22,14 +22,15 @@ FORMS = {
     "if a: from typing import Any, override": (
         "if a: from typing import Any; from typing_extensions import override"
     ),
-    "import triton": "from megatron.device import triton",
-    "import triton as t": "from megatron.device import triton as t",
-    "import triton.language as tl": "from megatron.device import triton_language as tl",
-    "import triton.language": "from megatron.device import triton",
+    "import triton": "from mqo.megatron.device import triton",
+    "import triton as t": "from mqo.megatron.device import triton as t",
+    "import triton.language as tl": "from mqo.megatron.device import triton_language as tl",
+    "import triton.language": "from mqo.megatron.device import triton",
     "import triton, triton.language as tl": (
-        "from megatron.device import triton\nfrom megatron.device import triton_language as tl"
+        "from mqo.megatron.device import triton\n"
+        "from mqo.megatron.device import triton_language as tl"
     ),
-    "import os, triton": "import os\nfrom megatron.device import triton",
+    "import os, triton": "import os\nfrom mqo.megatron.device import triton",
 }
 
 STAYS = [

@@ -113,7 +113,7 @@ class Recorder:
 def recorder(module):
     recorder = Recorder()
     module(
-        "megatron.quant",
+        "mqo.quant",
         gemm_operands=recorder.gemm_operands,
         saved_operands=recorder.saved_operands,
     )
@@ -215,7 +215,7 @@ def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
     new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
     added = re.compile(
         r" *custom_quant_type = 'none'\n *\w+_operands = .*\n( *\w+_operands\.save.*\n)?"
-        r"|from megatron\.quant.*\n"
+        r"|from mqo\.quant.*\n"
     )
     unwrapped = re.sub(r"\w+_operands\.[lr]hs\((\w+)\)", r"\1", added.sub("", new))
     unwrapped = unwrapped.replace("saved_operands(ctx)", "ctx.saved_tensors")

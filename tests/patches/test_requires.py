@@ -16,7 +16,7 @@ SERIES = Series.load(Project.here().patches)
 
 
 def places(entries):
-    """The modules of ours that these entries place: {"megatron.device", ...}."""
+    """The modules of ours that these entries place: {"mqo.megatron.device", ...}."""
     names = [name for entry in entries for name in entry.files]
     return {name.removesuffix(".py").replace("/", ".") for name in names}
 
@@ -43,8 +43,8 @@ def upstream(vendored):
 
 
 def test_the_check_sees_what_upstream_does_not_have():
-    assert used("import os\nfrom megatron import device\n") == {"megatron.device"}
-    assert used("import megatron.run.modelopt, megatron.core\n") == {"megatron.run"}
+    assert used("import os\nfrom megatron import device\n") == {"mqo.megatron.device"}
+    assert used("import mqo.megatron.run.modelopt, megatron.core\n") == {"mqo.megatron.run"}
     assert used("from megatron.device_of_theirs import x\n") == set()
     assert len(OURS) > 3
 

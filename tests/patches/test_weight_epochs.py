@@ -28,7 +28,7 @@ def load_checkpoint(model):
 
 def executed(module, path, source):
     calls = []
-    module("megatron.quant", weights_changed=lambda: calls.append("epoch"))
+    module("mqo.quant", weights_changed=lambda: calls.append("epoch"))
     scope = {"calls": calls}
     exec(sites("weight_epochs", path, source), scope)
     return scope, calls

@@ -41,10 +41,9 @@ def root(tmp_path):
 def project(tmp_path):
     """A checkout whose .venv is a program that starts this very Python, with what it has."""
     here, there = Project.here().root, tmp_path / "project"
-    ours = [f"Megatron-LM/megatron/{part}" for part in ("quant", "run")]
-    for folder in ("tools/mqo/overlay", "script", *ours):
+    for folder in ("tools/mqo/overlay", "tools/mqo/quant", "tools/mqo/megatron", "script"):
         shutil.copytree(here / folder, there / folder)
-    modules = ("__init__", "errors", "output", "process", "project", "torch_free", "untrusted")
+    modules = ("__init__", "errors", "output", "process", "project", "untrusted")
     for name in modules:
         shutil.copy(here / f"tools/mqo/{name}.py", there / f"tools/mqo/{name}.py")
     for file in ("tools/bootstrap.py", "constraints.txt", "pyproject.toml"):

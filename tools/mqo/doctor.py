@@ -18,10 +18,10 @@ import psutil
 
 from mqo.errors import MqoError, nearest
 from mqo.launch.machine import detect, torch_cuda
+from mqo.megatron.transformer_engine import releases
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin
 from mqo.project import Project
-from mqo.torch_free import load
 
 State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
@@ -193,7 +193,7 @@ def _engine_fault(folder: Path) -> tuple[str, str] | None:
     """Look for its compiled library, which `pip install transformer-engine` does not install."""
     places = (folder.parent, folder, folder / "wheel_lib")
     if any(any(place.glob("libtransformer_engine*")) for place in places):
-        fault = load("quant.engine").fault(_version(TRANSFORMER_ENGINE.distribution)) or ""
+        fault = releases.fault(_version(TRANSFORMER_ENGINE.distribution)) or ""
         known = fault.partition("; ")[2]
         return (f"; {known}", "its layers run with bf16 alone") if known else None
     return ", without its compiled library", (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
+from mqo.megatron.run import files
 from mqo.run_records import damaged, parsed
-from mqo.torch_free import load
 from mqo.untrusted import UntrustedFileError, parse_json, read_lines
 
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
@@ -20,11 +20,10 @@ SWEEP = "sweep.json"  # beside the runs of a sweep
 Series = list[tuple[int, float]]
 
 
-_files = load("run.files")
-QUANTIZERS: str = _files.QUANTIZERS  # the key of implementation.json
+QUANTIZERS: str = files.QUANTIZERS  # the key of implementation.json
 
 
-class RunFolder(_files.RunFiles):
+class RunFolder(files.RunFiles):
     """The folder of one run, and what it says."""
 
     def read_config(self) -> dict[str, Any]:

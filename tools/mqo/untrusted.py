@@ -6,18 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mqo.errors import MqoError
-from mqo.torch_free import load
-
-_reader = load("run.untrusted")
-Limit, UntrustedFileError = _reader.Limit, _reader.UntrustedFileError
-check_file, copy_file, open_file = _reader.check_file, _reader.copy_file, _reader.open_file
-read_bytes, read_text, read_lines = _reader.read_bytes, _reader.read_text, _reader.read_lines
-read_json, read_json_object = _reader.read_json, _reader.read_json_object
-parse_json, read_safetensors_header = _reader.parse_json, _reader.read_safetensors_header
-NoFileError, METADATA = _reader.NoFileError, _reader.METADATA
-read_toml, read_yaml, sha256_of = _reader.read_toml, _reader.read_yaml, _reader.sha256_of
-list_folder, walk_folders, shown = _reader.list_folder, _reader.walk_folders, _reader.shown
-check_tokenizer = load("run.foreign_tokenizer").check_tokenizer
+from mqo.megatron.run.foreign_tokenizer import check_tokenizer as check_tokenizer
+from mqo.megatron.run.untrusted import METADATA as METADATA
+from mqo.megatron.run.untrusted import Limit as Limit
+from mqo.megatron.run.untrusted import NoFileError as NoFileError
+from mqo.megatron.run.untrusted import UntrustedFileError as UntrustedFileError
+from mqo.megatron.run.untrusted import check_file as check_file
+from mqo.megatron.run.untrusted import copy_file as copy_file
+from mqo.megatron.run.untrusted import list_folder as list_folder
+from mqo.megatron.run.untrusted import open_file as open_file
+from mqo.megatron.run.untrusted import parse_json as parse_json
+from mqo.megatron.run.untrusted import read_bytes as read_bytes
+from mqo.megatron.run.untrusted import read_json as read_json
+from mqo.megatron.run.untrusted import read_json_object as read_json_object
+from mqo.megatron.run.untrusted import read_lines as read_lines
+from mqo.megatron.run.untrusted import read_safetensors_header as read_safetensors_header
+from mqo.megatron.run.untrusted import read_text as read_text
+from mqo.megatron.run.untrusted import read_toml as read_toml
+from mqo.megatron.run.untrusted import read_yaml as read_yaml
+from mqo.megatron.run.untrusted import sha256_of as sha256_of
+from mqo.megatron.run.untrusted import shown as shown
+from mqo.megatron.run.untrusted import walk_folders as walk_folders
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.utils import get_batch_on_this_cp_rank
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
 from torch import Tensor
 
 VOCABULARY, SEQUENCE, BATCH = 128, 64, 2

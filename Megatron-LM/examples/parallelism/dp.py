@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import MegatronModule
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -18,7 +18,7 @@ from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -11,7 +11,7 @@ import torch
 import world
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
 from torch import Tensor
 from torch.nn.functional import gelu, mse_loss
 

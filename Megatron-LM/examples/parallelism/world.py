@@ -26,10 +26,10 @@ warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
 warnings.filterwarnings("ignore", category=FutureWarning)
 logging.getLogger("megatron").setLevel(logging.ERROR)
 
-import preflight  # noqa: E402, F401  isort: skip
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
-from megatron.device import HAS_CUDA, accelerator, accelerator_type  # noqa: E402
+import preflight  # noqa: F401  isort: skip
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from mqo.megatron.device import HAS_CUDA, accelerator, accelerator_type
 
 Tensors = dict[str, Tensor]
 Made = TypeVar("Made")

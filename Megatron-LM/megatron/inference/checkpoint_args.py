@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
-from megatron.run.ranks import with_group
-from megatron.run.unpickle import (
+from mqo.megatron.run.errors import SavedError, reading
+from mqo.megatron.run.ranks import with_group
+from mqo.megatron.run.unpickle import (
     FORMAT_FILE,
     CheckpointError,
     check_common_state,
     check_metadata,
     typed_errors,
 )
-from megatron.run.untrusted import Limit, check_file
-
-from .errors import SavedError, reading
+from mqo.megatron.run.untrusted import Limit, check_file
 
 
 def check_format(folder: Path) -> None:

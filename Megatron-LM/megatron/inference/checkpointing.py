@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import megatron.run
-from megatron.run import modelopt
-from megatron.run.checkpoints import TRACKER, loaded
-from megatron.run.unpickle import FORMAT_FILE, typed_errors
+import mqo.megatron.hooks
 from megatron.training.checkpointing import load_checkpoint
+from mqo.megatron.run import modelopt
+from mqo.megatron.run.checkpoints import TRACKER, loaded
+from mqo.megatron.run.unpickle import FORMAT_FILE, typed_errors
 from torch import nn
 
 from .arguments import TEACHER_ARG
@@ -60,7 +60,7 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
     with _as_for_finetuning(args), typed_errors():
         load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
     # What the teacher was quantized as says nothing of the student.
-    megatron.run.note_checkpoint(Namespace())
+    mqo.megatron.hooks.note_checkpoint(Namespace())
     return teacher
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mqo.megatron.run.errors import PtqError
+from mqo.megatron.run.untrusted import read_json_object, read_safetensors_header
 from torch import Tensor, nn
-
-from ..run.untrusted import read_json_object, read_safetensors_header
-from .errors import PtqError
 
 SHARD = "5GB"
 DEQUANTIZED = "dequantized"

@@ -63,7 +63,7 @@ class Recomputed:
 
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
     """Return the logits [vocabulary] behind the last of `ids`, whose first is at place `start`."""
-    from megatron.device import accelerator_type
+    from mqo.megatron.device import accelerator_type
 
     tokens = torch.tensor([ids], device=accelerator_type())
     positions = torch.arange(start, start + len(ids), device=tokens.device)[None]

@@ -3,11 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqo.megatron.run.errors import SavedError, reading
+from mqo.megatron.run.hf_kind import BUFFERS, CONFIG, weight_files
+from mqo.megatron.run.untrusted import (
+    METADATA,
+    Limit,
+    check_file,
+    open_safetensors,
+    read_safetensors_header,
+)
 from torch import Tensor
-
-from ..run.untrusted import METADATA, Limit, check_file, open_safetensors, read_safetensors_header
-from .errors import SavedError, reading
-from .hf_kind import BUFFERS, CONFIG, weight_files
 
 
 @dataclass(frozen=True)

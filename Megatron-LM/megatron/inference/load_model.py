@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.spec_utils import import_module
-from megatron.quant.schedule import parse_schedule, type_at
-from megatron.run import checkpoints, guard, resumed_types
-from megatron.run.foreign_tokenizer import check_tokenizer
-from megatron.run.saved_args import check_kinds, model_arguments
-from megatron.run.unpickle import FORMAT_FILE, check_metadata
 from megatron.training import arguments
+from mqo.megatron.run import checkpoints, guard, resumed_types
+from mqo.megatron.run.errors import InferenceError, SavedError, leave, reading
+from mqo.megatron.run.foreign_tokenizer import check_tokenizer
+from mqo.megatron.run.saved_args import check_kinds, model_arguments
+from mqo.megatron.run.unpickle import FORMAT_FILE, check_metadata
+from mqo.quant.schedule import parse_schedule, type_at
 from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
-from .errors import InferenceError, SavedError, leave, reading
 from .one_process import build, load_weights, typed_build_errors
 
 Row = TypeVar("Row")

@@ -10,17 +10,16 @@ from pathlib import Path
 import torch
 from megatron.core import mpu, tensor_parallel
 from megatron.core.rerun_state_machine import initialize_rerun_state_machine
-from megatron.run import modelopt
-from megatron.run.guard import GuardError
-from megatron.run.isolated import machine_memory
-from megatron.run.ranks import with_group
-from megatron.run.unpickle import CheckpointError, typed_errors
 from megatron.training import global_vars
 from megatron.training.checkpointing import load_checkpoint
 from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
+from mqo.megatron.run import modelopt
+from mqo.megatron.run.errors import InferenceError, SavedError
+from mqo.megatron.run.guard import GuardError
+from mqo.megatron.run.isolated import machine_memory
+from mqo.megatron.run.ranks import with_group
+from mqo.megatron.run.unpickle import CheckpointError, typed_errors
 from torch import nn
-
-from .errors import InferenceError, SavedError
 
 _TYPED = (InferenceError, CheckpointError, GuardError)
 _TRAINING_BYTES = 18  # that upstream counts for each parameter

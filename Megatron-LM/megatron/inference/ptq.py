@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.quant import exempt
-from megatron.quant.source import site_types
-from megatron.run import modelopt
+from mqo.megatron.run import modelopt
+from mqo.megatron.run.errors import PtqError, reading
+from mqo.megatron.run.untrusted import Limit, parse_json, read_lines, read_text
+from mqo.quant.labels import exempt
+from mqo.quant.source import site_types
 from rich.progress import track
 from torch import Tensor, nn
 
-from ..run.untrusted import Limit, parse_json, read_lines, read_text
 from .checkpointing import load_modelopt_state
-from .errors import PtqError, reading
 
 Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"

@@ -150,7 +150,8 @@ def captured():
 @pytest.fixture
 def quantized(tmp_path, monkeypatch):
     """A run whose schedule has every forward site quantize, whatever the source says."""
-    from megatron.quant import RECORDER, config
+    from mqo.quant import config
+    from mqo.quant.record import RECORDER
 
     sites = "".join(f'{site} = "mxfp4 until 9, then bf16"\n' for site in ("fprop", "qk", "pv"))
     (tmp_path / "quant.toml").write_text(f"[schedule]\n{sites}")

@@ -16,17 +16,17 @@ from megatron.core.num_microbatches_calculator import destroy_num_microbatches_c
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine
 from megatron.inference import checkpointing
 from megatron.inference.algos import distillation
-from megatron.inference.errors import InferenceError
 from megatron.inference.gpt import model_provider
-from megatron.quant import config
-from megatron.run import CheckpointError
 from megatron.training import global_vars
+from mqo.megatron.run.checkpoints import CheckpointError
+from mqo.megatron.run.errors import InferenceError
 from mqo.project import Project
+from mqo.quant import config
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ...mqo.damage import attempt
-from ..conftest import join_alone
+from ...process_groups import join_alone
 from .conftest import VOCABULARY
 
 # Some of torch's readers warn of what is damaged.

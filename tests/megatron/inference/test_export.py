@@ -318,7 +318,7 @@ def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantized_as, tmp_path, 
 
 def test_int4_blocks_that_ranks_would_cut_are_refused(quantized_as, tmp_path):
     from megatron.inference import export
-    from megatron.inference.errors import PtqError
+    from mqo.megatron.run.errors import PtqError
 
     with pytest.raises(PtqError, match="fewer ranks"):
         export.export_tensorrt_llm(quantized_as("llama", "int4_awq"), tmp_path, 2)
@@ -334,7 +334,7 @@ def test_int4_blocks_that_ranks_would_cut_are_refused(quantized_as, tmp_path):
 )
 def test_what_would_be_written_wrongly_is_refused(target, name, latent, reason):
     from megatron.inference import export
-    from megatron.inference.errors import PtqError
+    from mqo.megatron.run.errors import PtqError
 
     with pytest.raises(PtqError, match=reason):
         export.check(target, name, None, latent)
@@ -343,7 +343,7 @@ def test_what_would_be_written_wrongly_is_refused(target, name, latent, reason):
 
 def test_a_decoder_that_the_model_is_not_is_refused():
     from megatron.inference import export
-    from megatron.inference.errors import PtqError
+    from mqo.megatron.run.errors import PtqError
 
     with pytest.raises(PtqError, match="of the kind deepseek, --decoder says llama"):
         export.check("hf", "fp8", "llama", latent=True)

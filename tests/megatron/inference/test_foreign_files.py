@@ -7,10 +7,10 @@ from argparse import Namespace
 import pytest
 from megatron.inference import load_model
 from megatron.inference.algos import distillation
-from megatron.inference.errors import DistillationError
 from megatron.inference.gpt import model_provider
-from megatron.run.args_table import read_table
 from mqo.errors import RunError
+from mqo.megatron.run.args_table import read_table
+from mqo.megatron.run.errors import DistillationError
 from mqo.project import Project
 from mqo.report import stats
 

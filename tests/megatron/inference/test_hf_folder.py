@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from megatron.inference.errors import SavedError
 from megatron.inference.hf_folder import StoredTensor, check_config, stored_tensors
-from megatron.inference.hf_kind import INDEX
+from mqo.megatron.run.errors import SavedError
+from mqo.megatron.run.hf_kind import INDEX
 from safetensors.torch import save_file
 
 

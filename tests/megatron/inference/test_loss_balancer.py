@@ -3,7 +3,7 @@
 import pytest
 import torch
 from megatron.inference.algos.distillation import LogitsAndIntermediatesLossBalancer as Balancer
-from megatron.inference.errors import DistillationError
+from mqo.megatron.run.errors import DistillationError
 
 STUDENT, LOGITS, COSINE, MSE = (
     "student_loss",

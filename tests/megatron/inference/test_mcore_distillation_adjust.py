@@ -8,8 +8,9 @@ import torch
 from megatron.core.transformer import TransformerConfig
 from megatron.inference.algos import distillation
 from megatron.inference.algos.distillation import load_distillation_config, widened_shapes
-from megatron.inference.errors import DistillationError
-from megatron.quant import find_layers, is_exempt, other_weights
+from mqo.megatron.layers import find_layers, other_weights
+from mqo.megatron.run.errors import DistillationError
+from mqo.quant.labels import is_exempt
 
 from .conftest import mode
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.inference.checkpointing import load_modelopt_state
-from megatron.inference.errors import DistillationError
 from megatron.inference.gpt.model_provider import check_lm_loss, check_run, model_provider
-from megatron.run.modelopt import make_portable
+from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.modelopt import make_portable
 
 
 def test_without_a_teacher_it_is_upstreams_model(make):

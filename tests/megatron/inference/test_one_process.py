@@ -2,8 +2,8 @@
 
 import pytest
 from megatron.inference import one_process
-from megatron.inference.errors import SavedError
-from megatron.run.unpickle import CheckpointError
+from mqo.megatron.run.errors import SavedError
+from mqo.megatron.run.unpickle import CheckpointError
 
 LATENT = "--multi-latent-attention --kv-lora-rank 32 --qk-head-dim 32 --qk-pos-emb-head-dim 16"
 MODELS = {

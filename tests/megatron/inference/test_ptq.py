@@ -19,7 +19,7 @@ def ptq():
 
 @pytest.fixture
 def error():
-    from megatron.inference.errors import PtqError
+    from mqo.megatron.run.errors import PtqError
 
     return PtqError
 
@@ -92,8 +92,8 @@ def test_generation_takes_the_likeliest_token_and_stops_at_the_end(ptq, make):
 def test_a_quantized_checkpoint_loads_again_with_its_quantizers(ptq, error, make, tokens, tmp_path):
     import torch
     from megatron.inference.checkpointing import checkpoint_folder, read_arguments
-    from megatron.run.modelopt import quantized_layers
     from megatron.training.checkpointing import load_checkpoint
+    from mqo.megatron.run.modelopt import quantized_layers
 
     model = ptq.quantize(make(*WIDE), "int8_sq", [tokens[0][0]])
     expected = ptq.logits(model, tokens[0][0])

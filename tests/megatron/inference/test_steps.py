@@ -10,9 +10,10 @@ import pytest
 import torch
 from megatron.inference.gpt.loss_func import loss_func
 from megatron.inference.gpt.steps import with_steps
-from megatron.quant import config as quant_config
-from megatron.quant import label_layers, set_step
+from mqo.megatron.layers import label_layers
 from mqo.project import Project
+from mqo.quant import config as quant_config
+from mqo.quant.progress import set_step
 
 from ... import forking
 from .conftest import BATCH, FLAGS, SEQUENCE, VOCABULARY, mode

@@ -7,14 +7,15 @@ import sys
 import pytest
 import torch
 from megatron.inference.checkpointing import accept_other_names, checkpoint_folder
-from megatron.inference.errors import DistillationError
 from megatron.inference.gpt.model_provider import (
     _teacher_provider,
     load_teacher_config,
 )
-from megatron.quant import config, label_layers
-from megatron.run.unpickle import CheckpointError
 from megatron.training.argument_utils import gpt_config_from_args
+from mqo.megatron.layers import label_layers
+from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.unpickle import CheckpointError
+from mqo.quant import config
 
 from .conftest import SEQUENCE, mode
 

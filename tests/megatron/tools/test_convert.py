@@ -49,7 +49,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, one_rank
     rest = {"common_backend": "torch", "common_backend_version": 1}
     (tmp_path / "metadata.json").write_text(json.dumps(sharded | rest))
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
-    from megatron.run import CheckpointError
+    from mqo.megatron.run.checkpoints import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"\.metadata would have \w+\.system run"):
         program.describe(tmp_path, tmp_path / "facts.json")

@@ -27,10 +27,10 @@ def product(site, quant_type="none", **rest):
 
 @pytest.mark.parametrize("site", SITES)
 def test_both_operands_are_blocked_along_the_contraction(program, site):
-    from megatron import quant
+    from mqo.quant.formats import SITES
 
     lhs, rhs = program.operands(site, SIZES, torch.Generator().manual_seed(0))
-    about = quant.SITES[site]
+    about = SITES[site]
     assert lhs.shape[about.lhs_axis] == rhs.shape[about.rhs_axis] == SIZES["k"]
     made = program.multiply(site, lhs, rhs)
     batch = (2,) if site in ("qk", "pv") else ()

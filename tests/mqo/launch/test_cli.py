@@ -24,7 +24,7 @@ from mqo.launch.effects import NoEffectError
 from mqo.launch.prepare import check_tree
 from mqo.launch.upstream_flags import FlagError
 from mqo.project import Project
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
 

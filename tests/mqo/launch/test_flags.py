@@ -207,7 +207,7 @@ print(json.dumps(found))
 WITH_ENGINE = """
 import sys
 sys.path[:0] = [sys.argv[1], "."]
-import tests.megatron.quant.transformer_engine.installed
+import tests.mqo.megatron.transformer_engine.installed
 """
 BF16 = "torch.bfloat16"
 

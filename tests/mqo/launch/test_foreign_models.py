@@ -7,7 +7,7 @@ import pytest
 from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.hf_tokenizer import FILES
-from mqo.torch_free import load
+from mqo.megatron.run import isolated
 
 from .test_convert import ARGS, checkpoint, hf, record, tree, write_tokenizer  # noqa: F401
 
@@ -118,7 +118,7 @@ def test_an_absurd_size_of_a_checkpoint_is_refused(checkpoint, refusal, name, si
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(hf, refusal, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(load("run.isolated"), "machine_memory", lambda: 1 << 30)
+    monkeypatch.setattr(isolated, "machine_memory", lambda: 1 << 30)
     assert "1 GiB" in refusal(convert.hf_to_megatron, hf)
 
 

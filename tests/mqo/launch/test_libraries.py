@@ -56,7 +56,7 @@ def test_a_recipe_of_transformer_engine_is_part_of_the_name(flags, name):
         ("--fp8-format", "hybrid"),  # with local layers it has no effect
         (
             *(*HYBRID, "--fp8-recipe", "custom"),
-            *("--fp8-quantizer-factory", "megatron.quant.transformer_engine.quantizer"),
+            *("--fp8-quantizer-factory", "mqo.megatron.transformer_engine.factory.quantizer"),
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_training_reads_what_is_written(tmp_path):
     chosen = {name: a_value_of(option) for name, option in OPTIONS.items()}
     (tmp_path / "quant.toml").write_text(quant_toml(TYPES, chosen))
     code = (
-        "import sys; from pathlib import Path; from megatron.quant.config import load;"
+        "import sys; from pathlib import Path; from mqo.quant.config import load;"
         "found = load(Path(sys.argv[1]));"
         "print({n: list(v) if isinstance(v, tuple) else v for n, v in vars(found).items()})"
     )

@@ -4,7 +4,7 @@ import pytest
 from mqo.errors import ConvertError
 from mqo.launch.size import check_size
 from mqo.matrix import tables
-from mqo.torch_free import load
+from mqo.megatron.run import isolated
 
 LARGE = 1 << 45
 FIELDS = tables.Shape.model_fields
@@ -17,14 +17,14 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
     """A machine that holds every published model."""
-    monkeypatch.setattr(load("run.isolated"), "machine_memory", lambda: LARGE)
+    monkeypatch.setattr(isolated, "machine_memory", lambda: LARGE)
 
 
 @pytest.mark.parametrize("name", tables.models())
 def test_a_published_model_is_taken_where_it_fits(name, monkeypatch):
     model = tables.models()[name]
     check_size("config.json", SHAPES[name])
-    monkeypatch.setattr(load("run.isolated"), "machine_memory", lambda: 2 * model.parameters - 1)
+    monkeypatch.setattr(isolated, "machine_memory", lambda: 2 * model.parameters - 1)
     with pytest.raises(ConvertError, match=f"{model.parameters:,} weights"):
         check_size("config.json", SHAPES[name])
 
@@ -52,7 +52,7 @@ def test_each_size_has_bounds(name, part, field, size):
 
 @pytest.mark.parametrize("layers", [10_000, 10**9])
 def test_more_layers_than_the_memory_holds_are_refused_before_they_are_counted(layers, monkeypatch):
-    monkeypatch.setattr(load("run.isolated"), "machine_memory", lambda: 1 << 35)
+    monkeypatch.setattr(isolated, "machine_memory", lambda: 1 << 35)
     model = SHAPES["llama31-8b"].model_copy(update={"num_layers": layers})
     with pytest.raises(ConvertError):
         check_size("config.json", model)

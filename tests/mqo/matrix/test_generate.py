@@ -9,7 +9,7 @@ from mqo import cli
 from mqo.errors import DataError, MqoError
 from mqo.matrix import generate, tables
 from mqo.project import Project
-from mqo.torch_free import formats
+from mqo.quant import formats
 from typer.testing import CliRunner
 
 SCRIPTS = Project.here().root / "script"

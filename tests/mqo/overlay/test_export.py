@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
-from mqo.overlay import literals
+from mqo.overlay import literals, runtime
 from mqo.overlay.apply import apply
 from mqo.overlay.export import export
 from mqo.overlay.series import Series
@@ -272,5 +272,7 @@ def test_the_real_series_gives_the_real_tree(vendored, tmp_path):
         elif path in upstream:
             assert content == vendored.pristine(path), path
         else:
-            assert content == vendored.read(path), path
+            start = runtime.origin(path)
+            assert content == (start.read_bytes() if start else vendored.read(path)), path
+    assert (copy / runtime.FOLDER / "mqo/quant/formats.toml").exists()
     assert len(written) >= 5

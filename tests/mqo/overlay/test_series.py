@@ -2,7 +2,7 @@ import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import FileEdits
-from mqo.overlay.series import Series
+from mqo.overlay.series import Series, added_files
 from mqo.project import Project
 
 
@@ -63,4 +63,4 @@ def test_every_entry_of_the_repository_loads_and_says_why():
         elif entry.kind == "codemod":
             assert isinstance(entry.load_codemod(), Codemod)
         else:
-            assert all((Project.here().tree / file).exists() for file in entry.files)
+            assert added_files(entry, Project.here().tree)

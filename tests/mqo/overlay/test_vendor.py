@@ -86,7 +86,7 @@ def test_the_pinned_wheels_packages_are_placed_and_recorded(place):
 
 
 def test_our_own_files_in_the_tree_stay(place):
-    own = place.tree.root / "megatron/quant/x.py"
+    own = place.tree.root / "mqo/quant/x.py"
     own.parent.mkdir(parents=True)
     own.write_text("ours\n")
     place.add(NAME, wheel(FILES))

@@ -6,10 +6,10 @@ import pytest
 from mqo.errors import MqoError, UnknownNameError
 from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
+from mqo.quant.config import parse
 from mqo.recipes import recipe as recipes
 from mqo.recipes.recipe import INGREDIENTS, KEPT, Rule
 from mqo.recipes.show import resolved
-from mqo.torch_free import load
 
 # What facts say of each recipe: {operand: type, tile, rounding, Hadamard transform}.
 E4M3, E5M2 = ("fp8_tensor_e4m3", "tensor"), ("fp8_tensor_e5m2", "tensor")
@@ -60,7 +60,7 @@ def test_a_run_holds_the_table_and_its_literals(name):
     types = config.quantization.types
     assert {site: types[site] for site in ("fprop", "dgrad", "wgrad")} == recipe.types.model_dump()
     assert (types["qk"], types["pv"]) == ("none", "none")
-    options = load("quant.config").parse(config.quant_toml(types))
+    options = parse(config.quant_toml(types))
     assert options.asked == types
     for row in resolved(recipe):
         how = options.operand_spec(row["site"], row["operand"], "a", types[row["site"]])
@@ -163,7 +163,7 @@ def test_a_file_is_a_recipe(tmp_path):
     recipe = recipes.read(str(path))
     assert recipe.name == "my own"
     assert table(recipe)["fprop.weight"][:2] == ("nvfp4", "16x16")
-    options = load("quant.config").parse(run(recipe).quant_toml({}))
+    options = parse(run(recipe).quant_toml({}))
     mlp = "decoder.layers.1.mlp.linear_fc1"
     assert options.operand_type("fprop", "x", mlp, "mixed") == "mxfp6_e2m3"
     assert options.operand_type("fprop", "x", "a", "mixed") == "none"
@@ -273,13 +273,11 @@ def test_options_that_the_recipe_has_are_refused_beside_it(name, rest):
 
 
 def test_options_that_it_does_not_have_reach_the_run():
-    options = load("quant.config").parse(
-        run(recipes.read("nvfp4"), scale_rule="rceil").quant_toml({})
-    )
+    options = parse(run(recipes.read("nvfp4"), scale_rule="rceil").quant_toml({}))
     assert options.scale_rule == "rceil"
     assert options.cache_weights
     off = run(recipes.read("nvfp4"), cache_weights=False)
-    assert not load("quant.config").parse(off.quant_toml({})).cache_weights
+    assert not parse(off.quant_toml({})).cache_weights
 
 
 def test_it_survives_the_runs_own_record(tmp_path):
@@ -311,7 +309,7 @@ def test_a_bare_pattern_is_of_the_linear_sites(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f'{MX}[[rules]]\nlayers = "decoder.layers.0.*"\nquant_type = "mxfp4"\n')
     config = run(recipes.read(str(path)), mode="FA_mxfp8")
-    options = load("quant.config").parse(config.quant_toml(config.quantization.types))
+    options = parse(config.quant_toml(config.quantization.types))
     layer = "decoder.layers.0.self_attention.core_attention"
     assert options.operand_type("qk", "key", layer, "mxfp8") == "mxfp8"
     assert options.operand_type("fprop", "x", layer, "mxfp8") == "mxfp4"

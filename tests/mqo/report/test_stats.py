@@ -7,8 +7,8 @@ import sys
 import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
+from mqo.quant import formats
 from mqo.report.stats import TensorStats, lines, measure
-from mqo.torch_free import formats
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
@@ -48,8 +48,9 @@ def test_there_is_a_row_for_every_choice_that_a_format_has(stats):
 
 
 def test_the_numbers_are_those_of_the_quantizers(stats):
-    from megatron.quant import QuantSpec, fake_quantize
-    from megatron.quant.measure import decibels
+    from mqo.quant.backend import fake_quantize
+    from mqo.quant.measurement import decibels
+    from mqo.quant.spec import QuantSpec
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(48, 2, 64, generator=generator)

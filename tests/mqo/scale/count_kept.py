@@ -32,7 +32,7 @@ def load():
 
 def options(text):
     """Make a TOML text the quantizers' options of this process."""
-    from megatron.quant import config
+    from mqo.quant import config
 
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
@@ -45,7 +45,7 @@ def options(text):
 def quantizer(name):
     """The options of a case, as its name tells."""
     kind = name.rpartition(", ")[2]
-    from megatron.quant import FORMATS
+    from mqo.quant.formats import FORMATS
 
     packed = f'fprop = "{kind}"\n[quantizer]\nsave_activations = "packed"\n'
     pv = 'pv = "mxfp8"\n' if "PV" in name else ""
@@ -97,7 +97,7 @@ def experts(changes):
 def main():
     sys.path.insert(0, str(TREE))
     small = load()
-    from megatron.quant import QUANT_TYPES
+    from mqo.quant.formats import QUANT_TYPES
 
     small.start()
     core = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}

@@ -49,7 +49,7 @@ def test_its_runs_are_compared(old):
 
 
 def test_its_options_are_read_by_the_programs():
-    config = pytest.importorskip("megatron.quant.config")
+    config = pytest.importorskip("mqo.quant.config")
     found = config.load(OLD / "mxfp4.toml")
     assert (found.block, found.exclude) == (16, ("*.0.mlp.linear_fc2",))
     assert [phase.quant_type for phase in found.phases("dgrad")] == ["mxfp4", "none"]

@@ -15,27 +15,35 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from mqo.overlay import runtime
 from mqo.overlay.tree import Tree
+from mqo.project import Project
 
-PACKAGE = "megatron"
 CHECKED = (0b11).to_bytes(4, "little")
 
 
 def share(tree: Tree, copy: Path) -> None:
-    """Give `copy`, made of `tree`, the tree's bytecode; compile what the tree has not.
+    """Give `copy`, made of `tree`, the bytecode of the tree and of mqo; compile what they lack.
 
     Best effort: what cannot be compiled or written is left to Python. Nothing is written into a
-    tree from elsewhere, which is the user's.
+    tree from elsewhere, which is the user's, or into an installed mqo.
     """
     if not tree.is_vendored:
         return
-    for source in (tree.root / PACKAGE).rglob("*.py"):
+    _share(tree.root, "megatron", copy)
+    if not Project.here().is_installed:
+        for package in ("mqo/quant", "mqo/megatron"):
+            _share(runtime.PACKAGE, package, copy / runtime.FOLDER)
+
+
+def _share(root: Path, package: str, copy: Path) -> None:
+    for source in (root / package).rglob("*.py"):
         with suppress(OSError, py_compile.PyCompileError):  # the latter: for another Python
             name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             compiled = source.parent / "__pycache__" / name
             if not _is_current(compiled, source):
                 _compile(source, compiled)
-            _link(compiled, copy / compiled.relative_to(tree.root))
+            _link(compiled, copy / compiled.relative_to(root))
 
 
 def _is_current(compiled: Path, source: Path) -> bool:

@@ -25,15 +25,14 @@ from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.quant import excludes, formats
 from mqo.runs import RunFolder
-from mqo.torch_free import formats, load
 
 PROGRAM = "tools/check_run.py"
 TIME_LIMIT_S = 300
 # Variables of a run that Megatron's validation reads.
 VALIDATED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 HEAD = "output_layer"
-_excludes = load("quant.excludes")
 
 
 def check_run(
@@ -143,7 +142,7 @@ def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
     rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
     patterns = [*config.quantization.options.get("exclude", ()), *rules]
     expected = "patterns of the model's layers, as `mqo coverage` lists them"
-    _refuse(_excludes.unmatched(patterns, layers), expected)
+    _refuse(excludes.unmatched(patterns, layers), expected)
 
 
 def _refuse(faults: Sequence[str], expected: str) -> None:

@@ -1,6 +1,6 @@
 """Refuse options that change nothing, from the resolved table of a run.
 
-Megatron-LM/megatron/quant/table.py resolves a run's options. Here its answers become errors that
+tools/mqo/quant/table.py resolves a run's options. Here its answers become errors that
 name the option, what reads it, and what this run has.
 """
 
@@ -15,9 +15,10 @@ from mqo.launch.config import RunConfig
 from mqo.launch.flags import length
 from mqo.launch.options import OPTIONS, quant_toml
 from mqo.matrix.tables import LINEAR_SITES, NONE
-from mqo.torch_free import formats, load
+from mqo.quant import formats
+from mqo.quant import table as option_table
+from mqo.quant.config import parse
 
-_config, _table = load("quant.config"), load("quant.table")
 Layers = Mapping[str, Iterable[str]]  # the names of a model's layers, by site
 
 
@@ -41,24 +42,24 @@ def unread_options(
     config: Any, names: Iterable[str], layers: Layers | None = None, steps: int | None = None
 ) -> list[str]:
     """Return those of `names` that change no entry of a QuantConfig's table."""
-    acting = [name for name in names if OPTIONS[name].table in _table.READ_TABLES]
-    return [name for name in acting if _table.unread(config, name, layers, steps)]
+    acting = [name for name in names if OPTIONS[name].table in option_table.READ_TABLES]
+    return [name for name in acting if option_table.unread(config, name, layers, steps)]
 
 
 def unread_excludes(config: Any) -> list[str]:
     """Return the patterns of a QuantConfig that are only for sites without a type."""
-    return _table.unread_excludes(config, None)
+    return option_table.unread_excludes(config, None)
 
 
 def unread_schedules(config: Any) -> list[str]:
     """Return the sites of a QuantConfig whose schedule has only one type."""
-    return _table.unread_schedules(config)
+    return option_table.unread_schedules(config)
 
 
 def differing_lines(config: RunConfig, types: Mapping[str, str], layers: Layers) -> list[str]:
     """Return how operands are quantized at the sites whose layers differ, a line for each way."""
     ways: dict[tuple[str, int, int], list[str]] = {}
-    for row in _table.differing(resolved_config(config, types), layers):
+    for row in option_table.differing(resolved_config(config, types), layers):
         key = (row.words, row.count, row.total)
         ways.setdefault(key, []).append(f"{row.site}.{row.operand}")
     return [
@@ -93,7 +94,7 @@ def _faults(
     how = config.quantization
     steps = length(config.experiment).steps
     resolved = resolved_config(config, types)
-    table = _table.entries(resolved, layers, steps)
+    table = option_table.entries(resolved, layers, steps)
     has = _kinds(table)
     if how.gemms == "all" and how.recipe is None and not _quantizes_backward(types):
         yield (
@@ -108,14 +109,14 @@ def _faults(
             f"{shown} changes nothing: no operand of this run reads it; this run has {has}",
             _readers(name),
         )
-    for site in _table.unread_schedules(resolved, steps):
+    for site in option_table.unread_schedules(resolved, steps):
         yield (
             f"The schedule of {site} changes nothing: it has one type in all {steps} steps",
             "another type that begins before the last step",
         )
     yield from _pattern_faults(config, resolved, layers)
     if how.recipe is not None and how.recipe.own:
-        for operand, key in _table.unread_rows(resolved, layers):
+        for operand, key in option_table.unread_rows(resolved, layers):
             yield (
                 f"{key} of operands.{operand} in the recipe {how.recipe.name} changes nothing; "
                 f"this run has {has}",
@@ -126,7 +127,7 @@ def _faults(
 def _pattern_faults(
     config: RunConfig, resolved: Any, layers: Layers | None
 ) -> Iterator[tuple[str, str]]:
-    for pattern in _table.unread_excludes(resolved, layers):
+    for pattern in option_table.unread_excludes(resolved, layers):
         why = (
             "no GEMM at its sites is quantized" if layers is None else "its layers are unquantized"
         )
@@ -138,7 +139,7 @@ def _pattern_faults(
         if rule.is_of_ends:
             continue
         others = tuple(one for one in resolved.rules if one.layers != rule.pattern)
-        if not _table.changes_layers(resolved, layers, rules=others):
+        if not option_table.changes_layers(resolved, layers, rules=others):
             yield (
                 f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
                 "exclude or an earlier rule covers its layers",
@@ -174,7 +175,7 @@ def _kinds(table: Iterable[Any]) -> str:
 
 def _readers(name: str) -> str:
     """Return what reads an option: types and sites."""
-    kinds, sites, is_random = _table.readers(name)
+    kinds, sites, is_random = option_table.readers(name)
     types = "any type" if len(kinds) == len(formats.FORMATS) else _listed(kinds)
     where = "any site" if len(sites) == len(formats.SITES) else _listed(sites)
     drawn = ", with stochastic rounding or random signs" if is_random else ""
@@ -192,6 +193,6 @@ def _words(value: Any) -> str:
 
 def _parsed(text: str) -> Any:
     try:
-        return _config.parse(text)
+        return parse(text)
     except ValueError as error:
         raise MqoError(str(error)) from None

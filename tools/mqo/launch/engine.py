@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from mqo.errors import LayoutError
 from mqo.launch.command import read_flags
 from mqo.matrix.tables import LINEAR_SITES, NONE
-from mqo.torch_free import load
+from mqo.megatron.transformer_engine import releases
 
-_engine = load("quant.engine")
-NAME = _engine.NAME
+NAME = releases.NAME
 # What follows all other flags where a program is to take local layers none the less.
 LOCAL = ("--transformer-impl", "local")
 
@@ -32,4 +31,4 @@ def flags(
     None without its layers, and none without a type of linear layers; `types` None are unknown.
     """
     typed = types is None or any(types.get(site, NONE) != NONE for site in LINEAR_SITES["all"])
-    return list(_engine.FLAGS) if is_asked(extra_flags) and (typed or schedule) else []
+    return list(releases.FLAGS) if is_asked(extra_flags) and (typed or schedule) else []

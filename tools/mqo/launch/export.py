@@ -17,7 +17,7 @@ from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
 from mqo.program import ask
-from mqo.torch_free import formats
+from mqo.quant import formats
 from mqo.untrusted import copy_file, reading
 
 PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"

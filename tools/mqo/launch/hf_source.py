@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 from mqo.errors import ConvertError, MqoError
-from mqo.torch_free import load
-
-_kind = load("inference.hf_kind")
+from mqo.megatron.run import hf_kind
 
 CONFIG = "config.json"
 
@@ -21,8 +19,8 @@ def is_hf_folder(path: Path) -> bool:
 def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:
     """Raise `error` unless a Hugging Face folder holds weights in fp32, bf16 or fp16."""
     try:
-        _kind.check_folder(path)
-    except _kind.SavedError as found:
+        hf_kind.check_folder(path)
+    except hf_kind.SavedError as found:
         raise error(**found.facts) from None
 
 

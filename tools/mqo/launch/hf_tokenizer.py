@@ -12,14 +12,17 @@ from mqo.data.pair_check import vocabulary_size
 from mqo.errors import ConvertError
 from mqo.launch.folder import environment_of
 from mqo.launch.inputs import Inputs
+from mqo.megatron.run import foreign_tokenizer
 from mqo.runs import RunFolder
-from mqo.torch_free import load
 from mqo.untrusted import Limit, check_tokenizer, copy_file, read_json_object, reading
 
 Id = int | list[int] | None
 
-_tokenizer = load("run.foreign_tokenizer")
-VOCABULARIES, CONFIG, FILES = _tokenizer.VOCABULARIES, _tokenizer.CONFIG, _tokenizer.FILES
+VOCABULARIES, CONFIG, FILES = (
+    foreign_tokenizer.VOCABULARIES,
+    foreign_tokenizer.CONFIG,
+    foreign_tokenizer.FILES,
+)
 GENERATION = "generation_config.json"
 # Names of code that transformers would fetch or run.
 CODE = "auto_map"

@@ -14,15 +14,15 @@ from pydantic import BaseModel, ConfigDict
 from mqo.errors import CheckpointError, MqoError
 from mqo.launch.checkpoints import TRACKER, checkpoint, newest
 from mqo.launch.command import flag_table
+from mqo.megatron.run import files
+from mqo.megatron.transformer_engine import releases
 from mqo.program import ask
-from mqo.torch_free import formats, load
+from mqo.quant import formats
 
 MODELOPT, TRANSFORMER_ENGINE = "ModelOpt", "Transformer Engine"
 UNNAMED = "an unnamed format"  # of a checkpoint that another program than ours quantized
-_files = load("run.files")
-STATE, MODELOPT_FORMAT = _files.MODELOPT_STATE, _files.MODELOPT_FORMAT
+STATE, MODELOPT_FORMAT = files.MODELOPT_STATE, files.MODELOPT_FORMAT
 _DESCRIBER = "tools/evaluate.py"
-_engine = load("quant.engine")
 # Our operands of a linear layer's GEMMs, by ModelOpt's names of their quantizers.
 _QUANTIZERS = {"x": "input_quantizer", "weight": "weight_quantizer", "grad": "grad_quantizer"}
 
@@ -74,8 +74,8 @@ def engine_quantization(flags: Sequence[str], num_layers: int) -> LibraryQuantiz
     If the flags request our quantizers, the run's mode says what is quantized.
     """
     given = flag_table(flags)
-    ours = flag_table(_engine.FLAGS)
-    if given.get("--transformer-impl") != _engine.NAME:
+    ours = flag_table(releases.FLAGS)
+    if given.get("--transformer-impl") != releases.NAME:
         return None
     if all(given.get(name) == ours[name] for name in ("--fp8-recipe", "--fp8-quantizer-factory")):
         return None

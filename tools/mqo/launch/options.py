@@ -1,6 +1,6 @@
 """The options of a run: flags of the command line, checked values, and quant.toml.
 
-Megatron-LM/megatron/quant/options.py defines them.
+tools/mqo/quant/options.py defines them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pydantic import AfterValidator
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import ATTENTION_SITES, LINEAR_SITES, NONE, SITES, check_choice
-from mqo.torch_free import load
+from mqo.quant import options
 
-_options = load("quant.options")
-ENVIRONMENT_VARIABLE = _options.ENVIRONMENT_VARIABLE
-OPTIONS: Mapping[str, Any] = _options.OPTIONS  # by name
+ENVIRONMENT_VARIABLE = options.ENVIRONMENT_VARIABLE
+OPTIONS: Mapping[str, Any] = options.OPTIONS  # by name
 # Names that a schedule may have for all sites of a kind that are quantized.
 GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 
@@ -28,7 +27,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     chosen = {k: v for k, v in given.items() if v != () and (k, v) != ("keep_checkpoints", 0)}
     listed = {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
     try:
-        _options.check(listed)
+        options.check(listed)
     except ValueError as error:
         raise MqoError(str(error)) from None
     return listed

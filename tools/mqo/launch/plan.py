@@ -18,13 +18,12 @@ from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
+from mqo.quant import formats
+from mqo.quant.config import parse as parse_quant_config
 from mqo.scale.choose import Fit, Job, choose, measure
 from mqo.scale.devices import GIB, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
-from mqo.torch_free import formats, load
-
-_quant_config = load("quant.config")
 
 # A layout of the user's own: then the launcher chooses nothing.
 _OWN = re.compile(
@@ -239,7 +238,7 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
     try:
-        options = _quant_config.parse(config.quant_toml(dict(types)))
+        options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
         raise MqoError(f"The run's options do not fit: {error}") from None
     rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)

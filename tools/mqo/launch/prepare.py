@@ -24,7 +24,7 @@ from mqo.launch.source import ready_checkout
 from mqo.launch.upstream_flags import check_flags
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
-from mqo.overlay.series import Series, added_files
+from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin, vendor
 from mqo.project import Project
@@ -151,7 +151,7 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     if not (tree.store / "upstream.json").exists():
         vendor(tree, pin, project.cache, report=report)
     if project.is_installed:
-        _place_programs(project, series)
+        _place_programs(project)
     _check_version(tree, pin)
     if allow_edits and tree.manifest():
         edited = tree.edited_files()
@@ -165,13 +165,12 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     return tree
 
 
-def _place_programs(project: Project, series: Series) -> None:
-    """Give the tree of an installed wheel the programs that a clone's has; patches add the rest."""
-    added = [files for entry in series.entries for files in added_files(entry, project.ours)]
+def _place_programs(project: Project) -> None:
+    """Give the tree of an installed wheel the programs that a clone's has."""
     for path in (path for path in project.ours.rglob("*") if path.is_file()):
         name = path.relative_to(project.ours).as_posix()
         target, content = project.tree / name, path.read_bytes()
-        if name not in added and not (target.is_file() and target.read_bytes() == content):
+        if not (target.is_file() and target.read_bytes() == content):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 

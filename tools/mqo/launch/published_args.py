@@ -1,7 +1,7 @@
 """Which trained models may be published: what a checkpoint's arguments may say.
 
-megatron/run/checkpoint_args.toml lists every argument. An argument that config.json cannot express
-must be at upstream's default, else the published folder would describe another model.
+mqo/megatron/run/checkpoint_args.toml lists every argument. An argument that config.json cannot
+express must be at upstream's default, else the published folder would describe another model.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import ConvertError
-from mqo.torch_free import load
+from mqo.megatron.run import args_table
 
-_table = load("run.args_table")
-table, IGNORE_FLAG = _table.read_table, _table.IGNORE_FLAG
+table, IGNORE_FLAG = args_table.read_table, args_table.IGNORE_FLAG
 
 
 class Argument(BaseModel):
@@ -36,7 +35,7 @@ def check_published(
     """
     rows = table()
     try:
-        unknown = _table.unknown_arguments(args, ignored)
+        unknown = args_table.unknown_arguments(args, ignored)
     except ValueError as error:
         raise ConvertError(str(error), expected="the name of an unknown argument") from error
     if unknown:
@@ -56,7 +55,7 @@ def check_published(
         elif name in rows.refused and name in parser:
             fits, allowed = value == parser[name].default, repr(parser[name].default)
         elif name in rows.refused:
-            fits, allowed = _table.is_empty(value), "no value"
+            fits, allowed = args_table.is_empty(value), "no value"
         else:
             continue
         if not fits:

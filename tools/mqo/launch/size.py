@@ -6,11 +6,10 @@ from pydantic import BaseModel
 
 from mqo.errors import ConvertError
 from mqo.matrix.tables import Shape
+from mqo.megatron.run import isolated
 from mqo.scale.layout import Layout
 from mqo.scale.weights import rank_weights
-from mqo.torch_free import load
 
-_isolated = load("run.isolated")
 MOST_LAYERS = 10_000
 LARGEST = 1 << 31  # of any other size, in elements
 BYTES = 2  # of a weight, at least
@@ -28,7 +27,7 @@ def check_size(where: str, shape: Shape) -> None:
         if part is not None:
             _check_numbers(where, part)
     weights = rank_weights(shape, Layout(1), 0)
-    needed, there = BYTES * (weights.dense + weights.expert), _isolated.machine_memory()
+    needed, there = BYTES * (weights.dense + weights.expert), isolated.machine_memory()
     if needed > there:
         raise ConvertError(
             f"{where} describes a model of {weights.dense + weights.expert:,} weights, which take "

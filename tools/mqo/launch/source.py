@@ -20,8 +20,8 @@ from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
+from mqo.quant import formats
 from mqo.runs import RunFolder
-from mqo.torch_free import formats
 
 PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 

@@ -13,7 +13,7 @@ from mqo.matrix import tables
 from mqo.matrix.tables import Dataset, Mode, Model
 from mqo.output import new_file
 from mqo.project import Project
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 TEMPLATE = "pretrain.sh.j2"
 # What a format's kind of scale is.

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mqo.errors import UnknownNameError
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]

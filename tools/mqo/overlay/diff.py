@@ -64,7 +64,7 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDif
 
 
 def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryDiff]:
-    """Yield an "add" entry's files as new ones, in the tree of ours where `apply` places none."""
+    """Yield an "add" entry's files as new ones, for the tree of ours, where `apply` places none."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
             if path not in manifest.files and not tree.collides(path):

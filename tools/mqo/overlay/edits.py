@@ -69,7 +69,10 @@ class ReplaceExpression:
 
 @dataclass(frozen=True)
 class PrependBody:
-    """Put `code` first in the body of the function `scope`, behind its docstring."""
+    """Put `code` first in the body of the function `scope`, behind its docstring.
+
+    With `scope` "" it goes first in the module, where `from __future__` may still come before it.
+    """
 
     scope: str
     code: str

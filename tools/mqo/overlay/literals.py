@@ -1,7 +1,7 @@
 """The quant type literals in the source: the only static statement of what is quantized.
 
 A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. The
-types and the parser are those of `megatron.quant`.
+types and the parser are those of `mqo.quant`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mqo.errors import OverlayError
-from mqo.torch_free import formats, source
+from mqo.quant import formats, source
 
 NONE, TYPES = formats.NONE, formats.QUANT_TYPES
 VARIABLE, Literal, Source = source.VARIABLE, source.Literal, source.Source

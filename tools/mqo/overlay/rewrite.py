@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import libcst as cst
+import libcst.matchers as m
 
 from mqo.errors import DriftError
 from mqo.overlay.drift import describe, in_upstream
@@ -32,6 +33,7 @@ from mqo.overlay.find import (
 )
 
 Statement = cst.BaseStatement
+_FUTURE = m.SimpleStatementLine([m.ImportFrom(module=m.Name("__future__"))])
 
 
 def rewrite(
@@ -93,6 +95,8 @@ class _Changes:
         match edit:
             case AddImport():
                 self._insert(self.module, _behind_imports(self.module), edit.code)
+            case PrependBody(scope=""):
+                self._insert(self.module, _before_imports(self.module), edit.code)
             case PrependBody():
                 function = self._scope(edit.scope).root
                 if not isinstance(function.body, Block):
@@ -226,6 +230,14 @@ def _behind_imports(module: cst.Module) -> int:
     has_docstring = module.get_docstring() is not None
     at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(has_docstring))
     while at < len(module.body) and _is_import(module.body[at]):
+        at += 1
+    return at
+
+
+def _before_imports(module: cst.Module) -> int:
+    """Return the place behind the docstring and the imports from `__future__`."""
+    at = int(module.get_docstring() is not None)
+    while at < len(module.body) and m.matches(module.body[at], _FUTURE):
         at += 1
     return at
 

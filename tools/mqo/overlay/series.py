@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import Literal
 
 from mqo.errors import TableError, UnknownNameError
+from mqo.overlay import runtime
 from mqo.overlay.checkout import PACKAGES
 from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import Edit, FileEdits, covers
 from mqo.overlay.records import with_kind
+from mqo.overlay.runtime import FOLDER
 from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
 from mqo.project import Project
 
@@ -97,10 +99,10 @@ class SeriesTable:
 class Series:
     """All entries, in the order of application.
 
-    `ours` is the tree that holds the files of "add" entries: in it they lie already, in any other
-    one they are placed. Without it they are taken for placed. `supported` is the range of upstream
-    releases that the series was verified on, "" for any: it tells a release that does not need an
-    entry from one that nobody has tried.
+    `ours` is the tree that uses the installed mqo, and holds the other files of "add" entries:
+    nothing is placed in it, in any other tree all of them are. Without it they are taken for
+    placed. `supported` is the range of upstream releases that the series was verified on, "" for
+    any: it tells a release that does not need an entry from one that nobody has tried.
     """
 
     entries: tuple[Entry, ...]
@@ -124,7 +126,7 @@ class Series:
 
     @classmethod
     def of(cls, project: Project) -> Series:
-        """Return the project's series, with its own tree for the files of "add" entries."""
+        """Return the project's series, for its own tree and for others."""
         return cls.load(project.patches, ours=project.ours)
 
     @property
@@ -175,10 +177,16 @@ class Series:
 
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
-    """Return {path: content} of the files of an "add" entry that lie in the tree at `root`."""
-    paths = [p for name in entry.files for p in (root / name, *sorted((root / name).rglob("*")))]
-    files = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+    """Return {path in a tree: content} of an "add" entry's files: mqo's, else those at `root`."""
+    found = {}
+    for name in entry.files:
+        start = runtime.origin(name) or root / name
+        for path in (start, *sorted(start.rglob("*"))):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
+                    path.read_bytes()
+                )
+    return found
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:
@@ -203,8 +211,9 @@ def _check_files(entry: Entry, path: Path, where: str, ours: Path | None) -> Non
         raise refusal(path, f"{where}: there is no file {entry.source}", "the entry's patch")
     for name in entry.files:
         inside = PurePosixPath(name)
-        is_ours = inside.parts[:1] == ("megatron",) and ".." not in inside.parts
+        is_ours = inside.parts[:1] in (("megatron",), (FOLDER,)) and ".." not in inside.parts
         if not is_ours or any(PurePosixPath(p).is_relative_to(inside) for p in PACKAGES):
-            raise refusal(path, f"{where}: files names {name!r}", "such as 'megatron/device.py'")
-        if ours and not os.path.exists(ours / name):  # noqa: PTH110 - false for any text
+            raise refusal(path, f"{where}: files names {name!r}", "such as 'megatron/extra.py'")
+        start = runtime.origin(name) or (ours / name if ours else None)
+        if start and not os.path.exists(start):  # noqa: PTH110 - false for any text
             raise refusal(path, f"{where}: there is no {name!r} in {ours}", "a file or folder")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqo.errors import OverlayError, check_name
-from mqo.overlay import literals
+from mqo.overlay import literals, runtime
 from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.plan import plan
 from mqo.overlay.records import Manifest
-from mqo.overlay.series import Series
+from mqo.overlay.series import Series, added_files
 from mqo.overlay.transaction import building
 from mqo.overlay.tree import Tree
+from mqo.project import Project
 
 IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml")
 READ_ONLY = ~0o222
@@ -65,9 +66,18 @@ def snapshot(
                 _undo(tree, Tree(folder), manifest, rest)
             sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
             wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
+            _add_runtime(folder, manifest)
             written = _write_types(folder, sites, wanted)
             _check_written(target, types or {}, written)
     return Snapshot(Tree(target), written, shared)
+
+
+def _add_runtime(folder: Path, manifest: Manifest) -> None:
+    """Give the copy of the project's own tree, which has none, the runtime of the running mqo."""
+    if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
+        for path, content in added_files(Series.of(Project.here())[runtime.ENTRY], folder).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            _write(folder / path, content)
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:

@@ -17,7 +17,7 @@ STEP = "ProfilerStep#"
 COMMUNICATION, QUANTIZATION = "communication", "quantization"
 PARTS = (COMMUNICATION, QUANTIZATION, "data", "optimizer", "backward", "forward")
 REST = "other"
-# Ranges of the host: upstream's timers (megatron/run/profiler_ranges.py), and what torch itself
+# Ranges of the host: upstream's timers (mqo/megatron/run/profiler_ranges.py), and what torch itself
 # names. The quantizers' autograd function is one of those, and therefore labeled at no cost.
 _HOST = {
     "all-grads-sync": COMMUNICATION,

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 FILE = Path(__file__).with_name("thresholds.toml")
 Outcome = Literal["pass", "fail", "not judged"]

@@ -1,6 +1,6 @@
 """A recipe: a data file beside this module or of the user's, read, changed and resolved.
 
-quant.toml of a run holds what becomes of it: megatron/quant/operand_table.py says how that is read.
+quant.toml of a run holds what becomes of it: mqo/quant/operand_table.py says how that is read.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
-from mqo.torch_free import formats, load
+from mqo.quant import excludes, formats, operand_table, table
+from mqo.quant.config import QuantConfig, check_packed
+from mqo.quant.options import OPTIONS
+from mqo.quant.options import check as check_options
 from mqo.untrusted import NoFileError, read_toml
 
-HERE = Path(__file__).parent
+HERE = Path(formats.__file__).with_name("recipes")
 HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
 INGREDIENTS = (HADAMARD, STOCHASTIC, SQUARE, KEPT)
 OUTPUT_LAYER = "output_layer"
-_operand_table, _options = load("quant.operand_table"), load("quant.options")
-_config, _excludes = load("quant.config"), load("quant.excludes")
-_table = load("quant.table")
 LINEAR = formats.LINEAR
-OperandRow = _operand_table.OperandRow
+OperandRow = operand_table.OperandRow
 
 
 def _check_end(end: Any) -> Any:
@@ -51,8 +51,8 @@ class Rule(Part):
     def _one_kind(self) -> Rule:
         if bool(self.layers) == self.is_of_ends:
             raise ValueError("a rule is for the layers of a pattern, or for first and last blocks")
-        _operand_table.LayerRule(self.pattern or "linear:*", self.quant_type)
-        site = _excludes.split(self.pattern)[0]
+        operand_table.LayerRule(self.pattern or "linear:*", self.quant_type)
+        site = excludes.split(self.pattern)[0]
         if self.pattern and site not in (LINEAR, *LINEAR_SITES["all"]):
             raise ValueError(f"'{self.layers}' is of {site}; valid: layers of the linear sites")
         return self
@@ -123,9 +123,9 @@ class Recipe(Row):
     @field_validator("options")
     @classmethod
     def _of_quantizers(cls, options: dict[str, Any]) -> dict[str, Any]:
-        _options.check(options)
+        check_options(options)
         for name in options:
-            if _options.OPTIONS[name].table != "quantizer":
+            if OPTIONS[name].table != "quantizer":
                 raise ValueError(f"'{name}' is no option of the quantizers")
         return options
 
@@ -134,11 +134,11 @@ class Recipe(Row):
     def _fit(cls, operands: Any) -> Any:
         """Read them as a run reads its quant.toml; those of attention are not a recipe's."""
         rows = operands if isinstance(operands, dict) else {}
-        linear = [n for n in _operand_table.OPERANDS if n.partition(".")[0] in LINEAR_SITES["all"]]
+        linear = [n for n in operand_table.OPERANDS if n.partition(".")[0] in LINEAR_SITES["all"]]
         for name in rows.keys() - {*linear}:
             raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
         plain = {n: asdict(r) if isinstance(r, OperandRow) else r for n, r in rows.items()}
-        return _operand_table.parse_operands(plain if rows else operands)
+        return operand_table.parse_operands(plain if rows else operands)
 
     @model_validator(mode="after")
     def _quantizes(self) -> Recipe:
@@ -146,7 +146,7 @@ class Recipe(Row):
             raise ValueError("all types are 'none'; valid: one of fprop, dgrad, wgrad has a type")
         self.resolved()
         self._check_used()
-        _config.check_packed(self.options, self.operands.get("fprop.x", _operand_table.PLAIN))
+        check_packed(self.options, self.operands.get("fprop.x", operand_table.PLAIN))
         return self
 
     def _check_used(self) -> None:
@@ -162,18 +162,18 @@ class Recipe(Row):
         if of_site == NONE:
             return {NONE}
         place = formats.SITES[site]
-        rules = {rule.quant_type for rule in self.rules if _excludes.is_for(rule.pattern, place)}
+        rules = {rule.quant_type for rule in self.rules if excludes.is_for(rule.pattern, place)}
         types = {row.quant_type or of_site} | rules
-        return {_operand_table.member(kind, operand) or NONE for kind in types}
+        return {operand_table.member(kind, operand) or NONE for kind in types}
 
     def resolved(self) -> dict[tuple[str, str], Any]:
-        """Return how each operand of the linear sites is quantized: megatron.quant's OperandSpec.
+        """Return how each operand of the linear sites is quantized: mqo.quant's OperandSpec.
 
         Raises:
             ValueError: an operand of a 'mixed' site has no type.
         """
         types = self.types.model_dump()
-        options = _config.QuantConfig(asked=types, operands=self.operands, **self.options)
+        options = QuantConfig(asked=types, operands=self.operands, **self.options)
         sites = (formats.SITES[name] for name in types)
         return {
             (site.name, operand): options.operand_spec(site.name, operand, "", types[site.name])
@@ -183,10 +183,10 @@ class Recipe(Row):
 
     def ruled(self, rule: Rule) -> list[str]:
         """Return, in words, how the operands of a rule's layers are quantized."""
-        ruled = (_operand_table.LayerRule(rule.pattern or "linear:*", rule.quant_type),)
+        ruled = (operand_table.LayerRule(rule.pattern or "linear:*", rule.quant_type),)
         asked = self.types.model_dump()
-        config = _config.QuantConfig(asked=asked, rules=ruled, **self.options)
-        return sorted({entry.choices for entry in _table.entries(config) if entry.ruled})
+        config = QuantConfig(asked=asked, rules=ruled, **self.options)
+        return sorted({entry.choices for entry in table.entries(config) if entry.ruled})
 
     @property
     def label(self) -> str:

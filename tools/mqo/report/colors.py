@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mqo.torch_free import formats
+from mqo.quant import formats
 
 # For light pages and for dark ones. Each has a contrast of 3:1 or more to its page; a test checks
 # that. Formats' are in formats.toml.

@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
+from mqo.megatron.attention import chunks
+from mqo.quant import formats
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
-from mqo.torch_free import formats, load
 
 # How local attention runs: in chunks where PV has a type, unfused where that was asked for;
 # core_attn is what is recomputed as a whole.
@@ -24,13 +25,12 @@ OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
 WIDTH: dict[Dtype, int] = {"bf16": BF16, "fp16": BF16, "fp32": FP32}
 STATES: dict[Dtype, int] = {"bf16": OPTIMIZER, "fp16": OPTIMIZER, "fp32": OPTIMIZER - FP32}
-# Tensors of logits at the loss's peak: themselves and their gradient (megatron/losses).
+# Tensors of logits at the loss's peak: themselves and their gradient (mqo/megatron/losses).
 LOGITS = 2
 # Of unfused attention: probabilities, and with a type in PV the rounded ones, for backward.
 SCORE_KEPT = 2 * BF16
 # Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
 SCORE_WORKING = 2 * BF16
-_chunks_of_attention = load("attention.chunks")
 # An allowance: the tokens of a rank's experts, of an even share. The router's loss evens them out,
 # and no step is exactly even.
 UNEVEN = 1.5
@@ -258,13 +258,13 @@ def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int
     heads, sequence, mla = model.num_attention_heads, training.sequence, model.mla
     groups = heads if mla else model.num_query_groups or heads
     queries = sequence // layout.context
-    span = _chunks_of_attention.Span(0, queries, sequence - queries)
-    scores = _chunks_of_attention.Plan(
+    span = chunks.Span(0, queries, sequence - queries)
+    scores = chunks.Plan(
         matrices=training.micro_batch * groups // layout.tensor,
         repeats=heads // groups,
         queries=queries,
         keys=sequence,
-        visible=_chunks_of_attention.Visible((span,)),
+        visible=chunks.Visible((span,)),
         block=1,
         device="cuda",
     ).elements

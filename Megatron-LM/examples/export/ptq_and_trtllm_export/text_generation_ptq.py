@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(TREE), str(TREE / "tools")]
+sys.path[:0] = [str(TREE / ".mqo_runtime"), str(TREE), str(TREE / "tools")]
 
-import convert as weights  # noqa: E402
-from megatron.inference.errors import InferenceError, PtqError  # noqa: E402
+import convert as weights
+from mqo.megatron.run.errors import InferenceError, PtqError
 
 PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
@@ -142,7 +142,7 @@ def describe(args: argparse.Namespace, scratch: Path) -> Source:
 
 def format_of(source: Source) -> str:
     """Return a checkpoint's format; PtqError where this program did not quantize it."""
-    from megatron.run.modelopt import QUANTIZED_AS
+    from mqo.megatron.run.modelopt import QUANTIZED_AS
 
     name = source.arguments.get(QUANTIZED_AS)
     if name is None:
@@ -210,7 +210,7 @@ def write(args: argparse.Namespace, source: Source, model: Any) -> None:
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """Yield a folder beside `target` that becomes it when all went well."""
-    from megatron.run import disk
+    from mqo.megatron.run import disk
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
@@ -248,8 +248,8 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
         from megatron.inference import export, ptq
-        from megatron.inference.errors import reading
-        from megatron.run.foreign_tokenizer import check_tokenizer
+        from mqo.megatron.run.errors import reading
+        from mqo.megatron.run.foreign_tokenizer import check_tokenizer
         from transformers import AutoTokenizer
 
     wanted = args.export_quant_cfg
@@ -294,7 +294,7 @@ def main(argv: list[str]) -> None:
         warnings.simplefilter("ignore")
     weights.enter_tree()
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
-        from megatron.run.unpickle import CheckpointError
+        from mqo.megatron.run.unpickle import CheckpointError
 
         try:
             quantize(args, Path(scratch))

@@ -17,16 +17,15 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.losses import chunked_kl
-from megatron.quant import exempt
 from modelopt.torch.distill.loss_balancers import STUDENT_LOSS_KEY
+from mqo.megatron.losses import chunked_kl
+from mqo.megatron.run.errors import DistillationError, reading
+from mqo.megatron.run.untrusted import read_yaml
+from mqo.quant.labels import exempt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.modules.loss import _Loss
-
-from ...run.untrusted import read_yaml
-from ..errors import DistillationError, reading
 
 LM_LOSS, LOGITS_LOSS, INTERMEDIATE_LOSS = "lm loss", "logits loss", "intermediate loss"
 # {LM_LOSS, LOGITS_LOSS or INTERMEDIATE_LOSS: a scalar}

@@ -11,13 +11,14 @@ import modelopt.torch.distill as mtd
 import torch
 from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.quant import exempt
-from megatron.run import modelopt
-from megatron.run.args_table import read_table
-from megatron.run.saved_args import check_kinds, model_arguments
 from megatron.training import get_args
 from megatron.training.argument_utils import gpt_config_from_args
 from megatron.training.models.gpt import GPTModelConfig
+from mqo.megatron.run import modelopt
+from mqo.megatron.run.args_table import read_table
+from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.saved_args import check_kinds, model_arguments
+from mqo.quant.labels import exempt
 
 from ..algos.distillation import (
     adjust_distillation_model_for_mcore,
@@ -27,7 +28,6 @@ from ..algos.distillation import (
 )
 from ..arguments import TEACHER_ARG
 from ..checkpointing import TRACKER, checkpoint_folder, load_teacher, read_arguments
-from ..errors import DistillationError
 
 MODEL_CONFIG = "model_config.yaml"
 NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")

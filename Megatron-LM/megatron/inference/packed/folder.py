@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.quant import QuantSpec
-from megatron.quant.config import QuantConfig
-from megatron.quant.formats import FORMATS, NONE, SITES
-from megatron.quant.pack import pack
+from mqo.megatron.run.errors import PtqError
+from mqo.megatron.run.hf_kind import CONFIG, INDEX, check_folder, read_object
+from mqo.quant.config import QuantConfig
+from mqo.quant.formats import FORMATS, NONE, SITES
+from mqo.quant.packing import pack
+from mqo.quant.spec import QuantSpec
 from torch import Tensor
 
-from ..errors import PtqError
 from ..export import write_json
 from ..hf_folder import StoredTensor, stored_tensors
-from ..hf_kind import CONFIG, INDEX, check_folder, read_object
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 

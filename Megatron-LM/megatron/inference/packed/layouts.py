@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.quant import QuantSpec
-from megatron.quant.codes import code_values
-from megatron.quant.pack import PackedTensor
+from mqo.quant.codes import code_values
+from mqo.quant.packing import PackedTensor
+from mqo.quant.spec import QuantSpec
 from torch import Tensor
 
 from .projections import Projection

@@ -13,10 +13,10 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from megatron.device import accelerator_type
+from mqo.megatron.device import accelerator_type
+from mqo.megatron.run.errors import SavedError
 from torch.nn.functional import cross_entropy
 
-from ..errors import SavedError
 from ..generation import Cached, Choice, generate_tokens
 from ..load_model import batches, watched_step
 from .registry import GENERATED

@@ -16,8 +16,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
-
-from ..errors import SavedError
+from mqo.megatron.run.errors import SavedError
 
 HELD_OUT = "mqo_heldout"
 YAML = Path(__file__).with_name(f"{HELD_OUT}.yaml")

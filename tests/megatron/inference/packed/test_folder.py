@@ -9,12 +9,13 @@ from pathlib import Path
 import megatron.inference
 import pytest
 import torch
-from megatron.inference.errors import PtqError
 from megatron.inference.packed.folder import write
 from megatron.inference.packed.layouts import COMPRESSED, LAYOUTS
-from megatron.quant import QuantSpec, fake_quantize
-from megatron.quant.config import parse
-from megatron.quant.formats import FORMATS
+from mqo.megatron.run.errors import PtqError
+from mqo.quant.backend import fake_quantize
+from mqo.quant.config import parse
+from mqo.quant.formats import FORMATS
+from mqo.quant.spec import QuantSpec
 from safetensors.torch import load_file, save_file
 
 from ....small_llama import small_llama

@@ -51,7 +51,7 @@ def test_the_projects_own_tree_has_no_fault(vendored):
 
 
 def test_an_added_file_that_is_no_python_is_not_compiled():
-    files = {"megatron/quant/formats.toml": SimpleNamespace(pristine=None)}
+    files = {"mqo/quant/formats.toml": SimpleNamespace(pristine=None)}
     tree = SimpleNamespace(
         patched=lambda: SimpleNamespace(files=files), read=lambda path: b"[formats]\n1x = 1\n"
     )

@@ -1,5 +1,0 @@
-"""The elements of OCP's formats."""
-
-from megatron.quant import FORMATS
-
-MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.is_mx}

@@ -1,0 +1,51 @@
+"""A run folder, as the environment of a training process names it."""
+
+import pytest
+import torch
+from mqo.megatron.run import guard, observe, resumed_types
+from mqo.quant import config, progress
+from mqo.quant.record import RECORDER
+from mqo.quant.spec import QuantSpec
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A function that starts a run that asks for the given types; its folder."""
+
+    def start(exclude=(), record="every = 1", schedule="", rest="", **asked):
+        rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
+        text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n"
+        text += f"[schedule]\n{schedule}\n[record]\n{record}\n{rest}"
+        (tmp_path / "quant.toml").write_text(text)
+        monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
+        config.reset()
+        return tmp_path
+
+    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(resumed_types, "_of_checkpoint", {})
+    monkeypatch.setattr(resumed_types, "_rows_of_checkpoint", None)
+    names = ("_checked", "_found", "_usage", "_args")
+    begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
+    for name, value in begin.items():
+        monkeypatch.setattr(guard, name, value)
+    monkeypatch.setattr(observe, "_writer", None)
+    monkeypatch.setattr(progress, "_step", progress.step())  # and put it back
+    config.reset()
+    RECORDER.reset()
+    yield start
+    config.reset()
+    RECORDER.reset()
+
+
+@pytest.fixture
+def quantized():
+    """A function that runs both operands of a site once."""
+
+    def quantize(site, quant_type, *operands, layer="layers.0"):
+        x = torch.arange(32.0)
+        RECORDER.begin_step(1)
+        for operand in operands:
+            RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, x + 0.5)
+        RECORDER.end_step()
+
+    return quantize

@@ -1,0 +1,660 @@
+from argparse import Namespace
+
+import pytest
+import torch
+from mqo.megatron.coverage import SiteCoverage
+from mqo.megatron.run import guard, resumed_types, setup
+from mqo.megatron.run.checkpoints import CheckpointError
+from mqo.megatron.run.guard import (
+    GuardError,
+    after_step,
+    before_model,
+    before_step,
+    before_validation,
+)
+from mqo.megatron.run.resumed_types import note_checkpoint
+from mqo.megatron.run.setup import read_chunk_tokens, read_setup
+from mqo.megatron.traps import Setup
+from mqo.quant import config, micro_batches, operands, progress
+from mqo.quant.labels import Layer
+from mqo.quant.operands import gemm_operands
+from mqo.quant.progress import set_step
+from mqo.quant.record import RECORDER, QuantRecord, merge
+from torch import nn
+
+ARGS = Namespace(curr_iteration=0)
+
+
+def test_a_site_that_was_asked_for_and_never_ran_ends_the_run(run):
+    run(qk="mxfp8")
+    with pytest.raises(GuardError, match=r"iteration 3.*qk: asked for mxfp8.*never ran"):
+        after_step(3)
+
+
+def test_a_site_that_ran_as_another_type_ends_the_run(run, quantized):
+    run(fprop="mxfp8")
+    quantized("fprop", "mxfp4", "x", "weight")
+    with pytest.raises(GuardError, match=r"fprop: asked for mxfp8.*ran as mxfp4"):
+        after_step(1)
+
+
+def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
+    run()
+    quantized("pv", "hifp8", "probs", "value")
+    with pytest.raises(GuardError, match="pv: asked for none"):
+        after_step(1)
+
+
+ROUNDED = '[operands]\n"dgrad.grad" = { rounding = "stochastic" }\n'
+RULES = '[[rules]]\nlayers = "linear:a"\nquant_type = "none"\n'
+RULES += '[[rules]]\nlayers = "b"\nquant_type = "mxfp4"\n'
+
+
+def test_a_run_is_held_to_the_rules_of_its_layers(run, quantized):
+    run(fprop="mxfp8", rest=RULES)
+    quantized("fprop", "mxfp8", "x", "weight", layer="c")
+    quantized("fprop", "mxfp4", "x", "weight", layer="b")
+    after_step(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "ran", "fault"),
+    [
+        ("a", "mxfp8", "fprop: asked for none, but a ran as mxfp8"),
+        ("b", "mxfp8", "fprop: asked for mxfp4, but b ran as mxfp8"),
+        ("c", "mxfp4", "fprop: asked for mxfp8, but c ran as mxfp4"),
+    ],
+)
+def test_a_layer_beside_its_rule_ends_the_run(run, quantized, layer, ran, fault):
+    run(fprop="mxfp8", rest=RULES)
+    quantized("fprop", ran, "x", "weight", layer=layer)
+    with pytest.raises(GuardError, match=fault):
+        after_step(1)
+
+
+def test_a_run_is_held_to_the_rows_of_its_operands(run, quantized):
+    rest = '[operands]\n"wgrad.x" = { quant_type = "none" }\n'
+    run(wgrad="fp8_tensor", rest=rest)
+    quantized("wgrad", "fp8_tensor_e5m2", "grad")
+    after_step(1)
+
+
+@pytest.mark.parametrize(
+    ("operand", "ran"), [("grad", "fp8_tensor_e4m3"), ("x", "fp8_tensor_e5m2")]
+)
+def test_an_operand_beside_its_row_ends_the_run(run, quantized, operand, ran):
+    run(wgrad="fp8_tensor", rest='[operands]\n"wgrad.x" = { quant_type = "none" }\n')
+    quantized("wgrad", ran, operand)
+    with pytest.raises(GuardError, match=f"ran as {ran}"):
+        after_step(1)
+
+
+def test_every_fault_is_named(run):
+    run(qk="mxfp8", dgrad="mxfp4")
+    with pytest.raises(GuardError) as caught:
+        after_step(1)
+    assert "qk:" in str(caught.value)
+    assert "dgrad:" in str(caught.value)
+
+
+def test_a_run_that_quantizes_as_asked_goes_on(run, quantized):
+    run(fprop="mxfp8")
+    quantized("fprop", "mxfp8", "x", "weight")
+    after_step(1)
+
+
+def test_only_the_first_step_is_checked(run, quantized):
+    run()
+    after_step(1)
+    quantized("pv", "hifp8", "probs", "value")
+    after_step(2)
+
+
+def test_the_quantizers_learn_of_every_step_even_without_a_run_folder(run):
+    for iteration in (1, 2):
+        after_step(iteration)
+        assert progress.step() == iteration
+    set_step(0)
+
+
+def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
+    monkeypatch.setattr(guard, "gather", lambda: pytest.fail("a collective was started"))
+    quantized("pv", "hifp8", "probs", "value")
+    after_step(1)
+
+
+def test_a_process_group_is_asked_for_the_records_of_all_ranks(
+    run, quantized, one_rank, monkeypatch
+):
+    run(fprop="mxfp8", qk="mxfp4")
+    quantized("fprop", "mxfp8", "x", "weight")
+    real = torch.distributed.all_gather_object
+    ours = RECORDER.entries()
+    RECORDER.reset()
+    quantized("qk", "mxfp4", "query", "key")
+    theirs = RECORDER.entries()
+
+    def two_ranks(ranks, entries):
+        real(ranks, entries)
+        ranks.append(ours)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    assert guard.gather() == merge([theirs, ours])
+    after_step(1)
+
+
+# -- before the first step ---------------------------------------------------------------------
+
+
+def test_the_quantizers_learn_the_step_that_a_checkpoint_was_at(run):
+    before_step([], Namespace(curr_iteration=7))
+    assert progress.step() == 7
+    set_step(0)
+
+
+def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run):
+    run(exclude=("proj",))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+    run(exclude=("pro",))
+    guard._found = None
+    with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
+        before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_the_model_is_inspected_once(run, monkeypatch):
+    run(exclude=("proj",))
+    model = [nn.ModuleDict({"proj": nn.Linear(4, 4)})]
+    before_step(model, ARGS)
+    monkeypatch.setattr(guard, "inspect", lambda *facts: pytest.fail("inspected again"))
+    before_step(model, ARGS)
+
+
+def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
+    run(exclude=("output_layer",))
+    real = torch.distributed.all_gather_object
+
+    def two_ranks(ranks, layers):
+        real(ranks, layers)
+        if layers:
+            ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+def test_without_a_run_folder_no_model_is_inspected(run, monkeypatch):
+    monkeypatch.setattr(guard, "inspect", lambda *facts: pytest.fail("inspected"))
+    before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
+
+
+# -- one step of a small model -----------------------------------------------------------------
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer that calls the fprop site, or passes it by."""
+
+    bypass = False
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32))
+
+    def forward(self, x):
+        if self.bypass:
+            return x @ self.weight.t()
+        q = gemm_operands("fprop", "mxfp8", self.weight)
+        return q.lhs(x) @ q.rhs(self.weight).t()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = ColumnParallelLinear(), ColumnParallelLinear()
+        self.spare = None
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def one_step(net, step=None):
+    before_step([net], ARGS)
+    (step or net)(torch.ones(4, 32)).sum().backward()
+    after_step(1)
+
+
+def test_a_step_in_which_every_layer_quantizes_goes_on(run, capsys):
+    run(fprop="mxfp8")
+    one_step(Net())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_layer_that_bypasses_its_site_ends_the_run(run):
+    run(fprop="mxfp8")
+    net = Net()
+    net.second.bypass = True
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second ran, but not through this"):
+        one_step(net)
+
+
+def test_a_weight_that_is_multiplied_beside_its_module_ends_the_run(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with pytest.raises(GuardError, match="fprop: second ran, but not through this site"):
+        one_step(net, lambda x: net.first(x) @ net.second.weight)
+
+
+def test_a_bypass_that_is_excluded_goes_on(run):
+    run(fprop="mxfp8", exclude=("second",))
+    net = Net()
+    net.second.bypass = True
+    one_step(net)
+
+
+def test_a_layer_that_is_never_used_is_said(run, capsys):
+    run(fprop="mxfp8")
+    net = Net()
+    net.spare = ColumnParallelLinear()
+    one_step(net)
+    assert capsys.readouterr().out == (
+        "mqo: not used in the first step, so not held to a type: spare\n"
+    )
+
+
+def test_the_hooks_are_gone_after_the_first_step_and_none_without_a_type(run):
+    def hooks(net):
+        return [*net.first._forward_hooks, *(net.first.weight._backward_hooks or ())]
+
+    run()
+    net = Net()
+    before_step([net], ARGS)
+    assert hooks(net) == []
+    run(fprop="mxfp8")
+    guard._found = None
+    before_step([net], ARGS)
+    assert len(hooks(net)) == 2
+    net(torch.ones(4, 32)).sum().backward()
+    after_step(1)
+    assert hooks(net) == []
+
+
+# -- types that change -------------------------------------------------------------------------
+
+SWITCH = 'fprop = "mxfp8 until 2, then none"'
+
+
+def steps(net, first, last):
+    """The steps `first` to `last`, from 0, of a training of 4."""
+    for done in range(first, last + 1):
+        before_step([net], Namespace(curr_iteration=done, train_iters=4))
+        net(torch.ones(4, 32)).sum().backward()
+        after_step(done + 1)
+    set_step(0)
+
+
+def test_a_schedule_is_what_the_guard_asks_for(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 0, 3)
+    assert {record.calls for record in RECORDER.entries()} == {2}
+
+
+def test_a_run_that_is_resumed_after_its_last_type_is_held_to_none(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 2, 3)
+    assert RECORDER.entries() == []
+
+
+def test_the_first_step_of_a_later_type_is_checked_too(run):
+    run(fprop="none", schedule='fprop = "none until 0.5, then mxfp8"')
+    net = Net()
+    net.second.bypass = True
+    steps(net, 0, 1)
+    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second ran, but not through"):
+        steps(net, 2, 2)
+    set_step(0)
+
+
+def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
+    run(fprop="mxfp4", schedule=SWITCH)
+    with pytest.raises(GuardError, match=r"fprop begins with mxfp8, but the source says mxfp4"):
+        steps(Net(), 0, 0)
+    set_step(0)
+
+
+def test_at_the_end_a_site_with_a_schedule_has_been_checked(run):
+    run(fprop="mxfp8", schedule=SWITCH)
+    steps(Net(), 0, 3)
+    guard.check_all(guard.gather())
+
+
+def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
+    run(fprop="mxfp8", wgrad="mxfp4", schedule='fprop = "mxfp8 until 0.5, then none"')
+    note_checkpoint(Namespace(mqo_types={"fprop": "mxfp8 until 1, then none", "wgrad": "mxfp4"}))
+    args = Namespace(curr_iteration=0, train_iters=4)
+    before_step([Net()], args)
+    set_step(0)
+    assert args.mqo_types == {"fprop": "mxfp8 until 2, then none", "wgrad": "mxfp4"}
+    assert (
+        "mqo: fprop was mxfp8 until 1, then none in the run that wrote the checkpoint, "
+        "and is mxfp8 until 2, then none\n"
+    ) in capsys.readouterr().out
+
+
+def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
+    rest = '[operands]\n"fprop.weight" = { tile = "square" }\n'
+    run(fprop="nvfp4", rest=rest)
+    before = {"fprop.x": "rounding stochastic", "fprop.weight": "tile square"}
+    note_checkpoint(Namespace(mqo_types={"fprop": "nvfp4"}, mqo_operands=before))
+    args = Namespace(curr_iteration=0, train_iters=4)
+    before_step([Net()], args)
+    set_step(0)
+    assert args.mqo_operands == {"fprop.weight": "tile square"}
+    said = capsys.readouterr().out
+    assert "mqo: fprop.x was rounding stochastic in the run that wrote the checkpoint" in said
+    assert "fprop.weight" not in said
+
+
+def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
+    one = '[[rules]]\nlayers = "fprop:a"\nquant_type = "none"\n'
+    two = '[[rules]]\nlayers = "fprop:*"\nquant_type = "mxfp4"\n'
+    written = []
+    for rest in (one + two, two + one):
+        run(fprop="mxfp8", rest=rest)
+        options = config.current()
+        args = Namespace(train_iters=4)
+        written.append((resumed_types.keep_types(args, options), args))
+        note_checkpoint(args)
+    assert written[0][0] == []
+    assert written[0][1].mqo_operands != written[1][1].mqo_operands
+    assert any("rules was" in text for text in written[1][0])
+
+
+def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):
+    run(fprop="mxfp8")
+    note_checkpoint(Namespace())
+    one_step(Net())
+    assert "checkpoint" not in capsys.readouterr().out
+
+
+# -- traps -------------------------------------------------------------------------------------
+
+
+def test_a_frozen_layer_ends_the_run_before_its_first_step(run):
+    run(fprop="mxfp8")
+    net = Net()
+    net.first.weight.requires_grad_(False)
+    with pytest.raises(GuardError, match=r"before the first step.*first .* is frozen"):
+        before_step([net], ARGS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "flag"),
+    [
+        ("transformer_impl", "transformer_engine", "--transformer-impl local"),
+        ("defer_embedding_wgrad_compute", True, "--defer-embedding-wgrad-compute"),
+        ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
+        ("expert_gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards"),
+        ("cuda_graph_impl", "local", "--cuda-graph-impl"),
+        ("enable_cuda_graph", True, "--cuda-graph-impl"),
+    ],
+)
+def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argument, value, flag):
+    run(wgrad="mxfp8")
+    args = Namespace(curr_iteration=0, **{argument: value})
+    with pytest.raises(GuardError, match=rf"before the model.*{flag}"):
+        before_model(args)
+    # A training program that is not ours builds its model first.
+    with pytest.raises(GuardError, match=rf"before the first step.*{flag}"):
+        before_step([Net()], args)
+
+
+def test_grouped_experts_without_sites_end_the_run_before_the_model(run, monkeypatch):
+    run(fprop="mxfp8")
+    before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
+    monkeypatch.setattr(setup, "_groups_with_sites", lambda implementation: False)
+    with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
+        before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
+    before_model(Namespace(num_experts=None, moe_grouped_gemm=True))
+
+
+def test_arguments_are_no_matter_without_a_run_folder_or_a_type(run):
+    args = Namespace(transformer_impl="transformer_engine")
+    before_model(args)
+    run(qk="none")
+    before_model(args)
+
+
+def test_another_attention_ends_the_run_before_its_first_step(run):
+    run(qk="mxfp8")
+    args = Namespace(curr_iteration=0, experimental_attention_variant="dsa")
+    with pytest.raises(GuardError, match="--experimental-attention-variant dsa"):
+        before_step([Net()], args)
+
+
+def test_grouped_experts_end_the_run_before_its_first_step(run):
+    run(fprop="mxfp8")
+
+    class GroupedMLP(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight1 = nn.Parameter(torch.zeros(4, 8))
+
+    net = Net()
+    net.experts = GroupedMLP()
+    with pytest.raises(GuardError, match=r"experts\.weight1 .*--moe-grouped-gemm"):
+        before_step([net], ARGS)
+
+
+def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
+    run(fprop="mxfp8")
+    real = torch.distributed.all_gather_object
+
+    def two_ranks(ranks, here):
+        real(ranks, here)
+        if isinstance(here, SiteCoverage):
+            missed = frozenset({("fprop", "decoder.layers.9.proj")})
+            ranks.append(SiteCoverage(missed=missed))
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
+        one_step(Net())
+
+
+# -- blocks that a layout cuts -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("quant_type", "refused"), [("mxfp8", True), ("hifp8", False)])
+def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant_type, refused):
+    run(dgrad=quant_type)
+    net = Net()
+    net.first.output_size, net.first.output_size_per_partition = 96, 48
+    if not refused:
+        before_step([net], ARGS)
+        return
+    with pytest.raises(GuardError, match=r"before the first step.*48 of the 96 elements.*first"):
+        before_step([net], ARGS)
+
+
+def test_two_quantizers_of_one_gemm_end_the_run(run):
+    run(fprop="mxfp8", qk="none")
+    guard.check_alone([])
+    with pytest.raises(GuardError, match=r"1 layers.*fc1 among.*fprop as mxfp8: .*bf16, which"):
+        guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
+    run(fprop="none")
+    guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
+
+
+def test_a_type_that_a_schedule_brings_later_cuts_as_well(run):
+    run(schedule='fprop = "hifp8 until 0.5, then mxfp4"', fprop="hifp8", wgrad="hifp8")
+    assert config.current().blocks() == {"fprop": 32}
+
+
+def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
+    run(wgrad="mxfp4")
+    args = Namespace(curr_iteration=0, context_parallel_size=2, seq_length=64, micro_batch_size=1)
+    with pytest.raises(GuardError, match="chunk of a micro-batch has 16 tokens"):
+        before_step([Net()], args)
+    assert read_chunk_tokens(ARGS) == 0
+
+
+def test_upstreams_arguments_without_a_trap_are_the_defaults():
+    assert read_setup(Namespace(transformer_impl="local", gtp_weight_remat_size=1)) == Setup()
+    assert read_setup(Namespace(cuda_graph_impl="none", enable_cuda_graph=False)) == Setup()
+    assert read_setup(Namespace()) == Setup()
+
+
+# -- quantizers without effect -----------------------------------------------------------------
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """What stands in the quantizer's place, and changes nothing."""
+    monkeypatch.setattr(operands, "fake_quantize", lambda x, *args, **kwargs: x.clone())
+
+
+def test_an_identity_in_the_quantizers_place_ends_the_run(run, identity):
+    run(fprop="mxfp8")
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: ran as mxfp8.*changed no value"):
+        one_step(Net())
+
+
+def test_it_ends_the_run_at_its_first_measured_step(run, identity):
+    run(fprop="mxfp8", record="every = 2")
+    net = Net()
+    RECORDER.begin_step(1)
+    RECORDER.end_step()
+    before_step([net], Namespace(curr_iteration=2))
+    net(torch.ones(4, 32)).sum().backward()
+    after_step(3)
+    before_step([net], Namespace(curr_iteration=3))
+    net(torch.ones(4, 32)).sum().backward()
+    with pytest.raises(GuardError, match=r"iteration 4\).*changed no value"):
+        after_step(4)
+
+
+def test_what_is_never_measured_is_not_judged(run, identity):
+    run(fprop="mxfp8", record="every = 0")
+    one_step(Net())
+    guard.check_all(guard.gather())
+
+
+def test_values_that_the_format_holds_are_no_fault_beside_others(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with torch.no_grad():
+        net.first.weight.copy_(2.0 ** torch.arange(32.0).remainder(4))
+    one_step(net)  # ones and powers of two, and the second layer's weights
+    assert any(record.noise == 0 for record in RECORDER.entries())
+
+
+def test_zeros_are_no_fault(run):
+    run(fprop="mxfp8")
+    net = Net()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.zero_()
+    before_step([net], ARGS)
+    net(torch.zeros(4, 32)).sum().backward()
+    after_step(1)
+
+
+def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
+    run(fprop="mxfp8")
+    real = torch.distributed.all_gather_object
+
+    def two_ranks(ranks, here):
+        real(ranks, here)
+        if isinstance(here, list) and here and isinstance(here[0], QuantRecord):
+            ranks.append([QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)])
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    one_step(Net())
+
+
+def test_at_the_end_all_that_was_measured_counts(run):
+    run(fprop="mxfp8", schedule='fprop = "mxfp8 until 9, then none"')
+    idle = [QuantRecord("fprop", "a", op, "mxfp8", 2, 2, 1.0, 0.0) for op in ("x", "weight")]
+    with pytest.raises(GuardError, match=r"at the end.*fprop: ran as mxfp8.*changed no value"):
+        guard.check_all(idle)
+
+
+# -- the final validation of a training that ended before ------------------------------------------
+
+LAST = Namespace(iteration=4, train_iters=4, curr_iteration=0)
+MODES = {
+    "fprop": {"fprop": "mxfp8"},
+    "all GEMMs": dict.fromkeys(("fprop", "dgrad", "wgrad"), "mxfp8"),
+    "a recipe's types": {"fprop": "mxfp8", "dgrad": "mxfp4", "wgrad": "mxfp4", "rest": ROUNDED},
+    "a schedule": {"fprop": "none", "schedule": 'fprop = "none until 0.5, then mxfp8"'},
+    "a schedule that ended": {"fprop": "mxfp8", "schedule": SWITCH},
+}
+
+
+def validate(net, args=LAST, iteration=4):
+    before_validation([net], args, iteration)
+    with torch.no_grad():
+        net(torch.ones(4, 32))
+
+
+@pytest.mark.parametrize("asked", MODES.values(), ids=MODES)
+def test_a_validation_without_a_step_is_held_to_the_forward_types(run, asked):
+    run(**asked)
+    validate(Net())
+    guard.check_all(guard.gather())
+    assert guard.steps_begun() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, "fprop: asked for none, but first ran as mxfp8"),
+        ({"fprop": "none", "schedule": 'fprop = "none until 4, then mxfp8"'}, "second ran, but"),
+        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second ran, but not through"),
+    ],
+)
+def test_a_validation_that_bypasses_a_site_ends_the_run(run, asked, text):
+    run(**asked)
+    net = Net()
+    net.second.bypass = True
+    with pytest.raises(GuardError, match=text):
+        validate(net)
+        guard.check_all(guard.gather())
+
+
+def test_a_process_that_trained_nothing_though_steps_were_left_is_held_to_all_sites(run):
+    """As by a trainer that calls no hook."""
+    run(fprop="mxfp8")
+    before_model(Namespace(iteration=2, train_iters=4))
+    with pytest.raises(GuardError, match="fprop: asked for mxfp8, but its quantizer never ran"):
+        guard.check_all(guard.gather())
+
+
+def test_a_training_that_ended_before_may_end_without_a_validation(run):
+    run(fprop="mxfp8", dgrad="mxfp8")
+    before_model(Namespace(iteration=4, train_iters=4))
+    guard.check_all(guard.gather())
+
+
+def test_a_validation_draws_as_after_the_last_step(run, monkeypatch):
+    """As one that follows the last step in the same process; a second one continues its draws."""
+    monkeypatch.setattr(guard, "data_rank", lambda: (1, 2))
+    run(fprop="mxfp8")
+    steps(Net(), 0, 2)
+    before_step([Net()], Namespace(curr_iteration=3, train_iters=4))
+    after_step(4)
+    before_validation([Net()], LAST, 4)  # does nothing: steps came before
+    whole = progress.step(), progress.total(), micro_batches._replica
+    began = progress.began()
+    set_step(0)
+    monkeypatch.setattr(guard, "_began", False)
+    before_validation([Net()], LAST, 4)
+    assert (progress.step(), progress.total(), micro_batches._replica) == whole == (4, 4, (1, 2))
+    assert progress.began() == began + 2
+    before_validation([Net()], LAST, 4)
+    assert progress.began() == began + 2
+
+
+def test_a_validation_of_another_types_checkpoint_ends_the_run(run):
+    run(fprop="mxfp8")
+    note_checkpoint(Namespace(mqo_types={"fprop": "mxfp4"}))
+    with pytest.raises(CheckpointError, match=r"fprop was mxfp4 .* is mxfp8"):
+        validate(Net(), Namespace(train_iters=4))

@@ -1,0 +1,149 @@
+"""What one process quantizes, ranks quantize to the same bits, or it is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mqo.megatron.cut_blocks import cut_blocks
+from mqo.megatron.layers import FoundLayer
+from mqo.quant import config
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS, SITES
+from mqo.quant.labels import Layer
+from mqo.quant.spec import QuantSpec
+
+FC1 = "decoder.layers.0.mlp.linear_fc1"
+FC2 = "decoder.layers.0.mlp.linear_fc2"
+ALL = set(SITES)
+
+
+class ColumnParallelLinear:
+    def __init__(self, size, ranks, gated=False):
+        self.output_size, self.output_size_per_partition = size, size // ranks
+        self.config = SimpleNamespace(gated_linear_unit=gated)
+
+
+class RowParallelLinear:
+    def __init__(self, size, ranks):
+        self.input_size, self.input_size_per_partition = size, size // ranks
+
+
+def cuts(*modules, sites=ALL, block=32, squares=(), chunk_tokens=0, excluded=()):
+    names = {"ColumnParallelLinear": FC1, "RowParallelLinear": FC2}
+    found = [
+        FoundLayer(Layer(names[type(m).__name__], "linear", type(m).__name__), m, m)
+        for m in modules
+    ]
+    blocks = dict.fromkeys(sites, block)
+    sides = dict.fromkeys(squares, block)
+    return cut_blocks(blocks, sides, found, chunk_tokens, lambda site, layer: layer in excluded)
+
+
+def test_parts_of_whole_blocks_are_sound():
+    assert cuts(ColumnParallelLinear(128, 2, gated=True), RowParallelLinear(64, 2)) == []
+
+
+def test_one_rank_may_have_a_short_block_as_ever():
+    assert cuts(ColumnParallelLinear(40, 1), RowParallelLinear(40, 1)) == []
+
+
+def test_a_row_parallel_part_cuts_the_sum_of_fprop():
+    (text,) = cuts(RowParallelLinear(96, 2))
+    assert text.startswith(f"fprop: a rank has 48 of the 96 elements of {FC2} (RowParallelLinear")
+    assert "no multiple of the block of 32" in text
+    assert cuts(RowParallelLinear(96, 2), block=16) == []
+    assert cuts(RowParallelLinear(96, 2), sites={"dgrad", "wgrad"}) == []
+    assert cuts(RowParallelLinear(96, 2), excluded=[FC2]) == []
+
+
+def test_a_column_parallel_part_cuts_the_sum_of_dgrad():
+    (text,) = cuts(ColumnParallelLinear(96, 2))
+    assert text.startswith("dgrad: a rank has 48 of the 96 elements")
+    assert cuts(ColumnParallelLinear(96, 2), sites={"fprop"}) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "cut"),
+    [
+        (RowParallelLinear, {"dgrad.weight", "wgrad.x"}),
+        (ColumnParallelLinear, {"fprop.weight", "wgrad.grad"}),
+    ],
+)
+@pytest.mark.parametrize("square", ["fprop.x", "fprop.weight", "dgrad.grad", "dgrad.weight"])
+def test_squares_are_cut_along_the_axis_that_is_no_sum(split, cut, square):
+    faults = cuts(split(96, 2), sites=(), squares=[square])
+    assert [text.partition(":")[0] for text in faults] == [
+        square.partition(".")[0] for _ in cut & {square}
+    ]
+    assert cuts(split(128, 2), sites=(), squares=[square]) == []
+    assert bool(cuts(chunk_tokens=48, sites=(), squares=[square])) == (
+        square in {"fprop.x", "dgrad.grad"}
+    )
+
+
+def test_the_squares_of_a_run_are_its_rows(options):
+    rows = '[operands]\n"dgrad.weight" = { tile = "square" }\n"wgrad.x" = { tile = "square" }\n'
+    options('[asked]\ndgrad = "nvfp4"\nwgrad = "hif4"\n' + rows)
+    assert config.current().squares() == {"dgrad.weight": 16}  # hif4 has none
+
+
+def test_gate_and_up_are_two_sums():
+    assert cuts(ColumnParallelLinear(192, 2)) == []
+    (text,) = cuts(ColumnParallelLinear(192, 2, gated=True))
+    assert "has 48 of the 96 elements" in text
+
+
+def test_layers_of_one_cut_are_one_text():
+    (text,) = cuts(RowParallelLinear(96, 2), RowParallelLinear(96, 2))
+    assert "and 1 more" in text
+
+
+def test_a_chunk_of_the_context_must_hold_whole_blocks_of_tokens():
+    (text,) = cuts(chunk_tokens=48)
+    assert text.startswith("wgrad: a context-parallel chunk of a micro-batch has 48 tokens")
+    assert cuts(chunk_tokens=48, sites={"fprop"}) == []
+    assert cuts(chunk_tokens=64) == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_formats_own_blocks_are_kept_whole(options, kind):
+    """An option for the block of mx formats does not hide the size that others have."""
+    options(f'[asked]\nfprop = "{kind}"\n[quantizer]\nblock = 16\n')
+    blocks = config.current().blocks()
+    size = 16 if FORMATS[kind].is_mx else FORMATS[kind].block
+    assert blocks == ({"fprop": size} if size else {})
+    for part in (8, 16, 32, 64, 128, 192):
+        layer = RowParallelLinear(2 * part, 2)
+        found = [FoundLayer(Layer(FC2, "linear", "RowParallelLinear"), layer, layer)]
+        faults = cut_blocks(blocks, {}, found, 0, lambda *_: False)
+        assert bool(faults) == bool(size and part % size)
+
+
+# -- the promise behind it: bit-equal operands on identical tokens ------------------------------
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp8", "mxfp4", "hifp8"])
+def test_the_chunks_of_a_rank_quantize_along_tokens_as_in_the_whole_sequence(quant_type):
+    batch, chunk, ranks = 2, 16, 2
+    whole = torch.randn(2 * ranks * chunk, batch, 24, generator=torch.Generator().manual_seed(0))
+    whole *= torch.logspace(-3, 3, len(whole))[:, None, None]
+    spec = QuantSpec(quant_type)
+    right = fake_quantize(whole.flatten(0, 1), spec, axis=0).view_as(whole)
+    for rank in range(ranks):
+        mine = [*range(rank * chunk, (rank + 1) * chunk)]
+        last = 2 * ranks - 1 - rank
+        mine += range(last * chunk, (last + 1) * chunk)
+        part = fake_quantize(whole[mine].flatten(0, 1), spec, axis=0)
+        assert torch.equal(part.view(-1, batch, 24), right[mine])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_parts_of_a_weight_quantize_as_the_whole(kind, axis):
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    spec, amax = QuantSpec(kind), weight.abs().max()
+    right = fake_quantize(weight, spec, axis=axis)
+    for split in (0, 1):
+        shards = weight.chunk(2, dim=split)
+        parts = [fake_quantize(shard, spec, axis=axis, amax=amax) for shard in shards]
+        assert torch.equal(torch.cat(parts, dim=split), right)

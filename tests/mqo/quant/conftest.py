@@ -1,0 +1,33 @@
+"""Fresh options and records for every test, one thread, and a bit-for-bit comparison."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ...fresh_options import fresh_state as fresh_state
+from ...fresh_options import options as options
+from ...process_groups import no_group_left as no_group_left
+from ...process_groups import one_rank as one_rank
+
+torch.set_num_threads(1)
+# Kernels compile once for all test runs of this checkout, and nothing is left in the user's cache.
+os.environ.setdefault("MQO_KERNEL_CACHE", str(Path(__file__).parents[3] / ".cache" / "kernels"))
+
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+@pytest.fixture(scope="session")
+def assert_same_bits():
+    """A function that compares bit patterns, so that -0.0 is not 0.0; any NaN equals any NaN."""
+
+    def check(actual, expected):
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
+        integer = _INTEGERS[actual.dtype]
+        same = actual.contiguous().view(integer) == expected.contiguous().view(integer)
+        same |= actual.isnan() & expected.isnan()
+        assert same.all(), f"{actual[~same][:8]} is not {expected[~same][:8]}"
+
+    return check

@@ -1,0 +1,139 @@
+"""The options file: defaults, reading once, and errors that name file, key and valid values."""
+
+import re
+
+import pytest
+from mqo.quant import config
+from mqo.quant.config import QuantConfig
+from mqo.quant.spec import QuantSpec
+
+FULL = """
+[asked]
+fprop = "mxfp8"
+qk = "none"
+
+[quantizer]
+block = 64
+scale_rule = "even"
+rounding = "stochastic"
+overflow = "inf"
+tensor_scale = true
+seed = 1234
+
+[layers]
+exclude = ["output_layer", "qk:decoder.layers.0.*"]
+
+[record]
+every = 0
+dump = [1, 100]
+"""
+
+
+def test_without_a_file_the_defaults_hold():
+    assert config.current() == QuantConfig(
+        asked={},
+        block=None,
+        scale_rule="floor",
+        rounding=None,
+        overflow="saturate",
+        tensor_scale=False,
+        seed=0,
+        every=50,
+        dump=(),
+    )
+
+
+def test_every_key_of_the_file_is_read(options):
+    options(FULL)
+    assert config.current() == QuantConfig(
+        asked={"fprop": "mxfp8", "qk": "none"},
+        block=64,
+        scale_rule="even",
+        rounding="stochastic",
+        overflow="inf",
+        tensor_scale=True,
+        seed=1234,
+        every=0,
+        dump=(1, 100),
+        exclude=("output_layer", "qk:decoder.layers.0.*"),
+    )
+
+
+def test_keys_left_out_keep_their_defaults(options):
+    options('[quantizer]\nscale_rule = "rceil"\n')
+    assert config.current() == QuantConfig(scale_rule="rceil")
+
+
+def test_the_table_of_version_0_1_is_read(options):
+    options("[quantiser]\nblock = 16\n")
+    assert config.current() == QuantConfig(block=16)
+
+
+def test_the_file_is_read_once_until_reset(options):
+    path = options("[quantizer]\nblock = 16\n")
+    assert config.current().block == 16
+    path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
+    assert config.current().block == 16
+    config.reset()
+    assert config.current().block == 128
+
+
+def test_the_options_make_the_spec_of_each_type(options):
+    assert config.current().spec("hifp8") == QuantSpec("hifp8")
+    options(FULL)
+    expected = {"block": 64, "scale_rule": "even", "rounding": "stochastic", "overflow": "inf"}
+    assert config.current().spec("mxfp4") == QuantSpec("mxfp4", tensor_scale=True, **expected)
+
+
+def test_a_spec_is_made_once_until_reset(options):
+    path = options("[quantizer]\nblock = 16\n")
+    place = ("fprop", "x", "a", "mxfp8")
+    assert config.spec_of(*place) is config.spec_of(*place)
+    path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
+    config.reset()
+    assert config.spec_of(*place).spec.block == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "[quantize]\nblock = 32",
+            "unknown table 'quantize'; valid: quantizer, layers, record, run, asked, schedule",
+        ),
+        ("quantizer = 3", "quantizer = 3 should be a table, [quantizer]"),
+        ("[quantizer]\nblok = 32", "[quantizer] 'blok'; valid: block, scale_rule, rounding, "),
+        ("[quantizer]\nblock = 33", "[quantizer] block: unknown block 33; valid: 16, 32, 64"),
+        ("[quantizer]\nblock = 32.0", "[quantizer] block: unknown block 32.0"),
+        ("[quantizer]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
+        ("[quantizer]\nrounding = 'up'", "'up'; valid: nearest-even, nearest-away, stochastic"),
+        ("[quantizer]\ntensor_scale = 1", "unknown tensor scale 1; valid: False, True"),
+        ("[quantizer]\nseed = -1", "[quantizer] seed: -1 is no seed; valid: 0 to 2^64 - 1"),
+        ("[quantizer]\nseed = true", "[quantizer] seed: True is no seed"),
+        ("[quantizer]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
+        ("[record]\nevery = -1", "[record] every: -1 is no whole number"),
+        ("[record]\nevery = true", "[record] every: True is no whole number"),
+        ("[record]\nevery = 1.5", "[record] every: 1.5 is no whole number"),
+        ("[asked]\nlinear = 'mxfp8'", "'linear'; valid: fprop, dgrad, wgrad, qk, pv"),
+        ("[asked]\nqk = 'fp8'", "[asked] qk: unknown quant type 'fp8'; valid: none, mxfp8"),
+        ("[record]\ndump = 3", "[record] dump: 3 is no list of iterations, such as [1, 100]"),
+        ("[record]\ndump = [0]", "[record] dump: [0] is no list of iterations"),
+        ("[layers]\nexclude = 'output_layer'", "[layers] exclude: 'output_layer' is no list of"),
+        ("[layers]\nexclude = ['']", "[layers] exclude: [''] is no list of patterns"),
+        ("[layers]\nexclude = ['qk:']", "[layers] exclude: 'qk:' names no layer"),
+        ("[layers]\nexclude = ['mlp:*']", "'mlp'; valid: fprop, dgrad, wgrad, qk, pv, linear"),
+        ("[layers]\nexcludes = []", "[layers] 'excludes'; valid: exclude"),
+        ("[asked\n", "Expected"),
+    ],
+)
+def test_a_fault_names_file_key_and_valid_values(options, text, complaint):
+    path = options(text)
+    with pytest.raises(ValueError, match=re.escape(complaint)) as fault:
+        config.current()
+    assert str(fault.value).startswith(f"{path}: ")
+
+
+def test_a_named_file_must_exist(monkeypatch, tmp_path):
+    monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "absent.toml"))
+    with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
+        config.current()

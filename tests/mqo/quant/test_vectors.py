@@ -1,0 +1,73 @@
+"""The formats of published recipes against stored results: the reference, and what a CPU runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS
+from mqo.quant.packing import pack
+from mqo.quant.reference import qdq
+from mqo.quant.spec import QuantSpec
+
+VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "recipes_vectors.npz")
+# What the file calls a format -> its spec here; the others have the same name.
+SPECS = {
+    "nvfp4_1x16": QuantSpec("nvfp4"),
+    "nvfp4_16x16": QuantSpec("nvfp4", tile="square"),
+    "fp8_1x128": QuantSpec("fp8_block"),
+    "fp8_128x128": QuantSpec("fp8_block", tile="square"),
+    "fp8_1x128_fp32scale": QuantSpec("fp8_block_fp32"),
+}
+NOT_BUILT = "hif4_unrounded_mantissa"
+KEYS = [key.split("/") for key in VECTORS if not key.startswith(("in/", NOT_BUILT))]
+QUANTIZERS = {"reference": qdq, "default": lambda x, spec, axis: fake_quantize(x, spec, axis=axis)}
+
+every_vector = pytest.mark.parametrize(("name", "case"), KEYS)
+every_quantizer = pytest.mark.parametrize("quantize", QUANTIZERS.values(), ids=QUANTIZERS)
+
+
+def spec_of(name):
+    return SPECS.get(name) or QuantSpec(name)
+
+
+@pytest.fixture
+def vector(name, case):
+    """The input, and what becomes of it."""
+    expected = torch.from_numpy(VECTORS[f"{name}/{case}"])
+    # The file's integers have a zero with a sign, as a float has it; mxint8's has none.
+    expected = expected.where(expected != 0, 0.0) if name == "mxint8" else expected
+    return torch.from_numpy(VECTORS[f"in/{case}"]), expected
+
+
+@every_vector
+@every_quantizer
+def test_blocks_along_either_axis_bit_for_bit(assert_same_bits, vector, name, case, quantize):
+    x, expected = vector
+    spec = spec_of(name)
+    assert_same_bits(quantize(x, spec, -1), expected)
+    assert_same_bits(quantize(x.T.contiguous(), spec, 0), expected.T)
+    if spec.tile == "square":
+        assert_same_bits(quantize(x, spec, 0), expected)
+
+
+@pytest.mark.parametrize(("name", "case"), [key for key in KEYS if key[1] == "normal_bf16"])
+@every_quantizer
+def test_bfloat16_is_the_float32_result_rounded(assert_same_bits, vector, name, case, quantize):
+    x, expected = vector
+    assert x.bfloat16().float().equal(x)
+    assert_same_bits(quantize(x.bfloat16(), spec_of(name), -1), expected.bfloat16())
+
+
+@every_vector
+def test_packed_storage_gives_them_back(assert_same_bits, vector, name, case):
+    x, expected = vector
+    assert_same_bits(pack(x, spec_of(name)).unpack(), expected)
+
+
+def test_there_are_vectors_of_every_format_but_those_of_the_older_files():
+    older = {"mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8"}
+    assert {spec_of(name).quant_type for name, _ in KEYS} | older == set(FORMATS)
+    cases = {key.removeprefix("in/") for key in VECTORS if key.startswith("in/")}
+    assert {case for _, case in KEYS} == cases

@@ -1,0 +1,206 @@
+"""Which way a DotProductAttention attends: what --attention-backend asks, and what it can.
+
+Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mqo.megatron.attention.masks import is_causal
+from mqo.megatron.attention.packed import document_starts
+from mqo.megatron.attention.paths import (
+    FusedAttentionError,
+    chunked_context,
+    dropout_of,
+    fused_context,
+    part_of,
+)
+from mqo.quant.config import current, scheduled, spec_of
+from mqo.quant.formats import NONE
+from mqo.quant.labels import LABEL, UNLABELED, is_exempt
+from mqo.quant.spec import QuantSpec
+
+# --attention-backend: flash and fused want a fused kernel, unfused and local upstream's own path;
+# auto, and a release without the option, takes a path without the scores where it can.
+DEMANDED = ("flash", "fused")
+REFUSED = ("unfused", "local")
+
+# (qk operands, query, key, value, upstream's RNG tracker) -> context
+Attend = Callable[..., Tensor]
+
+
+def without_scores(
+    layer: Any,
+    types: Mapping[str, str],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    packed: Any = None,
+) -> Attend | None:
+    """Return how `layer` shall attend to these tensors, or None for upstream's own path.
+
+    Args:
+        layer: a DotProductAttention.
+        types: {site: quant type} as its source says.
+        query: [sq, b, np, hn]; packed, [t, np, hn].
+        key: [sk, b, ng, hn]; packed, [t, ng, hn].
+        mask: [..., sq, sk], True where hidden; None for a causal one.
+        packed: upstream's PackedSeqParams, or None. No mask counts beside them.
+
+    Raises:
+        FusedAttentionError: the backend is flash or fused, and no fused kernel can; or the run's
+            options, or packed sequences, ask for what upstream's own path does not do.
+    """
+    backend = getattr(layer.config, "attention_backend", "auto")
+    backend = getattr(backend, "name", backend)
+    starts = () if packed is None else _starts(layer, packed, query.size(0))
+    attend, why = _choose(
+        layer, types, backend, query, key, mask if packed is None else None, starts
+    )
+    if attend is not None:
+        return attend
+    if backend in DEMANDED:
+        raise FusedAttentionError(
+            f"{_name(layer)} cannot run fused: {why}. Expected: what a fused kernel can do, as "
+            f"--attention-backend {backend} asks. `--attention-backend auto` takes another path "
+            "where it must"
+        )
+    if packed is not None:
+        raise FusedAttentionError(
+            f"{_name(layer)} takes no packed sequences: {why}. Expected: what a path without the "
+            "scores can do, and `--attention-backend auto`"
+        )
+    if (
+        backend not in REFUSED
+        and "pv" in types
+        and _rounding(layer, types["pv"]).quant_type != NONE
+    ):
+        _say(f"{_name(layer)}: {why}")
+    return None
+
+
+def _choose(
+    layer: Any,
+    types: Mapping[str, str],
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    starts: tuple[int, ...],
+) -> tuple[Attend | None, str]:
+    """Return how to attend, and if that is None why; `starts` are where packed documents begin."""
+    if "pv" not in types:
+        return None, "its source has no plain literal of pv"
+    if backend in REFUSED:
+        return None, f"--attention-backend {backend} was asked for"
+    rounded, pv_type = _rounding(layer, types["pv"]), types["pv"]
+    attend: Attend
+    if rounded.quant_type == NONE:
+        why = obstacle_to_kernels(layer, query, key, mask)
+        attend = partial(fused_context, layer, pv_type, starts)
+    elif backend in DEMANDED:
+        return None, f"no fused kernel quantizes its probabilities to {rounded.quant_type}"
+    else:
+        why = obstacle_to_chunks(layer, rounded, query, key, mask)
+        causal = mask is None or is_causal(mask, query.size(0), key.size(0))
+        attend = partial(chunked_context, layer, pv_type, starts, None if causal else mask)
+    return (None, why) if why else (attend, "")
+
+
+def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
+    """Return where documents begin; FusedAttentionError where they cannot be told apart."""
+    if part_of(layer)[1] > 1:
+        why = "packed sequences are not gathered from context-parallel ranks"
+        raise FusedAttentionError(f"{_name(layer)}: {why}. Expected: --context-parallel-size 1")
+    try:
+        return document_starts(packed, tokens)
+    except ValueError as error:
+        raise FusedAttentionError(f"{_name(layer)}: {error}") from error
+
+
+def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    """Say why no fused kernel of torch can run `layer` on these tensors, "" if one can.
+
+    Arguments as `without_scores`.
+    """
+    queries, keys, device = query.size(0), key.size(0), query.device.type
+    if why := _unusual(layer):
+        return why
+    if layer.scale_mask_softmax.scale is not None:
+        return "--apply-query-key-layer-scaling scales its scores twice"
+    if device not in ("cpu", "cuda"):
+        return f"the device {device} has no fused kernel"
+    if device == "cpu" and dropout_of(layer):
+        return "no fused kernel of the CPU drops out"
+    if 1 < queries * part_of(layer)[1] != keys:
+        return f"it has {queries} queries for {keys} keys"
+    # Last, as it reads a tensor.
+    if mask is not None and not is_causal(mask, queries, keys):
+        return "its attention mask is not the plain causal one"
+    return ""
+
+
+def obstacle_to_chunks(
+    layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
+) -> str:
+    """Say why `layer` cannot run in chunks, "" if it can.
+
+    `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
+    """
+    queries, keys = query.size(0), key.size(0)
+    if why := _unusual(layer):
+        return why
+    if dropout_of(layer):
+        return "--attention-dropout drops out probabilities"
+    if mask is None or is_causal(mask, queries, keys):
+        if 1 < queries * part_of(layer)[1] != keys:
+            return f"it has {queries} queries for {keys} keys"
+        causal = queries > 1
+    else:
+        shapes = [(n, 1, queries, keys) for n in (1, query.size(1))]
+        if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
+            return f"its attention mask is {list(mask.shape)} {mask.dtype}"
+        causal = False
+    if rounded.scales_by_tensor and not causal and not current().unnormalized_probs:
+        return (
+            f"{rounded.quant_type} scales by the amax of all probabilities, known of a causal mask"
+        )
+    return ""
+
+
+def _name(layer: Any) -> str:
+    return getattr(layer, LABEL, f"attention layer {layer.layer_number}")
+
+
+def _unusual(layer: Any) -> str:
+    """Say what of `layer` no path without the scores has, "" if there is nothing."""
+    mask_type = getattr(layer.attn_mask_type, "name", None)
+    if mask_type != "causal":
+        return f"its mask type is {mask_type}, not causal"
+    if getattr(layer.scale_mask_softmax, "window_size", None) is not None:
+        return "it has a sliding window"
+    if getattr(layer, "softmax_offset", None) is not None:
+        return "its softmax has an offset"
+    return ""
+
+
+def _rounding(layer: Any, quant_type: str) -> QuantSpec:
+    """Return how the probabilities of `layer` are quantized now, whose source says `quant_type`."""
+    if is_exempt(layer):
+        return QuantSpec(NONE)
+    name = getattr(layer, LABEL, UNLABELED)
+    return spec_of("pv", "probs", name, scheduled("pv", quant_type)).spec
+
+
+_said: list[str] = []
+
+
+def _say(why: str) -> None:
+    """Say once which layer keeps its scores, the first that does, and why."""
+    if not _said and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
+        _said.append(why)
+        print(f"mqo: attention with a type in pv keeps its s x s scores: {why}", flush=True)

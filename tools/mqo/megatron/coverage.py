@@ -1,0 +1,169 @@
+"""Holds what a run asked for against what its quantizers did: no mode may fail silently."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from mqo.megatron.traps import IsExcluded
+from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.labels import UNLABELED, Layer
+from mqo.quant.operand_table import member
+from mqo.quant.record import EXCLUDED, QuantRecord
+
+# (site, operand, layer, the site's type) -> the format of that operand, 'none' for none.
+TypeOf = Callable[[str, str, str, str], str]
+
+
+def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str:
+    """Return the format of an operand where no recipe says otherwise."""
+    del site, layer
+    return member(quant_type, operand)
+
+
+def missing(
+    asked: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
+) -> list[str]:
+    """Say, one text a fault, where a run did not quantize what it was asked to.
+
+    Args:
+        asked: site -> quant type; an absent site is asked 'none'.
+        records: of all ranks, for a pipeline stage may hold no site of a kind.
+        type_of: what the run's recipe makes of a site's type, for an operand of a layer.
+
+    Faults are a site that never ran, ran as another type, ran with one operand only, or ran
+    though nobody asked. Excluded layers did not run. An empty list means that the run did as asked.
+
+    Raises:
+        ValueError: `asked` holds an unknown site or type; the text names the valid ones.
+    """
+    for name, wanted in asked.items():
+        check_choice("GEMM site", name, tuple(SITES))
+        check_type(wanted)
+    records = list(records)
+    faults = []
+    for name in SITES:
+        here = [record for record in records if record.site == name and record.calls]
+        faults += _site_faults(name, asked.get(name, NONE), here, type_of)
+    return faults
+
+
+def ineffective(records: Iterable[QuantRecord]) -> list[str]:
+    """Return a text for each site and type whose quantizer changed nothing that was measured.
+
+    Args:
+        records: of all ranks, with what was measured so far.
+
+    All layers and operands of a site count together, since one operand alone can be zero, or can
+    hold values of the format only. A site is judged if any measured element is not zero. A NaN
+    among its sums leaves it unjudged. Without a measurement the list is empty.
+    """
+    together: dict[tuple[str, str], list[QuantRecord]] = {}
+    for record in records:
+        if record.measured and record.quant_type != EXCLUDED:
+            together.setdefault((record.site, record.quant_type), []).append(record)
+    return [
+        f"{site}: ran as {quant_type}, but its quantizer changed no value in "
+        f"{sum(r.measured for r in here)} measured calls of {_layers(here)}"
+        for (site, quant_type), here in sorted(together.items())
+        if sum(r.signal for r in here) > 0 and sum(r.noise for r in here) == 0
+    ]
+
+
+@dataclass(frozen=True)
+class SiteCoverage:
+    """What one rank's first step reached.
+
+    missed: (site, layer) of each layer that ran but not through the site. idle: layers that never
+    ran. unlabeled: sites that quantized for a layer whose name was lost.
+    """
+
+    missed: frozenset[tuple[str, str]] = frozenset()
+    idle: frozenset[str] = frozenset()
+    unlabeled: frozenset[str] = frozenset()
+
+
+def site_coverage(
+    asked: Mapping[str, str],
+    layers: Iterable[Layer],
+    used: Collection[str],
+    records: Iterable[QuantRecord],
+    is_excluded: IsExcluded,
+    type_of: TypeOf = _by_site,
+) -> SiteCoverage:
+    """Hold the layers of one rank against its own records, after a forward and backward pass.
+
+    `used` names the layers that ran, and `type_of` is as in `missing`. Frozen layers are
+    find_traps's to name. A layer that ran on no token counts as run, on both sides.
+    """
+    ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
+    wanted = [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+    missed, idle = set(), set()
+    for site in wanted:
+        for layer in layers:
+            if layer.kind != site.layer or layer.frozen or is_excluded(site.name, layer.name):
+                continue
+            if layer.name not in used:
+                idle.add(layer.name)
+            elif not _due(site, layer.name, asked[site.name], type_of) <= ran:
+                missed.add((site.name, layer.name))
+    lost = {site for site, layer, _ in ran if layer == UNLABELED}
+    return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))
+
+
+def _due(site: GemmSite, layer: str, quant_type: str, type_of: TypeOf) -> set[tuple[str, str, str]]:
+    operands = (site.lhs, site.rhs)
+    due = (op for op in operands if type_of(site.name, op, layer, quant_type) != NONE)
+    return {(site.name, layer, op) for op in due}
+
+
+def coverage_faults(ranks: Iterable[SiteCoverage]) -> list[str]:
+    """Say, one text a site, which layers of any rank ran beside their quantizers."""
+    ranks = list(ranks)
+    faults = []
+    for site in SITES:
+        names = sorted({layer for rank in ranks for s, layer in rank.missed if s == site})
+        if names:
+            faults.append(f"{site}: {_some(names)} ran, but not through this site: exclude it")
+        if any(site in rank.unlabeled for rank in ranks):
+            faults.append(
+                f"{site}: a layer lost its name on the way, so no exclude can be held to it "
+                "(a weight that is gathered, or activations that are offloaded)"
+            )
+    return faults
+
+
+def idle_layers(ranks: Iterable[SiteCoverage]) -> list[str]:
+    """Return the names of the layers that ran on no rank, which are not held to a type."""
+    return sorted({name for rank in ranks for name in rank.idle})
+
+
+def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: TypeOf) -> list[str]:
+    excluded = bool(records)
+    records = [record for record in records if record.quant_type != EXCLUDED]
+    if wanted != NONE and not records:
+        why = "every layer is excluded" if excluded else "its quantizer never ran"
+        return [f"{name}: asked for {wanted}, but {why}"]
+    wrong: dict[tuple[str, str], list[QuantRecord]] = {}
+    for record in records:
+        asked = type_of(name, record.operand, record.layer, wanted)
+        if record.quant_type != asked:
+            wrong.setdefault((asked, record.quant_type), []).append(record)
+    faults = [
+        f"{name}: asked for {asked}, but {_layers(here)} ran as {ran}"
+        for (asked, ran), here in sorted(wrong.items())
+    ]
+    for operand in (SITES[name].lhs, SITES[name].rhs):
+        others = [record for record in records if record.operand != operand]
+        due = any(type_of(name, operand, r.layer, wanted) != NONE for r in others)
+        if due and len(others) == len(records):
+            ran = ", ".join(sorted({record.quant_type for record in others}))
+            faults.append(f"{name}: ran as {ran}, but its operand {operand} never did")
+    return faults
+
+
+def _layers(records: list[QuantRecord]) -> str:
+    return _some(sorted({record.layer for record in records}))
+
+
+def _some(names: list[str]) -> str:
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{others}"

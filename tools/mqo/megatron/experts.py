@@ -1,0 +1,172 @@
+"""Runs the experts of a rank as one grouped GEMM, each expert's operands through its own sites.
+
+With local layers upstream's --moe-grouped-gemm is Transformer Engine's alone. Here it keeps the
+experts that run one by one, and so their weights, names and checkpoints: their operands are the
+same, to the bit, and torch's grouped product multiplies all of them at once.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from mqo.megatron import linear
+from mqo.quant.operands import gemm_operands
+from mqo.quant.packed_activations import saved_operands
+
+# CUDA's grouped product takes rows in multiples of 16 bytes where it sums over them.
+ROWS = 8
+
+
+def experts_class(grouped: bool, one_by_one: type[Module]) -> type[Module]:
+    """Return the class of a rank's experts; the patched upstream calls it.
+
+    `one_by_one` is upstream's SequentialMLP.
+    """
+    return _grouped_class(one_by_one) if grouped else one_by_one
+
+
+@functools.cache
+def _grouped_class(one_by_one: Any) -> type[Module]:
+    class GroupedExperts(one_by_one):
+        """Upstream's SequentialMLP, whose forward pass multiplies for all experts at once."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            check(self.config)
+
+        def forward(
+            self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor
+        ) -> tuple[Tensor, Tensor | None]:
+            """Return [tokens, h] of [tokens, h], sorted by expert, and no bias."""
+            experts = list(self.local_experts)
+            parts = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
+            # A frozen weight is multiplied beside the sites, one by one.
+            if len(experts) == 1 or not all(part.weight.requires_grad for part in parts):
+                return super().forward(hidden, tokens_per_expert, probs)
+            # Upstream's own pass, of one expert that is all of them.
+            whole = _as_one(experts, tokens_per_expert.tolist())
+            alone = SimpleNamespace(config=self.config, num_local_experts=1, local_experts=[whole])
+            return one_by_one.forward(alone, hidden, tokens_per_expert, probs)
+
+    return GroupedExperts
+
+
+def check(config: Any) -> None:
+    """Raise ValueError for what grouped experts do not do, though upstream's configuration asks."""
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        raise ValueError(
+            f"torch {torch.__version__} has no grouped product. Expected: torch 2.10 or newer, or "
+            "no --moe-grouped-gemm"
+        )
+    recomputed = config.recompute_modules or () if config.recompute_granularity else ()
+    if config.add_bias_linear:
+        raise ValueError(
+            "Grouped experts have no bias here. Expected: --disable-bias-linear, or no "
+            "--moe-grouped-gemm"
+        )
+    if "moe_act" in recomputed:
+        raise ValueError(
+            "Grouped experts do not recompute their activation alone here. Expected: "
+            "--recompute-modules without moe_act, or no --moe-grouped-gemm"
+        )
+
+
+def _as_one(experts: list[Any], counts: list[int]) -> Any:
+    """Return an expert's forward pass, with the linear layers of all of them in it."""
+    one = experts[0]
+    whole = SimpleNamespace(
+        config=one.config,
+        activation_func=one.activation_func,
+        linear_fc1=_Linear([expert.linear_fc1 for expert in experts], counts),
+        linear_fc2=_Linear([expert.linear_fc2 for expert in experts], counts),
+    )
+    return functools.partial(type(one).forward, whole)
+
+
+class _Linear(Module):
+    """The linear layers of all experts: [tokens, in] to [tokens, out], without a bias."""
+
+    def __init__(self, layers: list[Module], counts: list[int]) -> None:
+        super().__init__()
+        self._layers, self._counts = tuple(layers), counts  # in a tuple they stay the experts'
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
+        weights = [layer.weight for layer in self._layers]
+        return _GroupedGemm.apply(tokens, self._counts, *weights), None
+
+
+@dataclass
+class _Saved:
+    """What an expert's part of the forward pass saves, in the place of autograd's context."""
+
+    saved_tensors: tuple[Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
+
+
+class _GroupedGemm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, counts: list[int], *weights: Parameter) -> Tensor:
+        operands = _operands("fprop", weights)
+        inputs, saved = tokens.split(counts), [_Saved() for _ in weights]
+        for one, of, x, weight in zip(saved, operands, inputs, weights, strict=True):
+            one.save_for_backward(x, weight)
+            of.save(one, x, weight, x)
+        ctx.counts, ctx.weights, ctx.saved = counts, weights, saved
+        ctx.sizes = [len(one.saved_tensors) for one in saved]
+        ctx.save_for_backward(*(tensor for one in saved for tensor in one.saved_tensors))
+        for one in saved:  # autograd keeps them, and frees them
+            one.saved_tensors = ()
+        lhs = _as_one_tensor([of.lhs(x) for of, x in zip(operands, inputs, strict=True)], tokens)
+        rhs = [of.rhs(weight) for of, weight in zip(operands, weights, strict=True)]
+        return _product(lhs, torch.stack(rhs).transpose(1, 2), counts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, pairs = iter(ctx.saved_tensors), []
+        for one, size in zip(ctx.saved, ctx.sizes, strict=True):
+            one.saved_tensors = tuple(next(tensors) for _ in range(size))
+            pairs.append(saved_operands(one))
+            one.saved_tensors = ()
+        grads = grad.split(ctx.counts)
+
+        operands = _operands("dgrad", ctx.weights)
+        lhs = _as_one_tensor([of.lhs(g) for of, g in zip(operands, grads, strict=True)], grad)
+        rhs = [of.rhs(weight) for of, (_, weight) in zip(operands, pairs, strict=True)]
+        of_tokens = _product(lhs, torch.stack(rhs), ctx.counts)
+
+        operands = _operands("wgrad", ctx.weights)
+        lhs = [_padded(of.lhs(g)) for of, g in zip(operands, grads, strict=True)]
+        rhs = [_padded(of.rhs(x)) for of, (x, _) in zip(operands, pairs, strict=True)]
+        counts = [len(part) for part in lhs]
+        of_weights = _product(_as_one_tensor(lhs, grad).t(), torch.cat(rhs), counts)
+        return of_tokens, None, *of_weights.unbind()
+
+
+def _operands(site: str, weights: Sequence[Parameter]) -> list[Any]:
+    quant_type = linear.source_types()[site]
+    return [gemm_operands(site, quant_type, weight) for weight in weights]
+
+
+def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:
+    """Return the parts as one: `whole` itself, where they are what it was split into."""
+    return whole if all(part._base is whole for part in parts) else torch.cat(parts)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Return rows with zeros behind them, up to a multiple of ROWS."""
+    missing = -len(rows) % ROWS
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _product(left: Tensor, right: Tensor, counts: list[int]) -> Tensor:
+    """Multiply for each group, which ends where its rows of `left`, or of the inner sum, do."""
+    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return torch.nn.functional.grouped_mm(left, right, offs=ends.to(left.device))

@@ -1,0 +1,32 @@
+"""What patched Megatron, and the programs that train, call around a step and a checkpoint.
+
+A run's folder is where its quant.toml lies (MQO_QUANT_CONFIG). Without one, the hooks do nothing.
+"""
+
+from mqo.megatron.run.checkpoints import before_load, before_save, to_verify
+from mqo.megatron.run.divergence import check_finite_loss, end_if_diverged
+from mqo.megatron.run.guard import after_step, before_model, before_step, before_validation
+from mqo.megatron.run.implementation import check_available
+from mqo.megatron.run.profiler_ranges import label_timers
+from mqo.megatron.run.record import recorded
+from mqo.megatron.run.resumed_schedule import check_schedule
+from mqo.megatron.run.resumed_types import note_checkpoint
+from mqo.megatron.run.saved_args import checked_arguments
+
+__all__ = [
+    "after_step",
+    "before_load",
+    "before_model",
+    "before_save",
+    "before_step",
+    "before_validation",
+    "check_available",
+    "check_finite_loss",
+    "check_schedule",
+    "checked_arguments",
+    "end_if_diverged",
+    "label_timers",
+    "note_checkpoint",
+    "recorded",
+    "to_verify",
+]

@@ -1,0 +1,119 @@
+"""Which modules are linear layers with sites, the weights that they hold, and how ranks split them.
+
+Read off the names of classes, so that neither upstream's layers nor Transformer Engine's have to be
+imported.
+"""
+
+import functools
+import importlib.util
+from typing import Any
+
+from torch.nn import Module, Parameter
+
+from mqo.megatron.transformer_engine import releases
+from mqo.quant.source import site_types
+
+COLUMN, ROW = "column", "row"
+# The axis of a layer's weight that tensor parallelism splits: its outputs, or its inputs.
+_SIDES = {
+    "ColumnParallelLinear": COLUMN,
+    "RowParallelLinear": ROW,
+    "TEColumnParallelLinear": COLUMN,
+    "TELayerNormColumnParallelLinear": COLUMN,
+    "TEColumnParallelGroupedLinear": COLUMN,
+    "TERowParallelLinear": ROW,
+    "TERowParallelGroupedLinear": ROW,
+}
+_LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
+# Transformer Engine's, each with the parameters that its GEMMs multiply, in their order.
+_GEMMS = {
+    "Linear": ("weight",),
+    "LayerNormLinear": ("weight",),
+    "LayerNormMLP": ("fc1_weight", "fc2_weight"),
+}
+_GROUPED = "GroupedLinear"
+
+
+def side(module: Module) -> str | None:
+    """Return COLUMN or ROW for a layer that tensor parallelism splits, None for another."""
+    return next((_SIDES[name] for name in _names(module) if name in _SIDES), None)
+
+
+def has_sites(module: Module) -> bool:
+    """Return whether the GEMMs of `module` call the linear sites, as far as its class tells."""
+    return is_engines(module) or any(name in _LOCAL for name in _names(module))
+
+
+def is_engines(module: Module) -> bool:
+    """Return whether `module` is a linear layer of Transformer Engine."""
+    return _engine_class(module) is not None
+
+
+def asks_for_quantizers(module: Module) -> bool:
+    """Return whether `module` is one of Transformer Engine's that ask, attention among them."""
+    return any(
+        cls.__name__ == "TransformerEngineBaseModule" and _is_engine_class(cls)
+        for cls in type(module).__mro__
+    )
+
+
+def is_grouped(module: Module) -> bool:
+    """Return whether `module` is Transformer Engine's layer of several weights in one GEMM."""
+    return _engine_class(module) == _GROUPED
+
+
+def weights(module: Module) -> list[tuple[str, Parameter]]:
+    """Return (name, weight) of the 2-D weights of a layer, by GEMM where it is the engine's."""
+    kind = _engine_class(module)
+    if kind == _GROUPED:
+        names = tuple(f"weight{i}" for i in range(module.num_gemms))
+    else:
+        names = _GEMMS.get(kind or "", ("weight",))
+    found = ((name, getattr(module, name, None)) for name in names)
+    return [(name, w) for name, w in found if isinstance(w, Parameter) and w.dim() == 2]
+
+
+def group(module: Module) -> Any:
+    """Return the process group of the ranks that split `module`; None where it names none.
+
+    An expert's is that of expert tensor parallelism. Modules name it from megatron-core 0.16 on;
+    what the engine is told of it may be none, where upstream's layer exchanges for it.
+    """
+    return getattr(module, "_tp_group" if is_engines(module) else "tp_group", None)
+
+
+def split_size(module: Module) -> tuple[int, int] | None:
+    """Return the elements along the split axis, on this rank and on all; None if not split."""
+    which = side(module)
+    if which is None:
+        return None
+    if is_engines(module):
+        part = module.in_features if which == ROW else module.out_features
+        ranks = group(module)
+        return part, part * (ranks.size() if ranks is not None else 1)
+    name = "input_size" if which == ROW else "output_size"
+    whole = getattr(module, name, None)
+    return getattr(module, f"{name}_per_partition", whole), whole
+
+
+@functools.cache
+def source_types() -> dict[str, str]:
+    """Return the types of the linear sites, which the source of upstream's linear layers says."""
+    found = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
+    return site_types(found.origin)
+
+
+def _names(module: Module) -> list[str]:
+    return [cls.__name__ for cls in type(module).__mro__]
+
+
+def _engine_class(module: Module) -> str | None:
+    for cls in type(module).__mro__:
+        known = cls.__name__ in _GEMMS or cls.__name__ == _GROUPED
+        if known and _is_engine_class(cls):
+            return cls.__name__
+    return None
+
+
+def _is_engine_class(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == releases.NAME

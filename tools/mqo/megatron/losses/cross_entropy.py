@@ -1,0 +1,63 @@
+"""Cross-entropy over a vocabulary that tensor-parallel ranks may share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, ReduceOp
+
+from mqo.megatron.losses.chunks import as_rows, chunks, reduced, shifted
+
+
+def chunked_cross_entropy(
+    logits: Tensor, targets: Tensor, group: ProcessGroup | None = None
+) -> Tensor:
+    """Return the cross-entropy of each token in nats, in fp32, in the shape of `targets`.
+
+    Each row goes through upstream's operations in upstream's order, and over `group` the same
+    tensors are reduced. Loss and gradient are therefore those of upstream, bit for bit where the
+    device sums a row in an order that does not depend on the other rows; a CPU does.
+
+    The peak is two tensors of the size and dtype of `logits`, themselves and their gradient, plus
+    one chunk in fp32. Unlike upstream's, the function never writes to `logits`.
+
+    Args:
+        logits: [..., v]; v is this rank's part of the vocabulary, all parts are equally large.
+        targets: [...], int64, indices into the whole vocabulary. A token whose target is outside
+            of it has log(sum(exp(logits - max))) for a loss, as upstream's.
+        group: the ranks that share the vocabulary; None where one rank holds all of it.
+    """
+    return _CrossEntropy.apply(logits, targets, group)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: ProcessGroup | None) -> Tensor:
+        rows, width = as_rows(logits), logits.size(-1)
+        highest = reduced(rows.amax(-1).float(), ReduceOp.MAX, group)
+        column = targets.reshape(-1) - width * (group.rank() if group else 0)
+        elsewhere = (column < 0) | (column >= width)
+        column = column.masked_fill(elsewhere, 0)
+        predicted = rows.gather(-1, column.unsqueeze(-1)).squeeze(-1).float() - highest
+        reduced(predicted.masked_fill_(elsewhere, 0), ReduceOp.SUM, group)
+        total = torch.empty_like(highest)
+        for part in chunks(rows):
+            total[part] = shifted(rows[part], highest[part]).exp_().sum(-1)
+        reduced(total, ReduceOp.SUM, group)
+        ctx.save_for_backward(logits, highest, total, column, elsewhere)
+        return (total.log() - predicted).view_as(targets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor, None, None]:
+        logits, highest, total, column, elsewhere = ctx.saved_tensors
+        rows, of_rows, here = as_rows(logits), of_loss.reshape(-1, 1), (~elsewhere).float()
+        gradient = torch.empty_like(rows)
+        for part in chunks(rows):
+            softmax = shifted(rows[part], highest[part]).exp_().div_(total[part].unsqueeze(-1))
+            tokens = torch.arange(len(softmax), device=softmax.device)
+            softmax[tokens, column[part]] -= here[part]
+            gradient[part] = softmax.mul_(of_rows[part])
+            del softmax  # before the next chunk is made
+        return gradient.view_as(logits), None, None

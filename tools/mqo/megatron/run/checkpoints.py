@@ -1,0 +1,376 @@
+"""Which checkpoint a run goes on from, and how many it leaves behind.
+
+Upstream names the newest one in a file, and with --verify-integrity writes the hashes of each one's
+files beside them. What it lacks is here: an older one is taken where the newest is damaged, what a
+killed run left half-written is cleared before the same iteration is saved again, and old ones go.
+"""
+
+import itertools
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from mqo.megatron.run import engine
+from mqo.megatron.run.ranks import all_ranks, rank
+from mqo.megatron.run.unpickle import (
+    FORMAT_FILE,
+    METADATA,
+    CheckpointError,
+    check_common_state,
+    check_metadata,
+)
+from mqo.megatron.run.untrusted import (
+    Limit,
+    NoFileError,
+    UntrustedFileError,
+    check_file,
+    read_bytes,
+    read_json_object,
+    read_text,
+)
+
+TRACKER = "latest_checkpointed_iteration.txt"
+MANIFEST = "integrity.json"
+# Holds the name of the first iteration that is saved to a folder, until the tracker is there.
+FIRST_SAVE = "first_save_under_way.txt"
+_MOST_DIGITS = 18  # of an iteration
+_FOLDER = re.compile(r"iter_(\d{7,})")
+
+# Where there may be a checkpoint more than is to be kept.
+_saved: Path | None = None
+# The iteration's folder that is being saved, on every rank.
+_begun: Path | None = None
+
+Fault = Callable[[Path], str | None]
+
+
+def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> None:
+    """Take the newest whole checkpoint before one is read, and no foreign one. A collective.
+
+    `model` are this rank's chunks, or the model itself.
+
+    Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
+    whole one before it, and that is said. There is no choice where the user made it, and without
+    --verify-integrity, since then nothing says whether a checkpoint is whole. Where the tracker is
+    missing, the newest whole checkpoint is taken, too, for upstream would begin anew beside it.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is known to be whole; or what would be
+            loaded would have something run that no checkpoint needs.
+    """
+    engine.prepare([model] if isinstance(model, Module) else model, args)
+    if load_folder(args, load_arg) is None:
+        return
+    found = error = None
+    if rank() == 0:
+        try:
+            found = _look(args, load_arg)
+        except CheckpointError as none:
+            error = str(none)
+    found, error = all_ranks((found, error))[0]
+    if error:
+        raise CheckpointError(error)
+    if found:
+        args.ckpt_step, why = found
+        if rank() == 0:
+            print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
+
+
+def to_verify(args: Namespace, checkpoint: str) -> bool:
+    """Return whether a checkpoint that is being read is to be held against its hashes.
+
+    With --verify-integrity, where it has any, as not all from elsewhere have: `before_load` takes
+    none of the run's own ones without. What --ckpt-step names is loaded whatever they say.
+
+    Raises:
+        CheckpointError: it is, and its hashes are not in upstream's form.
+    """
+    chosen = getattr(args, "ckpt_step", None) is not None
+    manifest = Path(checkpoint) / MANIFEST
+    if not args.verify_integrity or chosen or not manifest.is_file():
+        return False
+    wrong = manifest_fault(manifest)
+    if wrong:
+        raise CheckpointError(
+            f"{manifest} {wrong}. Expected: the hashes of that checkpoint's files. Give another "
+            "checkpoint, or --ckpt-step N to load N all the same"
+        )
+    return True
+
+
+def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
+    """Return where upstream looks for a checkpoint: if none is there, in a pre-trained model's."""
+    folder = getattr(args, load_arg, None)
+    pretrained = getattr(args, "pretrained_checkpoint", None)
+    if pretrained and not (folder and (Path(folder) / TRACKER).is_file()):
+        folder = pretrained
+    return Path(folder) if folder else None
+
+
+def newest(args: Namespace) -> Path | None:
+    """Return the folder of the iteration that upstream is going to read, as `before_load` has it.
+
+    None without a folder to load from; in one without a checkpoint it is not there. A collective.
+    """
+    before_load(args)
+    folder = load_folder(args)
+    return loaded(folder, getattr(args, "ckpt_step", None)) if folder else None
+
+
+def loaded(folder: Path, step: int | None = None) -> Path:
+    """Return the folder of the iteration `step`, or of what the tracker names."""
+    iteration = _tracked(folder) if step is None else step
+    return folder / "release" if iteration is None else _path(folder, iteration)
+
+
+def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
+    """Return what `choose` returns, where there is a choice; its metadata is looked at."""
+    found, chosen = None, getattr(args, "ckpt_step", None)
+    folder = Path(getattr(args, load_arg, None) or load_folder(args, load_arg))
+    if chosen is None and not _has_tracker(folder):
+        found = _without_tracker(args, folder)
+    if found is None:
+        folder = load_folder(args, load_arg)
+    # A pre-trained model may come from where nobody writes hashes, and is wanted as it is.
+    pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
+    if found is None and chosen is None and _verifies(args) and not pretrained:
+        found = choose(folder, fault, own=_is_own(args, folder))
+    checkpoint = loaded(folder, found[0] if found else chosen)
+    check_metadata(checkpoint)
+    check_common_state(checkpoint)
+    return found
+
+
+def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
+    """Return the newest whole checkpoint of a folder without a tracker, and why; None without.
+
+    What a kill left of a first save is none. The tracker is written in the run's own folder, and
+    where upstream would take a pre-trained model in its place.
+
+    Raises:
+        CheckpointError: it holds checkpoints, and none that is known to be whole.
+    """
+    complete = [i for i in _iterations(folder) if _is_complete(_path(folder, i))]
+    release = (folder / "release").is_dir()
+    if not complete and not release:
+        return None
+    listed = ", ".join([str(i) for i in sorted(complete)] + ["release"] * release)
+    why = f"{folder} holds checkpoints ({listed}) and no {TRACKER}, which names the newest"
+    pretrained = getattr(args, "pretrained_checkpoint", None)
+    if _verifies(args) and str(folder) != pretrained:
+        for iteration in sorted(complete, reverse=True):
+            if fault(_path(folder, iteration)) is None:
+                if pretrained or _is_own(args, folder):
+                    _name_newest(folder, iteration)
+                return iteration, why
+    raise CheckpointError(
+        f"{why}. Expected: that file, for none of them is known to be whole. Write one's number "
+        f"(or the word release) into {folder / TRACKER}, give --ckpt-step N to load N, or give an "
+        "empty folder to begin anew"
+    )
+
+
+def _verifies(args: Namespace) -> bool:
+    return bool(getattr(args, "verify_integrity", False))
+
+
+def _is_own(args: Namespace, folder: Path) -> bool:
+    """Return whether the run saves to the folder, too."""
+    save = getattr(args, "save", None)
+    return bool(save) and Path(save).resolve() == folder.resolve()
+
+
+def before_save(args: Namespace, iteration: int) -> None:
+    """Clear what a killed run left of an iteration before it is saved."""
+    global _saved, _begun
+    _begun = _path(Path(args.save), iteration) if args.save else None
+    if rank() == 0 and args.save:
+        _saved = Path(args.save)
+        clear_unfinished(_saved, iteration)
+        if not _has_tracker(_saved):
+            _saved.mkdir(parents=True, exist_ok=True)
+            (_saved / FIRST_SAVE).write_text(_begun.name, encoding="utf-8")
+
+
+def keep_last(count: int) -> None:
+    """Remove all but the `count` newest once the last save is complete; 0 keeps all."""
+    global _saved, _begun
+    if _saved is not None and _has_tracker(_saved):
+        (_saved / FIRST_SAVE).unlink(missing_ok=True)
+    if _saved is not None and count:
+        remove_old(_saved, count)
+    _saved = _begun = None
+
+
+def being_saved() -> Path | None:
+    """Return the folder of the iteration that is being saved, until the next step begins."""
+    return _begun
+
+
+def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] | None:
+    """Return the iteration to load instead of upstream's choice, and why; None for that one.
+
+    `fault` says what is wrong with a checkpoint's folder. The tracker of the run's `own` folder
+    comes to name what is chosen, so that the damaged one counts as unfinished. Of another folder it
+    does so only where it is unreadable, since upstream would end the program over that.
+    """
+    newest = _tracked(folder)
+    if newest is None:
+        return None
+    if newest < 0:
+        before, why = _iterations(folder), f"{folder / TRACKER} names no iteration"
+    else:
+        wrong = fault(_path(folder, newest))
+        if wrong is None:
+            return None
+        before = [i for i in _iterations(folder) if i < newest]
+        why = f"the checkpoint of iteration {newest} is damaged ({wrong})"
+    for iteration in sorted(before, reverse=True):
+        if fault(_path(folder, iteration)) is None:
+            if own or newest < 0:
+                _name_newest(folder, iteration)
+            return iteration, why
+    raise CheckpointError(
+        f"{why}, and there is no whole one before it in {folder}. Expected: one whose files are as "
+        "its integrity.json says. Give another folder, or --ckpt-step N to load N all the same"
+    )
+
+
+def fault(checkpoint: Path) -> str | None:
+    """Say what is wrong with a checkpoint's folder; None if its files are as its manifest says."""
+    from megatron.core.dist_checkpointing.validation import (
+        CheckpointingException,
+        _verify_integrity_manifest_impl,
+    )
+
+    if not checkpoint.is_dir():
+        return "it is not there"
+    if not (checkpoint / MANIFEST).is_file():
+        return f"it has no {MANIFEST}: it was not saved to its end, or without --verify-integrity"
+    wrong = manifest_fault(checkpoint / MANIFEST)
+    if wrong:
+        return f"its {MANIFEST} {wrong}"
+    try:
+        _verify_integrity_manifest_impl(str(checkpoint))
+    except (CheckpointingException, OSError, ValueError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def manifest_fault(manifest: Path) -> str | None:
+    """Say what keeps an integrity.json from being read as upstream reads it; None if nothing does.
+
+    One without a file is a fault: it would hold of any checkpoint.
+    """
+    try:
+        files = read_json_object(manifest, within=manifest.parent).get("files")
+    except UntrustedFileError as error:
+        return error.clause
+    if not isinstance(files, dict) or not files:
+        return "lists no files"
+    for name, digest in files.items():
+        if not isinstance(digest, str):
+            return f"has no hash of {name}"
+        try:
+            check_file(manifest.parent / name)
+        except NoFileError:
+            pass  # which upstream's check tells
+        except UntrustedFileError as error:
+            return f"lists a file that is not one: {error.found}"
+    return None
+
+
+def clear_unfinished(folder: Path, iteration: int) -> None:
+    """Remove what there is of a checkpoint that the tracker does not name; links are left.
+
+    Without a tracker, a complete one is moved aside: nothing says that a kill left it.
+    """
+    target = _path(folder, iteration)
+    if not target.is_dir() or target.is_symlink() or _tracked(folder) == iteration:
+        return
+    if _has_tracker(folder) or not _is_complete(target):
+        shutil.rmtree(target)
+        return
+    names = (target.with_name(f"old{n or ''}_{target.name}") for n in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    target.rename(aside)
+    print(f"mqo: {target} was there, and is now {aside.name}", flush=True)
+
+
+def remove_old(folder: Path, count: int) -> None:
+    """Remove all but the `count` newest checkpoints up to the tracker's; links are left."""
+    newest = _tracked(folder)
+    if newest is None or newest < 0:
+        return
+    done = sorted(i for i in _iterations(folder) if i <= newest)
+    for iteration in done[:-count]:
+        target = _path(folder, iteration)
+        if not target.is_symlink():
+            shutil.rmtree(target)
+
+
+def newest_saved(folder: Path) -> int | None:
+    """Return the iteration that the tracker of `folder` names; None where it names none."""
+    newest = _tracked(folder)
+    return newest if newest is not None and newest >= 0 else None
+
+
+def _has_tracker(folder: Path) -> bool:
+    return (folder / TRACKER).is_file()
+
+
+def _tracked(folder: Path) -> int | None:
+    """Return the iteration that the tracker names: -1 if it is unreadable, None without one.
+
+    A released model, of no iteration, counts as None: it is not what a run writes.
+    """
+    try:
+        text = read_text(folder / TRACKER, Limit.NAME).strip()
+    except NoFileError:
+        return None
+    except UntrustedFileError:
+        return -1
+    if text == "release":
+        return None
+    return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else -1
+
+
+def _name_newest(folder: Path, iteration: int) -> None:
+    beside = folder / f"{TRACKER}.new"
+    try:
+        beside.write_text(str(iteration), encoding="utf-8")
+        beside.replace(folder / TRACKER)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder / TRACKER} cannot be written ({error.strerror}). Expected: the number "
+            f"{iteration}, of the newest whole checkpoint. Give a folder that is yours"
+        ) from error
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Return whether an iteration's folder holds what a save writes last; a killed one does not.
+
+    That is the hashes, or metadata where no first save is under way: it comes before the hashes,
+    which take long. In the format of one file a rank, nothing tells.
+    """
+    begun = checkpoint.parent / FIRST_SAVE
+    if not (checkpoint / MANIFEST).exists() and begun.is_file():
+        return read_bytes(begun, Limit.NAME) != checkpoint.name.encode()
+    marks = (METADATA, MANIFEST, FORMAT_FILE)
+    return any((checkpoint / mark).exists() for mark in marks) or any(checkpoint.glob("mp_rank_*"))
+
+
+def _iterations(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+    return [int(name[1]) for name in names if name]
+
+
+def _path(folder: Path, iteration: int) -> Path:
+    return folder / f"iter_{iteration:07d}"

@@ -1,0 +1,165 @@
+"""Says of a failed write that the disk is full, where it is, and what a checkpoint needs.
+
+A save passes its errors through threads and text: of a full disk, "Worker failure" is left, or a
+position that is not as torch's zip writer expected it. Free space tells what happened.
+"""
+
+import errno
+import shutil
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from torch.nn import Module, Parameter
+
+from mqo.megatron.run.checkpoints import being_saved, newest_saved
+from mqo.megatron.run.files import run_folder
+from mqo.megatron.run.ranks import all_ranks
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_WORDS = ("no space left on device", "disk quota exceeded")
+# Adam's averages and, beside weights of less, main weights: bytes a weight, in fp32.
+_AVERAGES, _MAIN = 8, 4
+_LEAST = 1 << 16  # free bytes below which a disk is full for what is written beside weights
+
+
+class DiskError(RuntimeError):
+    """A disk that holds what a run writes is full."""
+
+
+# Where this run saves, and the bytes that a checkpoint needs, once known.
+_save: Path | None = None
+_needed = 0
+
+
+def begin_run(model: Iterable[Module], args: Namespace) -> list[str]:
+    """Note what a checkpoint of the model needs; say where the disk has less.
+
+    A collective where the run saves.
+    """
+    global _save, _needed
+    _save = Path(args.save) if getattr(args, "save", None) else None
+    if _save is None:
+        return []
+    _needed = checkpoint_bytes(model, args)
+    if free_bytes(_save) >= _needed:
+        return []
+    return [
+        f"warning: a checkpoint needs about {readable(_needed)}, and the disk of {_save} has "
+        f"{readable(free_bytes(_save))} free"
+    ]
+
+
+def explain(error: BaseException) -> DiskError | None:
+    """Return what `error` is if a full disk caused it; None if not."""
+    begun = being_saved()
+    if not any(_says_full(one) for one in _chain(error)) and not _lacks_room(begun):
+        return None
+    if begun is not None:
+        return DiskError(_text(begun.parent))
+    named = (getattr(one, "filename", None) for one in _chain(error))
+    places = [Path(name).parent for name in named if isinstance(name, str)]
+    run = run_folder()
+    places = places or [place for place in (_save, run and run.root) if place is not None]
+    return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
+
+
+def full_text(place: Path, error: BaseException) -> str | None:
+    """Return what to say of an error in writing to `place`, if its full disk caused that."""
+    free = free_bytes(place)
+    if free >= _LEAST and not any(_says_full(one) for one in _chain(error)):
+        return None
+    return f"The disk of {place} is full: {readable(free)} are free"
+
+
+def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
+    """Return about how many bytes a checkpoint of this run has; a collective.
+
+    `model` are this rank's chunks. A weight that several ranks hold counts once; Adam's state is
+    assumed. Buffers and metadata are left out.
+    """
+    share = sum(
+        parameter.numel() * _bytes_a_weight(parameter, args) / _copies(parameter, args)
+        for chunk in model
+        for parameter in chunk.parameters()
+    )
+    return round(sum(all_ranks(share)))
+
+
+def free_bytes(folder: Path | str) -> int:
+    """Return the bytes that are free for a file in `folder`, which need not exist yet."""
+    near = Path(folder).absolute()
+    while not near.exists():
+        near = near.parent
+    return shutil.disk_usage(near).free
+
+
+def readable(count: int) -> str:
+    """Return a number of bytes in the unit that fits: 4.2 MB."""
+    units = ("bytes", "kB", "MB", "GB", "TB")
+    power = min((len(str(count)) - 1) // 3, len(units) - 1)
+    return f"{count / 1000**power:.{1 if power else 0}f} {units[power]}"
+
+
+def _says_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
+    return any(words in str(error).lower() for words in _WORDS)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, what it was raised from, and those that torch collected of all ranks."""
+    left, seen = [error], set()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        left += [e for e in (one.__cause__, one.__context__) if e is not None]
+        left += [wrapped[0] for wrapped in getattr(one, "failures", {}).values()]
+
+
+def _lacks_room(begun: Path | None) -> bool:
+    """Return whether a save is under way, and the disk has less than it still needs."""
+    if begun is None:
+        return False
+    written = sum(file.stat().st_size for file in begun.rglob("*") if file.is_file())
+    return free_bytes(begun) < max(_needed - written, _LEAST)
+
+
+def _text(place: Path) -> str:
+    parts = [f"The disk of {place} is full: {readable(free_bytes(place))} are free."]
+    if place == _save:
+        saved = newest_saved(place)
+        newest = "none was saved" if saved is None else f"the newest is that of step {saved}"
+        parts.append(f"A checkpoint needs about {readable(_needed)}; {newest}.")
+    parts.append(
+        "Free some space, keep fewer checkpoints (--keep-last N) or give a folder on another disk; "
+        "with a CHECKPOINT, the same command goes on from the newest one"
+    )
+    return " ".join(parts)
+
+
+def _bytes_a_weight(parameter: Parameter, args: Namespace) -> int:
+    size = parameter.element_size()
+    if getattr(args, "no_save_optim", None) or not parameter.requires_grad:
+        return size
+    return size + _AVERAGES + (_MAIN if size < _MAIN else 0)
+
+
+def _copies(parameter: Parameter, args: Namespace) -> int:
+    """Return how many ranks hold the same part of a weight; upstream marks parts, and experts."""
+    world, stages = _size(args, "world_size"), _size(args, "pipeline_model_parallel_size")
+    if not getattr(parameter, "allreduce", True):  # an expert's
+        parts = _size(args, "expert_model_parallel_size")
+        parts *= _size(args, "expert_tensor_parallel_size")
+    elif getattr(parameter, "tensor_model_parallel", False):
+        parts = _size(args, "tensor_model_parallel_size")
+    else:
+        parts = 1
+    return max(1, world // (stages * parts))
+
+
+def _size(args: Namespace, name: str) -> int:
+    return getattr(args, name, None) or 1

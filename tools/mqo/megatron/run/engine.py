@@ -1,0 +1,80 @@
+"""Transformer Engine's layers in a run: what they are told, and what keeps them from asking."""
+
+from argparse import Namespace
+from collections.abc import Iterable
+
+from torch.nn import Module
+
+from mqo.megatron.run.engine_states import protect_states
+from mqo.megatron.transformer_engine import releases
+from mqo.megatron.transformer_engine.passes import attach
+from mqo.quant.config import current
+
+
+def prepare(model: Iterable[Module], args: Namespace) -> None:
+    """Have Transformer Engine's modules ask for quantizers as our factory needs it; once each.
+
+    `model` are this rank's chunks, before they read a checkpoint, or run.
+    """
+    for chunk in model:
+        attach(chunk)
+        protect_states(chunk, args)
+
+
+def faults(args: Namespace) -> tuple[str, ...]:
+    """Say, one text a fault, what of upstream's `args` would leave operands as they are, or lost.
+
+    None of them matters where no linear layer is to be quantized.
+    """
+    version = releases.installed()
+    if why := releases.fault(version):
+        return (f"{why}; pass --transformer-impl local",)
+    found = list(_recipe(args))
+    if current().save_activations == "packed":
+        found.append(
+            "--save-activations packed: Transformer Engine saves what it quantized; leave it out"
+        )
+    if current().is_random and not current().cache_weights:
+        found.append(
+            "Transformer Engine quantizes a weight once a step, and would draw as in its first "
+            "micro-batch; pass --cache-weights, which has local layers draw so, too"
+        )
+    if not releases.multiplies_plain_tensors(version):
+        found += _older(args, version)
+    return tuple(found)
+
+
+def _recipe(args: Namespace) -> list[str]:
+    asked = {"fp8_recipe": "custom", "fp8_quantizer_factory": releases.FACTORY}
+    found = []
+    if not getattr(args, "fp8", None) or any(getattr(args, n, None) != v for n, v in asked.items()):
+        found.append(
+            "Transformer Engine's layers are not to ask for our quantizers; pass "
+            + " ".join(releases.FLAGS)
+        )
+    for name, flag in (
+        ("fp8_param_gather", "--fp8-param-gather: weights would be kept in its own fp8"),
+        (
+            "first_last_layers_bf16",
+            "--first-last-layers-bf16: `[[rules]]` of a recipe say which layers stay unquantized",
+        ),
+    ):
+        if getattr(args, name, False):
+            found.append(f"{flag}; leave it out")
+    return found
+
+
+def _older(args: Namespace, version: str | None) -> list[str]:
+    """Return the faults of releases whose GEMM is the quantizer's alone."""
+    needs = f"Transformer Engine {version} multiplies by the quantizer's own GEMM"
+    grouped = getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False)
+    found = []
+    if getattr(args, "gradient_accumulation_fusion", False):
+        found.append(
+            f"{needs}, and weight gradients would be lost; pass --no-gradient-accumulation-fusion"
+        )
+    if getattr(args, "add_bias_linear", False):
+        found.append(f"{needs}, which knows no bias; pass --disable-bias-linear")
+    if grouped:
+        found.append(f"{needs}, which knows no groups; pass no --moe-grouped-gemm")
+    return found

@@ -1,0 +1,84 @@
+"""What Transformer Engine's modules put into a checkpoint beside weights, and read from one.
+
+It is a pickle of a quantization recipe and of that one's scales, which the engine reads with no
+regard to what the pickle names. With our factory there is nothing to keep: scales are of the tensor
+at hand, and the types are the source's.
+"""
+
+import io
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from mqo.megatron import linear
+from mqo.megatron.run.unpickle import CheckpointError, ForeignError, Reader, check_pickle
+from mqo.megatron.transformer_engine.releases import FACTORY
+
+_RECIPES = "transformer_engine.common.recipe"
+_KEPT = "mqo_states_are_checked"
+
+
+class StateReader(Reader):
+    """Builds recipes and tensors, and nothing else."""
+
+    known: ClassVar = {
+        "collections": {"OrderedDict"},
+        "torch._utils": {"_rebuild_tensor_v2"},
+        # torch's is under a restriction to weights, as the process is, and Megatron's is such.
+        "torch.storage": {"_load_from_bytes"},
+        "megatron.core.safe_globals": {"safe_load_from_bytes"},
+        _RECIPES: set(),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of the engine's recipes, or what every reader knows."""
+        if module == _RECIPES and name.isidentifier():
+            found = super(Reader, self).find_class(module, name)
+            if isinstance(found, type) and found.__module__ == _RECIPES:
+                return found
+            raise ForeignError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def protect_states(model: Module, args: Namespace) -> None:
+    """Have the engine's modules in `model` read nothing of a checkpoint that would run code.
+
+    Where `args` name our factory they read nothing, and leave nothing.
+    """
+    ours = getattr(args, "fp8_quantizer_factory", None) == FACTORY
+    for module in model.modules():
+        if linear.asks_for_quantizers(module) and not hasattr(module, _KEPT):
+            setattr(module, _KEPT, True)
+            if ours:
+                module.get_extra_state = _nothing
+                module.set_extra_state = _ignore
+            else:
+                module.set_extra_state = _checked(module.set_extra_state)
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _ignore(state: object) -> None:
+    del state
+
+
+def _checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    def set_extra_state(state: Any) -> None:
+        if isinstance(state, Tensor):
+            if state.numel():
+                content = state.detach().cpu().numpy().tobytes()
+                check_pickle(StateReader(io.BytesIO(content)), "The state of a quantizer")
+        elif state is not None:
+            raise CheckpointError(
+                "The state of a quantizer is in a form that Transformer Engine no longer writes. "
+                "Expected: a tensor of bytes. Give a checkpoint that a newer release saved"
+            )
+        load(state)
+
+    return set_extra_state

@@ -1,0 +1,62 @@
+"""The names of what a run folder holds.
+
+Needs the standard library alone: `mqo`, which does not import torch, loads it without the package
+that it lies in.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+QUANTIZERS = "quantizers of libraries"  # the key of implementation.json
+# An attribute of the arguments in a checkpoint: the name of ModelOpt's format, if
+# our own program (examples/export) quantized the model.
+MODELOPT_FORMAT = "mqo_modelopt_format"
+MODELOPT_STATE = "modelopt_state"  # the folder of ModelOpt's state in an iteration's folder
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files and folders of one run, by its root folder.
+
+    `mqo` writes command.sh, cell.json, environment.json, origin.txt, quant.toml, overlay.diff,
+    source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after
+    it; the training program writes metrics.jsonl, quant_stats.json, implementation.json,
+    device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With
+    a tracker there are trackers.json, tracker.txt and what the tracker itself keeps, such as
+    wandb/.
+    """
+
+    root: Path
+
+    source = property(lambda self: self.root / "source")
+    overlay_diff = property(lambda self: self.root / "overlay.diff")
+    quant_config = property(lambda self: self.root / "quant.toml")
+    command = property(lambda self: self.root / "command.sh")
+    config = property(lambda self: self.root / "cell.json")
+    origin = property(lambda self: self.root / "origin.txt")
+    environment = property(lambda self: self.root / "environment.json")
+    log = property(lambda self: self.root / "log.txt")
+    metrics = property(lambda self: self.root / "metrics.jsonl")
+    quant_stats = property(lambda self: self.root / "quant_stats.json")
+    device = property(lambda self: self.root / "device.json")
+    implementation = property(lambda self: self.root / "implementation.json")
+    failure = property(lambda self: self.root / "failure.txt")
+    packages = property(lambda self: self.root / "packages.json")
+    ended = property(lambda self: self.root / "ended.json")
+    result = property(lambda self: self.root / "result.json")
+    coverage = property(lambda self: self.root / "coverage.json")
+    coverage_table = property(lambda self: self.root / "coverage.txt")
+    checkpoints = property(lambda self: self.root / "checkpoints")
+    dumps = property(lambda self: self.root / "dumps")
+    trackers = property(lambda self: self.root / "trackers.json")
+    tracker_log = property(lambda self: self.root / "tracker.txt")
+    tensorboard = property(lambda self: self.root / "tensorboard")
+
+
+def run_folder() -> RunFiles | None:
+    """Return the folder of this run's quant.toml; None for a run without one."""
+    from mqo.quant.options import ENVIRONMENT_VARIABLE  # with torch, which mqo has not
+
+    path = os.environ.get(ENVIRONMENT_VARIABLE)
+    return RunFiles(Path(path).parent) if path else None

@@ -1,0 +1,301 @@
+"""Holds what the run asked for against what its quantizers did, over all ranks."""
+
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.nn import Module
+
+from mqo.megatron.coverage import coverage_faults, idle_layers, ineffective, missing, site_coverage
+from mqo.megatron.cut_blocks import cut_blocks
+from mqo.megatron.layers import FoundLayer, find_layers, other_weights
+from mqo.megatron.run import disk, divergence, engine, implementation
+from mqo.megatron.run.checkpoints import CheckpointError, keep_last
+from mqo.megatron.run.files import run_folder
+from mqo.megatron.run.modelopt import quantized_layers
+from mqo.megatron.run.nan import watch
+from mqo.megatron.run.observe import end_step
+from mqo.megatron.run.packages import record_packages
+from mqo.megatron.run.ranks import all_ranks, data_rank, rank
+from mqo.megatron.run.resumed_types import keep_types
+from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
+from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
+from mqo.quant.config import QuantConfig, current, is_excluded, scheduled, type_of
+from mqo.quant.excludes import unmatched
+from mqo.quant.formats import SITES
+from mqo.quant.labels import Layer
+from mqo.quant.micro_batches import set_replica
+from mqo.quant.progress import set_step
+from mqo.quant.record import RECORDER, Key, QuantRecord, merge
+
+# What `before_step` found on the model, once.
+_found: list[FoundLayer] | None = None
+# The step that is to be checked: its layers as they run, and the calls that were before it.
+_usage: Usage | None = None
+_calls: dict[Key, int] = {}
+# Whether a step or a final validation began in this process, and how many steps did.
+_began, _steps = False, 0
+# Upstream's arguments, in which it notes the iteration of the checkpoint that it loaded.
+_args: Namespace | None = None
+# The types that a step was last checked for. A schedule changes them in the course of a run.
+_checked: dict[str, str] | None = None
+
+
+# The sites of a forward pass: what a validation runs.
+_FORWARD = ("fprop", "qk", "pv")
+
+
+class GuardError(RuntimeError):
+    """The run does not quantize what its mode asks for."""
+
+
+def before_model(args: Namespace) -> None:
+    """End a run before its model is built, if arguments alone keep a type from being quantized.
+
+    `args` are upstream's. before_step finds the same later, where a program does not call this.
+
+    """
+    global _args
+    _args = args
+    if run_folder() is not None:
+        faults = setup_traps(ever_asked(current()), read_setup(args), is_excluded)
+        _end(faults, "before the model")
+
+
+def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
+    """End a run that cannot quantize as asked, before the process's first training step.
+
+    `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
+    `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
+    step. The quantizers learn which step and which rank it is, so that their random numbers change.
+    """
+    global _usage, _calls, _began, _steps
+    _began, _steps = True, _steps + 1
+    done = getattr(args, "curr_iteration", 0)
+    _set_draws(done, args)
+    divergence.begin_step(args)
+    if run_folder() is None:
+        return
+    RECORDER.begin_step(done + 1)
+    keep_last(current().keep_checkpoints)
+    if _found is None:
+        model = list(model)
+        if optimizer is not None:
+            implementation.record(model, optimizer)
+        _inspect_model(model, args)
+        _say(keep_types(args, current()) + disk.begin_run(model, args))
+    types = asked_now()
+    if types != _checked:
+        _calls = {record.key: record.calls for record in RECORDER.entries()}
+        _usage = _watch_layers(types)
+
+
+def before_validation(model: Iterable[Module], args: Namespace, iteration: int) -> None:
+    """Prepare the final validation of a training that ended in an earlier process.
+
+    The patched trainer calls this on every rank before every validation. It does nothing if a step
+    or a validation began before. Otherwise no step will run here: the draws of stochastic rounding
+    and the schedules are set to those of the process that trained the last step, and the model is
+    checked as before a first step.
+
+    Raises:
+        CheckpointError: the checkpoint was trained with other types than this run's.
+        GuardError: the validation cannot quantize as asked.
+    """
+    global _usage, _began
+    if _began:
+        return
+    _began = True
+    _set_draws(iteration, args)
+    if run_folder() is None:
+        return
+    model = list(model)
+    _inspect_model(model, args)
+    if changed := keep_types(args, current()):
+        raise CheckpointError(
+            f"iteration {iteration} is the last step, and nothing is left to train: "
+            f"{'; '.join(changed)}. Expected: the types of the checkpoint. Give those, give "
+            "another CHECKPOINT, or train longer with `-- --train-samples`"
+        )
+    _usage = _watch_layers(asked_now(forward_only=True))
+
+
+def steps_begun() -> int:
+    """Return the number of training steps that began in this process."""
+    return _steps
+
+
+def _set_draws(done: int, args: Namespace) -> None:
+    """Tell the quantizers the step and the rank, from which their random numbers follow."""
+    set_step(done, getattr(args, "train_iters", None))
+    set_replica(*data_rank())
+
+
+def _inspect_model(model: list[Module], args: Namespace) -> None:
+    """Find the layers of a model, and end a run that cannot quantize them as asked."""
+    global _found
+    if current().check_nan:
+        watch(model)
+    _found = [one for chunk in model for one in find_layers(chunk)]
+    engine.prepare(model, args)
+    others = [one for chunk in model for one in other_weights(chunk)]
+    inspect([one.layer for one in _found] + others, read_setup(args))
+    check_alone(quantized_layers(model))
+    check_cuts(_found, args)
+
+
+def _watch_layers(types: Mapping[str, str]) -> Usage | None:
+    """Start to note which layers run, of the kinds that `types` quantize."""
+    kinds = {SITES[site].layer for site, wanted in types.items() if wanted != "none"}
+    return Usage(_found or (), kinds) if kinds else None
+
+
+def after_step(iteration: int) -> None:
+    """Write what was measured; after the first step of each type, end a run that is not as asked.
+
+    By then every site has had a forward and a backward pass. After a step that was measured, also
+    end a run with a quantizer that changes nothing. Called on every rank, since a pipeline stage
+    may hold no site of a kind; the patched trainer does so, after every step.
+    """
+    global _usage, _checked
+    types = asked_now()
+    if run_folder() is not None and types != _checked:
+        _checked, when = types, f"iteration {iteration}"
+        here = since(_calls, RECORDER.entries())
+        _end(missing(types, merge(all_ranks(here)), type_of), when)
+        if _usage is not None:
+            used, _usage = _usage.close(), None
+            check_layers(types, [one.layer for one in _found or ()], used, here, when)
+        record_packages()
+    measured = run_folder() is not None and RECORDER.measuring
+    end_step(iteration)
+    if measured:
+        _end(ineffective(gather()), f"iteration {iteration}")
+    set_step(iteration)
+
+
+def asked_now(*, forward_only: bool = False) -> dict[str, str]:
+    """Return the type that each site is asked to run as at this step."""
+    sites = {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
+    return {site: t for site, t in sites.items() if site in _FORWARD or not forward_only}
+
+
+def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[QuantRecord]:
+    """Return the records of what was called more often than `calls` says, with the calls since."""
+    more = ((record, record.calls - calls.get(record.key, 0)) for record in records)
+    return [replace(record, calls=n) for record, n in more if n]
+
+
+def inspect(layers: list[Layer], setup: Setup) -> None:
+    """Raise GuardError for all that would keep a GEMM from being quantized, or excluded, as asked.
+
+    A collective: `layers` are this rank's.
+    """
+    everywhere = [layer for here in all_ranks(layers) for layer in here]
+    patterns = (*current().exclude, *(rule.layers for rule in current().rules))
+    faults = unmatched(patterns, everywhere) + current().contradictions()
+    asked = ever_asked(current())
+    _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
+    _say(notes(asked, everywhere))
+
+
+def check_alone(others: list[str]) -> None:
+    """Raise GuardError where ModelOpt quantizes layers, this rank's `others`, beside the source.
+
+    A collective.
+    """
+    names = sorted({name for here in all_ranks(others) for name in here})
+    sites = {s: wanted for s, wanted in ever_asked(current()).items() if wanted != "none"}
+    if names and sites:
+        types = ", ".join(f"{site} as {wanted}" for site, wanted in sites.items())
+        fault = (
+            f"ModelOpt quantizes {len(names)} layers of this checkpoint, {names[0]} among them, "
+            f"and the source {types}: pass --quantization bf16, which leaves it to ModelOpt"
+        )
+        _end([fault], "before the first step")
+
+
+def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
+    """Raise GuardError for every block of this layout that is cut in two; a collective."""
+    blocks, squares = current().blocks(), current().squares()
+    here = cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
+    _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
+
+
+def ever_asked(options: QuantConfig) -> dict[str, str]:
+    """Return the first type that each site is asked to run as, if it is at any time."""
+    types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
+    return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
+
+
+def check_all(records: list[QuantRecord]) -> None:
+    """Raise GuardError for every site that in all of a run did not run as asked, or to no effect.
+
+    `records` are of all ranks. A site with a schedule was checked when each of its types began. If
+    only the final validation ran, the backward GEMMs did not. A collective.
+    """
+    _end(ineffective(records), "at the end")
+    if not _steps and (_began or _trained_before()):
+        _check_validation(records)
+        return
+    options = current()
+    asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
+    rest = [record for record in records if record.site not in options.schedule]
+    _end(missing(asked, rest, type_of), "at the end")
+
+
+def _trained_before() -> bool:
+    """Return whether the loaded checkpoint is of the last step, so that no step runs here."""
+    done, total = (getattr(_args, name, None) for name in ("iteration", "train_iters"))
+    return bool(total) and (done or 0) >= total
+
+
+def _check_validation(records: list[QuantRecord]) -> None:
+    """Raise GuardError for a site or layer that did not run as asked in the final validation."""
+    global _usage
+    if not _began:  # --eval-iters 0
+        return
+    asked, when = asked_now(forward_only=True), "final validation"
+    _end(missing(asked, records, type_of), when)
+    if _usage is not None:
+        used, _usage = _usage.close(), None
+        layers = [one.layer for one in _found or ()]
+        check_layers(asked, layers, used, RECORDER.entries(), when)
+
+
+def check_layers(
+    asked: Mapping[str, str],
+    layers: list[Layer],
+    used: set[str],
+    records: list[QuantRecord],
+    when: str,
+) -> None:
+    """Raise GuardError for every layer that ran beside its quantizer; a collective.
+
+    `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
+    said.
+    """
+    here = site_coverage(asked, layers, used, records, is_excluded, type_of)
+    ranks = all_ranks(here)
+    _end(coverage_faults(ranks), when)
+    idle = idle_layers(ranks)
+    _say([f"not used in the first step, so not held to a type: {name}" for name in idle])
+
+
+def gather() -> list[QuantRecord]:
+    """Gather the records of all ranks; a collective."""
+    return merge(all_ranks(RECORDER.entries()))
+
+
+def _say(texts: list[str]) -> None:
+    if rank() == 0:
+        for text in texts:
+            print(f"mqo: {text}", flush=True)
+
+
+def _end(faults: list[str], when: str) -> None:
+    if faults:
+        raise GuardError(
+            f"the run does not quantize as its mode asks ({when}): {'; '.join(faults)}"
+        )

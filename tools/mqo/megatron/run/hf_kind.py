@@ -1,0 +1,88 @@
+"""The check of every command that reads a Hugging Face folder: are its weights in full precision?
+
+It needs the standard library only, so that `mqo` asks before it starts a program.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mqo.megatron.run.errors import SavedError, reading
+from mqo.megatron.run.untrusted import METADATA, read_json_object, read_safetensors_header
+
+CONFIG = "config.json"
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Tensors of old files that hold no weights.
+BUFFERS = ".rotary_emb.inv_freq"
+FULL_PRECISION = ("F32", "BF16", "F16")  # names of safetensors
+OWN_LAYOUT = "mqo"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise SavedError unless a folder has a config.json and weights in fp32, bf16 or fp16.
+
+    Links lead to files of the folder, or from a snapshot of a Hugging Face cache to its blobs.
+    """
+    config = read_object(folder / CONFIG)
+    if quantized := config.get("quantization_config"):
+        _refuse_quantized(folder, quantized)
+    for path in weight_files(folder):
+        with reading():
+            header = read_safetensors_header(path, within=folder)
+        for name, tensor in header.items():
+            dtype = tensor.get("dtype")
+            if name != METADATA and not name.endswith(BUFFERS) and dtype not in FULL_PRECISION:
+                raise SavedError(
+                    f"{path} holds {name} as {dtype}",
+                    "weights in fp32, bf16 or fp16",
+                    "Quantized weights are not read: take the model that they were made from",
+                )
+
+
+def _refuse_quantized(folder: Path, quantized: Any) -> None:
+    """Raise SavedError for what config.json says of the quantization."""
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if method == OWN_LAYOUT:
+        raise SavedError(
+            f"{folder} holds weights that `mqo export` packed, in its layout {OWN_LAYOUT}",
+            "weights in fp32, bf16 or fp16",
+            f"Write them in full precision: python {folder}/dequantize.py {folder} IN_FULL",
+        )
+    raise SavedError(
+        f"{folder} holds quantized weights: config.json has a quantization_config of {method}",
+        "weights in fp32, bf16 or fp16",
+        "Quantized weights are not read: take the model that they were made from",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's weights: its one file, or those of its index.
+
+    Raises:
+        SavedError: there is none; the index names no files, or one that is missing.
+    """
+    index, names = folder / INDEX, {ONE_FILE}
+    if index.exists():
+        listed = read_object(index).get("weight_map")
+        found = [*listed.values()] if isinstance(listed, dict) else [None]
+        if not all(isinstance(name, str) and Path(name).name == name for name in found):
+            raise SavedError(f"{index} names no files", "a file in the same folder for each tensor")
+        names = set(found)
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if not missing:
+        return sorted(folder / name for name in names)
+    if index.exists():
+        what = f"{index} names {missing[0]}, which is not in {folder}"
+        raise SavedError(what, f"its {len(names)} files of weights")
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    what = f", and {pickled[0]} is a pickle, which can run code" if pickled else ""
+    raise SavedError(
+        f"There is no {ONE_FILE} in {folder}{what}",
+        f"{ONE_FILE}, or {INDEX} and its files",
+        "transformers writes them with save_pretrained" if pickled else "",
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a folder; SavedError if there is none."""
+    with reading():
+        return read_json_object(path, within=path.parent)

@@ -1,0 +1,89 @@
+"""Which of upstream's alternatives a run takes: norms, optimizer and fused operations.
+
+Upstream chooses some of them by what imports, so that two containers may compute differently.
+"""
+
+import importlib.util
+import json
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import Any
+
+from torch.nn import Module
+
+from mqo.megatron.device import HAS_CUDA
+from mqo.megatron.run.files import QUANTIZERS, run_folder
+from mqo.megatron.run.modelopt import quantized_layers
+from mqo.megatron.run.ranks import all_ranks, rank
+
+_NEED_TRANSFORMER_ENGINE = ("transformer_engine", "inference_optimized")
+
+
+class ImplementationError(RuntimeError):
+    """The arguments ask for layers that cannot be had here."""
+
+
+def check_available(args: Namespace) -> None:
+    """Raise ImplementationError if `args` ask for Transformer Engine's layers and it is missing."""
+    asked = getattr(args, "transformer_impl", None)
+    if asked not in _NEED_TRANSFORMER_ENGINE:
+        return
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    if not HAVE_TE:
+        raise ImplementationError(
+            f"--transformer-impl {asked} needs Transformer Engine, and {_why_missing()}. Expected: "
+            "a GPU, and a transformer_engine that imports. `--transformer-impl local` runs without "
+            "it; `mqo doctor` says what is installed"
+        )
+
+
+def _why_missing() -> str:
+    if not HAS_CUDA:
+        return "torch finds no CUDA device"
+    try:
+        spec = importlib.util.find_spec("transformer_engine")
+    except ValueError:  # it is being imported, or was hidden
+        spec = None
+    return f"{spec.origin} does not import" if spec else "it is not installed"
+
+
+def record(model: Iterable[Module], optimizer: Any) -> None:
+    """Print what this run takes, and write it to its folder; nothing without one. A collective.
+
+    Args:
+        model: this rank's chunks, as the trainer holds them.
+        optimizer: upstream's, which may be several in one.
+    """
+    folder = run_folder()
+    if folder is None:
+        return
+    ranks = all_ranks(describe(model, optimizer))
+    kinds = dict.fromkeys(kind for one in ranks for kind in one)
+    found = {kind: sorted({n for one in ranks for n in one.get(kind, ())}) for kind in kinds}
+    if rank() == 0:
+        folder.implementation.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        said = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in found.items())
+        print(f"mqo: {said}", flush=True)
+
+
+def describe(model: Iterable[Module], optimizer: Any) -> dict[str, list[str]]:
+    """Return {"norms", "optimizers", "fusions"}: classes as package.name, and flags that are on.
+
+    With QUANTIZERS, the libraries whose quantizers are on in this rank's layers, if there are any.
+    """
+    chunks = list(model)
+    norms = {_name(m) for chunk in chunks for m in chunk.modules() if "Norm" in type(m).__name__}
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    steps = {_name(inner) for one in chained if (inner := getattr(one, "optimizer", None))}
+    settings = [vars(config) for chunk in chunks if (config := getattr(chunk, "config", None))]
+    fusions = {
+        name for table in settings for name, on in table.items() if "fus" in name and on is True
+    }
+    found = {"norms": sorted(norms), "optimizers": sorted(steps), "fusions": sorted(fusions)}
+    return found | ({QUANTIZERS: ["ModelOpt"]} if quantized_layers(chunks) else {})
+
+
+def _name(of: object) -> str:
+    kind = type(of)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

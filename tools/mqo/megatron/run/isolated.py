@@ -1,0 +1,177 @@
+"""Try work on a file in a forked child first, with limits of time and memory.
+
+A pickle or a tokenizer of a few kilobytes can ask for a terabyte, or for a week. The child gives
+back only that it ended, or one sentence, so that the file cannot reach this process. An error of
+another kind counts as an end: this process repeats the work and raises the error itself.
+
+A fork of a process that has initialized CUDA is not safe: there `try_first` tries nothing. Needs
+only the standard library.
+"""
+
+import faulthandler
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mqo.megatron.run.untrusted import UntrustedFileError
+
+# The child's answers.
+_ENDED, _MEMORY, _NESTED, _REFUSED, _PANIC = "ended", "memory", "nested", "refused", "panic"
+_LONGEST = 4000  # bytes of an answer; a pipe takes it at once
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a trial may take: seconds of wall clock, and bytes beyond those of this process."""
+
+    seconds: float
+    memory: int
+
+
+def limits_of(size: int) -> Limits:
+    """Return the limits for files of `size` bytes: loading takes a few times their size."""
+    return Limits(seconds=20 + 5 * size / 2**20, memory=(2 << 30) + 16 * size)
+
+
+def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
+    """Do `work` in a child, and nothing here. No more than half of the free memory is allowed.
+
+    Args:
+        work: what reads the file.
+        path: the file or folder, for the error.
+        limits: of the child.
+
+    Raises:
+        UntrustedFileError: the work exceeds its limits, ends its process or refuses a file.
+    """
+    if _has_cuda():
+        return
+    memory = min(limits.memory, available_memory() // 2)
+    reader, writer = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    child = os.fork()
+    if child == 0:
+        _run(work, writer, memory, limits.seconds)
+    os.close(writer)
+    try:
+        answer = _answer(reader, limits.seconds)
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)  # without effect if it has ended
+        _, status = os.waitpid(child, 0)
+    if found := _words(answer, status):
+        bounds = f"{memory / 2**30:.1f} GiB of memory and {limits.seconds:.0f} s"
+        raise UntrustedFileError(path, f"cannot be loaded: {found}", f"a file that needs {bounds}")
+    kind, *parts = str(answer).split("\n")
+    if kind == _REFUSED:
+        raise UntrustedFileError(*parts)
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that this process can get: of the machine, and of its cgroup."""
+    free = machine_memory()
+    with suppress(OSError, ValueError, StopIteration):
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        used, most = ((_CGROUP / f"memory.{name}").read_text() for name in ("current", "max"))
+        free = min(free, max(0, int(most) - int(used)))
+    return free
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or that its cgroup allows."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        total = min(total, int((_CGROUP / "memory.max").read_text()))
+    return total
+
+
+def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -> NoReturn:
+    """Do the work of the child, which never returns."""
+    answer = _ENDED
+    try:
+        _restrict(memory, seconds)
+        work()
+    except RecursionError:
+        answer = _NESTED
+    except UntrustedFileError as error:
+        parts = (os.fspath(error.path), error.clause, error.expected)
+        answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
+    except BaseException as error:
+        other = _ENDED if isinstance(error, Exception) else _PANIC  # of Rust, which no one catches
+        answer = _MEMORY if _lacks_memory(error) else other
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
+        os._exit(0)
+
+
+def _restrict(memory: int, seconds: float) -> None:
+    """Limit this process, and keep what it prints from the user."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    sys.stdout = sys.stderr = os.fdopen(null, "w")
+    faulthandler.disable()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + memory
+    # A soft limit, so that the answer can be given.
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # It ends even if this program is killed meanwhile.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # the threads of a pool do not live on in a fork
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it follows from, is that memory was refused."""
+    while error is not None:
+        text = str(error).lower()
+        if isinstance(error, MemoryError) or "memory" in text or "alloc" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _answer(reader: int, seconds: float) -> str | None:
+    """Return what the child wrote, '' if it died before; None if it takes too long."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([reader], [], [], left)[0]:
+            return os.read(reader, _LONGEST).decode("utf-8", "surrogateescape")
+    return None
+
+
+def _words(answer: str | None, status: int) -> str | None:
+    """Return what the child's answer, or its end without one, says of the limits."""
+    if answer is None:
+        return "it takes too long"
+    if not answer:
+        code = os.waitstatus_to_exitcode(status)
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"it ends the program ({end})"
+    known = {_NESTED: "it is nested too deeply", _MEMORY: "it takes too much memory"}
+    known[_PANIC] = "its library fails on it"
+    return known.get(answer)
+
+
+def _has_cuda() -> bool:
+    """Return whether this process has initialized CUDA."""
+    torch = sys.modules.get("torch")
+    return bool(torch) and torch.cuda.is_initialized()

@@ -1,0 +1,126 @@
+"""ModelOpt's part of a checkpoint: brought back before the weights are read, saved beside them.
+
+Upstream does so where megatron.post_training is, which no wheel holds. Nothing here imports
+ModelOpt, for some ten seconds, unless a model or a checkpoint has something of it.
+"""
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from mqo.megatron.run.checkpoints import load_folder, newest
+from mqo.megatron.run.files import MODELOPT_FORMAT as QUANTIZED_AS
+from mqo.megatron.run.files import MODELOPT_STATE as STATE
+from mqo.megatron.run.saved_args import checked_arguments
+from mqo.megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
+
+FORMAT = "torch_dist"
+QUANTIZE_MODE = "quantize"  # of ModelOpt's state
+_QUANTIZER = "modelopt.torch.quantization"
+
+
+def restore(chunks: list[Module], args: Namespace) -> list[Module]:
+    """Give this rank's `chunks` what ModelOpt made of the model that `args` have upstream load.
+
+    To be called before the chunks are wrapped and the weights are loaded: it brings the modules
+    that they are loaded into. As they are, where the checkpoint has nothing of it. A collective.
+
+    Raises:
+        CheckpointError: there are several chunks, which ModelOpt does not know how to split; the
+            file would have something run that no checkpoint needs.
+    """
+    folder = load_folder(args)
+    if folder is None or not any(folder.glob(f"*/{STATE}")):
+        return chunks
+    checkpoint = newest(args)
+    if not (checkpoint / STATE).is_dir():
+        return chunks
+    if len(chunks) > 1:
+        raise CheckpointError(
+            f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
+            "chunk of layers a rank. Leave --num-layers-per-virtual-pipeline-stage out"
+        )
+    check_metadata(checkpoint / STATE)
+    from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
+
+    make_portable()
+    with typed_errors():
+        restore_sharded_modelopt_state(chunks, str(checkpoint))
+    _keep_name(args, checkpoint)
+    return chunks
+
+
+def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
+    """Write ModelOpt's state of `chunks`, unwrapped, beside the shards in a folder; a collective.
+
+    Nothing of a model that ModelOpt did not change, nor of a distillation, which is no part of it.
+    The patched trainer calls it before the checkpoint counts as complete.
+
+    Raises:
+        CheckpointError: the format has no place for it.
+    """
+    if "modelopt.torch.opt" not in sys.modules:
+        return
+    import modelopt.torch.opt as mto
+
+    if not mto.ModeloptStateManager.is_converted(chunks[0]):
+        return
+    if not mto.modelopt_state(chunks[0])["modelopt_state_dict"]:
+        return
+    if ckpt_format != FORMAT:
+        raise CheckpointError(
+            f"ModelOpt's state is saved in no {ckpt_format}. Expected: --ckpt-format {FORMAT}"
+        )
+    from modelopt.torch.opt.plugins import save_sharded_modelopt_state
+
+    save_sharded_modelopt_state(chunks, checkpoint, (FORMAT, 1))
+
+
+def _keep_name(args: Namespace, checkpoint: Path) -> None:
+    """Have the checkpoints of this run, too, say which format the model has."""
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    before = checked_arguments(load_common_state_dict(str(checkpoint)).get("args", Namespace()))
+    setattr(args, QUANTIZED_AS, getattr(before, QUANTIZED_AS, None))
+
+
+def describe_state(state: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
+    """Return {"format", "rules"} of ModelOpt's state; None if it quantizes nothing.
+
+    `name` is the format's, None if another program quantized the model. Rules are pairs of a glob
+    of LAYER.QUANTIZER and whether it is on, and the last match counts.
+    """
+    found = [made for mode, made in state.get("modelopt_state_dict", []) if mode == QUANTIZE_MODE]
+    if not found:
+        return None
+    rows = found[-1]["config"]["quant_cfg"]
+    # ModelOpt's own rows for a class of modules only switch off other modules than linear layers.
+    known = isinstance(rows, list) and not any(r["parent_class"] and r["enable"] for r in rows)
+    kept = [row for row in rows if not row["parent_class"]] if known else []
+    rules = [(row["quantizer_name"], bool(row["enable"])) for row in kept]
+    return {"format": name, "rules": rules}
+
+
+def quantized_layers(chunks: Iterable[Module]) -> list[str]:
+    """Return the paths of the modules in which a quantizer of ModelOpt's is switched on."""
+    return sorted(
+        {
+            re.sub(r"^(module\.)+", "", path.rpartition(".")[0])
+            for chunk in chunks
+            for path, module in chunk.named_modules()
+            if type(module).__module__.startswith(_QUANTIZER)
+            and getattr(module, "is_enabled", False)
+        }
+    )
+
+
+def make_portable() -> None:
+    """Have ModelOpt's quantizers saved and loaded where there is no CUDA: it waits for a stream."""
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None

@@ -1,0 +1,58 @@
+"""The installed packages that a process has loaded: what a rerun needs in the same versions."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from mqo.megatron.run.files import run_folder
+from mqo.megatron.run.ranks import rank
+
+
+def record_packages() -> None:
+    """Write packages.json: {name: version} of the packages that rank 0 has loaded."""
+    folder = run_folder()
+    if folder is not None and rank() == 0:
+        folder.packages.write_text(json.dumps(loaded_packages(), indent=1), encoding="utf-8")
+
+
+def loaded_packages() -> dict[str, str]:
+    """Return {name: version} of the distributions of which a file is loaded.
+
+    That is a Python module, or a shared library that one of them brought along: the wheels of CUDA
+    libraries have no module. A distribution that lists no files counts if its module is loaded.
+    """
+    files = _loaded_files()
+    modules = {name.partition(".")[0] for name in sys.modules}
+    found = {}
+    for one in distributions():
+        listed = set(_listed_files(one))
+        if listed & files if listed else set(_module_names(one)) & modules:
+            found.setdefault(one.metadata["Name"], one.version)  # the first on the path is imported
+    return dict(sorted(found.items()))
+
+
+def _loaded_files() -> set[str]:
+    """Return the resolved paths of the modules and shared libraries of this process."""
+    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+        paths |= {parts[5] for parts in fields if len(parts) == 6 and ".so" in parts[5]}
+    return {str(Path(path).resolve()) for path in paths if path}
+
+
+def _listed_files(one: Distribution) -> Iterator[str]:
+    """Yield the absolute paths of its Python files and libraries, as its RECORD lists them."""
+    root = Path(str(one.locate_file(""))).resolve()
+    for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
+        if row and (row[0].endswith(".py") or ".so" in row[0]):
+            yield str(root / row[0])
+
+
+def _module_names(one: Distribution) -> list[str]:
+    """Return the names of its modules: as it lists them, else its own name."""
+    listed = (one.read_text("top_level.txt") or "").split()
+    return listed or [one.metadata["Name"].replace("-", "_")]

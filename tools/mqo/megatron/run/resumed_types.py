@@ -1,0 +1,72 @@
+"""Says where a resumed run quantizes otherwise than the run that wrote its checkpoint."""
+
+from argparse import Namespace
+
+from mqo.megatron.run.saved_args import checked_arguments
+from mqo.quant.config import QuantConfig
+
+# An attribute of upstream's arguments, which its checkpoints hold: {site: types, by step}.
+TYPES = "mqo_types"
+# Another one: {operand, or layers of a rule: what differs}.
+ROWS = "mqo_operands"
+
+_PLAIN = "as its site says"
+_of_checkpoint: dict[str, str] = {}
+_rows_of_checkpoint: dict[str, str] | None = None
+
+
+def note_checkpoint(checkpoint_args: Namespace) -> None:
+    """Take note of the types of a checkpoint that is being loaded; the patched trainer calls it.
+
+    Raises:
+        CheckpointError: an argument of the checkpoint has another kind, or is out of range.
+    """
+    global _of_checkpoint, _rows_of_checkpoint
+    checked_arguments(checkpoint_args)
+    _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
+    _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
+
+
+def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
+    """Put the run's types where its checkpoints take them from; say what is not the checkpoint's.
+
+    Shares of the training become steps: a run that is resumed for longer ends its phases elsewhere,
+    and that is said, too.
+    """
+    total = getattr(args, "train_iters", None)
+    types = {site: _by_step(options, site, total) for site in options.asked}
+    setattr(args, TYPES, types)
+    rows = _rows(options)
+    setattr(args, ROWS, rows)
+    changed = [
+        (site, was, types.get(site, "none"))
+        for site, was in _of_checkpoint.items()
+        if was != types.get(site, "none")
+    ]
+    if _rows_of_checkpoint is not None:
+        changed += [
+            (name, _rows_of_checkpoint.get(name, _PLAIN), rows.get(name, _PLAIN))
+            for name in sorted(_rows_of_checkpoint.keys() | rows.keys())
+            if _rows_of_checkpoint.get(name) != rows.get(name)
+        ]
+    return [
+        f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
+        for name, was, now in changed
+    ]
+
+
+def _rows(options: QuantConfig) -> dict[str, str]:
+    """Return what differs of operands and layers, as text."""
+    operands = {
+        name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
+        for name, row in options.operands.items()
+    }
+    rules = [f"{rule.layers} {rule.quant_type}" for rule in options.rules]
+    return operands | ({"rules": "; ".join(rules)} if rules else {})
+
+
+def _by_step(options: QuantConfig, site: str, total: int | None) -> str:
+    """Return a site's types in the form of a schedule, with steps."""
+    *first, last = options.phases(site)
+    parts = [f"{phase.quant_type} until {phase.ends(total)}" for phase in first]
+    return ", then ".join([", ".join(parts), last.quant_type] if parts else [last.quant_type])

@@ -1,0 +1,84 @@
+"""Reads from upstream's arguments and from a running model what the guard has to know."""
+
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from mqo.megatron.layers import FoundLayer
+from mqo.megatron.run import engine
+from mqo.megatron.transformer_engine.releases import NAME as ENGINE
+from mqo.megatron.traps import Setup
+
+
+def read_setup(args: Namespace) -> Setup:
+    """Read the facts of upstream's arguments; a release that lacks one has its default."""
+    shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
+    grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
+    implementation = getattr(args, "transformer_impl", None) or "local"
+    return Setup(
+        transformer_impl=implementation,
+        attention_variant=getattr(args, "experimental_attention_variant", None),
+        deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
+        weight_shards=max(getattr(args, name, None) or 1 for name in shards),
+        cuda_graphs=_captures(args),
+        grouped_experts=grouped and not _groups_with_sites(implementation),
+        engine_faults=engine.faults(args) if implementation == ENGINE else (),
+    )
+
+
+def _captures(args: Namespace) -> bool:
+    """Return whether CUDA graphs are asked for; older releases have a switch for each kind."""
+    switches = ("enable_cuda_graph", "external_cuda_graph")
+    asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
+    return asked or any(getattr(args, name, False) for name in switches)
+
+
+def _groups_with_sites(implementation: str) -> bool:
+    """Return whether grouped experts have sites: the patched source's do, and the engine's ask."""
+    if implementation == ENGINE:
+        return True
+    try:
+        from megatron.core.models import backends
+    except ImportError:
+        return False
+    return implementation == "local" and hasattr(backends, "experts_class")
+
+
+def read_chunk_tokens(args: Namespace) -> int:
+    """Return a micro-batch's tokens in one of a rank's two context chunks; 0 without chunks."""
+    ranks = getattr(args, "context_parallel_size", None) or 1
+    return args.seq_length // (2 * ranks) * args.micro_batch_size if ranks > 1 else 0
+
+
+class Usage:
+    """Notes which layers run, until it is closed.
+
+    A layer ran when its module was called, or when its weight got a gradient: a weight that is
+    multiplied beside its module counts, too.
+    """
+
+    def __init__(self, found: Iterable[FoundLayer], kinds: Collection[str]) -> None:
+        self.names: set[str] = set()
+        self._hooks = []
+        for layer, module, owner in found:
+            if layer.kind not in kinds:
+                continue
+            self._hooks.append(module.register_forward_hook(self._note(layer.name)))
+            if isinstance(owner, Parameter) and owner.requires_grad:
+                self._hooks.append(owner.register_hook(self._note(layer.name)))
+
+    def _note(self, name: str) -> object:
+        def note(*args: object) -> Tensor | None:
+            del args
+            self.names.add(name)
+            return None  # the output, or the gradient, stays as it is
+
+        return note
+
+    def close(self) -> set[str]:
+        """Stop noting; the names of the layers that ran."""
+        for hook in self._hooks:
+            hook.remove()
+        return self.names

@@ -1,0 +1,266 @@
+"""Read what a checkpoint holds as a pickle without running code that the file names.
+
+`.metadata` says which tensor lies where. torch reads it with plain pickle; `protect` puts the
+reader of this module in pickle's place. Everything else goes through `torch.load`, which `protect`
+restricts to weights and to the classes that are registered as safe (`megatron/core/safe_globals.py`
+and, for its own state, ModelOpt).
+"""
+
+import enum
+import io
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from mqo.megatron.run.isolated import limits_of, try_first
+from mqo.megatron.run.untrusted import (
+    Limit,
+    NoFileError,
+    UntrustedFileError,
+    check_file,
+    list_folder,
+    open_file,
+)
+
+METADATA = ".metadata"
+FORMAT_FILE = "metadata.json"  # with which Megatron marks a sharded checkpoint
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+# What torch's messages contain that advise to load without the restriction, or to widen it.
+_ADVICE = re.compile(r"weights_only|safe_globals|skip_data", re.IGNORECASE)
+_load_bytes = DefaultLoadPlanner.load_bytes
+
+# What torch and Megatron write there.
+_KNOWN = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed.checkpoint.metadata": {
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorStorageMetadata", "StorageMeta"),
+        *("Metadata", "MetadataIndex", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.planner": {
+        *("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
+    },
+}
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint of a folder can be gone on from."""
+
+
+class ForeignError(Exception):
+    """A name that has no business in a checkpoint's metadata."""
+
+
+class Reader(pickle._Unpickler):
+    """Build torch's own records, and nothing else: `known` names them by module.
+
+    In Python, for the C reader sets attributes of classes, and allocates what a damaged file says.
+    """
+
+    known: ClassVar[dict[str, set[str]]] = _KNOWN
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names; ForeignError for a name that is not known."""
+        if name in self.known.get(module, ()) or (module == "torch" and _is_dtype(name)):
+            return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
+        raise ForeignError(f"{module}.{name}")
+
+    def load_build(self) -> None:
+        """Set the attributes of a record; those of a class would change the program."""
+        kind = type(self.stack[-2])
+        if kind.__module__ not in self.known or issubclass(kind, enum.Enum):
+            raise ForeignError(f"setattr on {self.stack[-2]!r:.80}")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def protect() -> None:
+    """Have torch read checkpoints without running code that they name, in this process.
+
+    Processes that this one starts inherit the restriction to weights.
+    """
+    os.environ.pop(NOT_WEIGHTS_ONLY, None)
+    os.environ[WEIGHTS_ONLY] = "1"
+    filesystem.pickle = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
+    DefaultLoadPlanner.load_bytes = _load_checked_bytes
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise CheckpointError for what torch could not load."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise _collected(error) from None
+    except Exception as error:
+        if found := explain(error):
+            raise found from None  # torch's own message is not shown
+        raise
+
+
+def explain(error: BaseException) -> CheckpointError | None:
+    """Return in plain words which file or entry was refused; None for an error of another kind.
+
+    The error of torch's sharded loader holds tracebacks, and that of a restricted load advises to
+    run what the file names.
+    """
+    if isinstance(error, CheckpointException):
+        parts = [one for one, _ in error.failures.values()]
+        return _collected(error) if any(map(_refused, parts)) else None
+    return _refused(error)
+
+
+def _refused(error: BaseException) -> CheckpointError | None:
+    """Return the refusal that an error is, or follows from; None of another error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, CheckpointError):
+            return cause
+        if isinstance(cause, pickle.UnpicklingError) or _ADVICE.search(str(cause)):
+            return _refusal("The checkpoint", _wanted(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _collected(error: CheckpointException) -> CheckpointError:
+    found = "; ".join(_describe(one) for one, _ in error.failures.values())
+    return CheckpointError(" ".join(found.split()))
+
+
+def _describe(error: BaseException) -> str:
+    """Return the message of a refusal as it is, and of any other error with what it is about."""
+    if refused := _refused(error):
+        return str(refused)
+    return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:
+    """Load an entry that is no tensor."""
+    try:
+        _load_bytes(planner, item, value)
+    except Exception as error:
+        if _refused(error) is None:
+            raise
+        entry = f"The entry {item.storage_index.fqn} of the checkpoint"
+        raise _refusal(entry, _wanted(error)) from None
+
+
+def _wanted(error: BaseException) -> str:
+    """Return a clause on what a restricted load refused."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
+
+
+def check_metadata(checkpoint: Path) -> None:
+    """Read the `.metadata` of a checkpoint's folder, if there is one.
+
+    Raises:
+        CheckpointError: the file cannot be read, or would run code.
+    """
+    path = checkpoint / METADATA
+    if not checkpoint.is_dir():
+        return
+    try:
+        for part in list_folder(checkpoint):
+            if not part.is_dir():
+                check_file(part)  # of the rest, too, which torch opens without a look
+        with open_file(path, Limit.TEXT, within=checkpoint) as file:
+            limits = limits_of(os.fstat(file.fileno()).st_size)
+            try_first(lambda: read_metadata(file), path, limits)
+            file.seek(0)
+            read_metadata(file)
+    except NoFileError:
+        return
+    except UntrustedFileError as error:
+        raise _refusal(error.path, error.clause) from error
+
+
+def check_common_state(checkpoint: Path) -> None:
+    """Load what is no tensor of an iteration's folder, in a child with limits.
+
+    Raises:
+        CheckpointError: it exceeds the limits, or ends the child.
+    """
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    if not (checkpoint / FORMAT_FILE).is_file():
+        return  # one file per rank, as torch.save writes it
+
+    def load() -> None:
+        with typed_errors():  # torch's own exception does not derive from Exception
+            load_common_state_dict(str(checkpoint))
+
+    try:
+        try_first(load, checkpoint, limits_of(0))
+    except UntrustedFileError as error:
+        raise _refusal(error.path, error.clause) from error
+
+
+def read_metadata(file: BinaryIO) -> Metadata:
+    """Return what a `.metadata` file holds. Only constructors of torch's own records run.
+
+    Raises:
+        CheckpointError: the file holds something else, or is damaged.
+    """
+    path = getattr(file, "name", METADATA)
+    found = check_pickle(Reader(io.BytesIO(file.read())), path)
+    if not isinstance(found, Metadata):
+        raise _refusal(path, f"holds a {type(found).__name__}")
+    for place in (found.storage_data or {}).values():
+        name = getattr(place, "relative_path", "")
+        if Path(name).name != name or name == "..":
+            raise _refusal(path, f"names the file {name}, outside of the checkpoint")
+    return found
+
+
+def check_pickle(reader: Reader, path: Any) -> Any:
+    """Return what `reader` builds; CheckpointError for what is foreign or damaged in `path`."""
+    try:
+        return reader.load()
+    except ForeignError as foreign:
+        found = f"would have {foreign} run, which no checkpoint needs"
+        raise _refusal(path, found) from foreign
+    except Exception as error:  # a damaged pickle raises anything
+        raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
+
+
+def _refusal(path: Any, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} {found}. Expected: what torch and Megatron write there. Do not load this "
+        "checkpoint; give another one"
+    )
+
+
+def _member(kind: Any, name: str, *default: Any) -> enum.Enum:
+    """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute."""
+    if not default and isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise ForeignError("builtins.getattr")
+
+
+def _is_dtype(name: str) -> bool:
+    return isinstance(getattr(torch, name, None), torch.dtype)
+
+
+# Whatever reads a checkpoint imports this module first.
+protect()

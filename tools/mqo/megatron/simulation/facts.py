@@ -1,0 +1,86 @@
+"""What a simulation found out, as JSON: `mqo simulate` reads it."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from mqo.megatron.simulation.memory import KINDS, Stretch
+from mqo.megatron.simulation.program import Ran, Step
+
+POINTS = 1200  # of the timeline
+LINES = 200  # of source, at the peak
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def facts(ran: Ran) -> dict[str, Any]:
+    """Return the rank's place, weights, memory, work and exchanges.
+
+    Work and exchanges are those of the last two steps, which differ in their micro-batches alone.
+    """
+    from megatron.core import mpu
+
+    last = ran.steps[-1]
+    stretch = ran.memory.between(last.start + 1, last.end)
+    peaks = [int(_totals(ran, step).max()) for step in ran.steps]
+    before = ran.memory.between(0, ran.steps[0].start).curves().sum(axis=0)
+    return {
+        "rank": torch.distributed.get_rank(),
+        "world": torch.distributed.get_world_size(),
+        "stage": mpu.get_pipeline_model_parallel_rank(),
+        "stages": mpu.get_pipeline_model_parallel_world_size(),
+        "chunks": len(ran.models),
+        "micro_batch": ran.args.micro_batch_size,
+        "sequence": ran.args.seq_length,
+        "data": mpu.get_data_parallel_world_size(),
+        "global_batch": ran.args.global_batch_size,
+        "parameters": sum(p.numel() for model in ran.models for p in model.parameters()),
+        "setup_peak": int(before.max()),
+        "step_peaks": peaks,
+        **memory(stretch),
+        "steps": [step_facts(step) for step in ran.steps[-2:]],
+    }
+
+
+def memory(stretch: Stretch) -> dict[str, Any]:
+    """Return a step's peak, what was alive at it, and the bytes of each kind through the step."""
+    curves = stretch.curves()
+    total = curves.sum(axis=0)
+    peak = int(total.argmax())
+    shown = _shown(total)
+    return {
+        "peak": int(total[peak]),
+        "kinds": dict(zip(KINDS, curves[:, peak].tolist(), strict=True)),
+        "at_peak": stretch.by_line(stretch.start + peak)[:LINES],
+        "timeline": {"operation": shown.tolist(), "operations": len(total)}
+        | dict(zip(KINDS, curves[:, shown].tolist(), strict=True)),
+    }
+
+
+def step_facts(step: Step) -> dict[str, Any]:
+    """Return what a step computed and exchanged, layers that differ in their numbers together."""
+    works: Counter = Counter()
+    for work, calls in step.works.found.items():
+        works[work._replace(layer=_NUMBER.sub("*", work.layer))] += calls
+    exchanges = [
+        exchange._asdict() | {"wire": exchange.wire, "calls": calls}
+        for exchange, calls in step.collectives.found.items()
+    ]
+    return {
+        "micro_batches": step.micro_batches,
+        "works": [work._asdict() | {"calls": calls} for work, calls in works.items()],
+        "exchanges": exchanges,
+    }
+
+
+def _totals(ran: Ran, step: Step) -> np.ndarray:
+    return ran.memory.between(step.start + 1, step.end).curves().sum(axis=0)
+
+
+def _shown(total: np.ndarray) -> np.ndarray:
+    """Return the operations that a picture shows: of each stretch the one with the most memory."""
+    edges = np.linspace(0, len(total), min(POINTS, len(total)) + 1).astype(int)
+    return np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges)])

@@ -1,0 +1,198 @@
+"""Logs every storage from its first tensor to its last, and says what was alive when."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mqo.megatron.simulation.watch import Call, Place
+from mqo.quant.packing import working_dtype
+
+ALIGNMENT = 512  # bytes: what CUDA's allocator of torch rounds sizes up to
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
+# Where a layer's or a file's tensors are the logits' and what the loss makes of them.
+_HEAD, _LOSSES = "output_layer", "mqo/megatron/losses/"
+# Bytes that a kernel allocates of its own beside its results, by operation and its arguments.
+# torch's flash attention adds up the queries' gradient in fp32.
+WORKSPACE = {
+    "pack": lambda args: _copies(args[0], args[4]),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args: 4 * args[1].numel(),
+}
+
+
+def _copies(x: Tensor, quant_type: str) -> int:
+    """Return bytes of the rounded copy that packing makes, and of the wide one before it."""
+    dtype = working_dtype(x, quant_type)
+    return x.numel() * dtype.itemsize * (1 + (dtype != x.dtype))
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A storage: its bytes, the first operation behind which it is there and the first behind which
+    it is gone, and who made it.
+
+    `origin` is "setup", "forward", "backward" or "optimizer". `kind` is given to what outlives the
+    steps.
+    """
+
+    size: int
+    born: int
+    place: Place
+    origin: str
+    died: int | None = None
+    kind: str | None = None
+
+
+@dataclass
+class Memory:
+    """An observer. `only_fake` counts tensors without data alone."""
+
+    only_fake: bool = True
+    phase: str = "setup"
+    log: list[Allocation] = field(default_factory=list)
+    _alive: dict[int, list] = field(default_factory=dict)
+    _backward: list[int] = field(default_factory=list)
+    _clock: int = 0
+
+    def __call__(self, call: Call) -> None:
+        """Note the storages that an operation made."""
+        self._clock = call.clock
+        origin = self.phase
+        if call.backward:
+            origin = "backward"
+            if not call.recomputed:
+                self._backward.append(call.clock)
+        for tensor in tensors(call.made):
+            self._note(tensor, call.place, origin)
+        workspace = WORKSPACE.get(call.func.overloadpacket.__name__ if call.func else "")
+        if workspace:
+            self.log.append(
+                Allocation(workspace(call.args), call.clock, call.place, origin, call.clock + 1)
+            )
+
+    def _note(self, tensor: Tensor, place: Place, origin: str) -> None:
+        if self.only_fake and not isinstance(tensor, FakeTensor):
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._alive:
+            made = self._log(storage, place, origin)
+            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), made]
+
+    def _log(self, storage: torch.UntypedStorage, place: Place, origin: str) -> Allocation:
+        size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
+        made = Allocation(size, self._clock, place, origin)
+        self.log.append(made)
+        return made
+
+    def _end(self, key: int) -> None:
+        _, one = self._alive.pop(key)
+        one.died = self._clock + 1  # behind the last operation it was still there
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now: its earlier bytes are gone."""
+        found = self._alive.get(storage._cdata)
+        if found is not None:
+            old = found[1]
+            old.died = self._clock + 1
+            found[1] = self._log(storage, old.place, old.origin)
+
+    @contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """Note storages that upstream empties, and fills again when it recomputes them."""
+        real = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            done = real(storage, size)
+            self.resized(storage)
+            return done
+
+        with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
+
+    def name(self, kind: str, owned: Iterable[Tensor]) -> None:
+        """Say of which kind some tensors are, that stay from step to step."""
+        for tensor in owned:
+            found = self._alive.get(tensor.untyped_storage()._cdata)
+            if found and found[1].kind is None:
+                found[1].kind = kind
+
+    def between(self, start: int, end: int) -> "Stretch":
+        """Return what was alive in a stretch of time, each storage with its kind."""
+        backward = np.asarray(self._backward, dtype=np.int64)
+        rows = []
+        for one in self.log:
+            died = end + 1 if one.died is None else one.died
+            if one.size and died > start and one.born <= end:
+                rows.append((max(one.born, start), died, one.size, _kind(one, died, backward), one))
+        return Stretch(start, end, rows)
+
+
+def _kind(one: Allocation, died: int, backward: np.ndarray) -> str:
+    """Return an allocation's kind: what a backward pass finds is an activation."""
+    if one.kind:
+        return one.kind
+    if one.place.quantizes:
+        return "quantizer"
+    if one.place.layer.rpartition(".")[2] == _HEAD or _LOSSES in one.place.line:
+        return "logits"
+    if one.origin == "forward":
+        after = np.searchsorted(backward, one.born, side="right")
+        if after < len(backward) and backward[after] < died:
+            return "activations"
+    return "temporary"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows (born, died, bytes, kind, allocation) that were alive between two clocks."""
+
+    start: int
+    end: int
+    rows: list[tuple[int, int, int, str, Allocation]]
+
+    def curves(self) -> np.ndarray:
+        """Return bytes [kinds, end - start + 1], alive behind each operation."""
+        steps = np.zeros((len(KINDS), self.end - self.start + 2), dtype=np.int64)
+        for born, died, size, kind, _ in self.rows:
+            row = KINDS.index(kind)
+            steps[row, born - self.start] += size
+            if died <= self.end:
+                steps[row, died - self.start] -= size
+        return steps.cumsum(axis=1)[:, :-1]
+
+    def alive(self, clock: int) -> Iterator[tuple[str, Allocation]]:
+        """Yield kind and allocation of what was alive behind an operation."""
+        for born, died, _, kind, one in self.rows:
+            if born <= clock < died:
+                yield kind, one
+
+    def by_line(self, clock: int) -> list[dict[str, Any]]:
+        """Return kind, line, bytes and number of what was alive, the most bytes first."""
+        found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for kind, one in self.alive(clock):
+            entry = found[kind, one.place.line]
+            entry[0] += one.size
+            entry[1] += 1
+        rows = [
+            {"kind": kind, "line": line, "bytes": size, "tensors": count}
+            for (kind, line), (size, count) in found.items()
+        ]
+        return sorted(rows, key=lambda row: -row["bytes"])
+
+
+def tensors(made: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operation's arguments or results."""
+    if isinstance(made, Tensor):
+        yield made
+    elif isinstance(made, (list, tuple)):
+        for one in made:
+            yield from tensors(one)

@@ -1,0 +1,210 @@
+"""Counts what a rank computes: matrix products with their types, and the bytes of the rest."""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mqo.megatron.simulation.memory import tensors
+from mqo.megatron.simulation.watch import Call
+from mqo.quant.labels import LABEL, UNLABELED
+
+aten = torch.ops.aten
+# Of all experts at once: of operands that were put together, which no site took.
+GROUPED = aten._grouped_mm
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, GROUPED}
+OF_BACKWARD = " backward"
+# Operations that move nothing.
+_FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
+
+
+class Work(NamedTuple):
+    """An operation on one rank: `flops` and the `size` in bytes of what it reads and writes.
+
+    Of a product, `gemm` is its site, else the operation, " backward" behind what autograd makes of
+    it; `shape` is (batch, m, n, k), `quant_type` its operands'. Of what is no product `gemm` is the
+    operation's name, or a fused region's, and there are neither shape nor FLOPs. `masked` is the
+    part of the FLOPs that a kernel leaves out, as nothing of a causal mask's corner is kept.
+    """
+
+    layer: str
+    gemm: str
+    quant_type: str | None
+    shape: tuple[int, ...]
+    flops: int
+    size: int
+    masked: float = 0.0
+
+
+class Tag(NamedTuple):
+    """The site that took an operand."""
+
+    site: str
+    layer: str
+    quant_type: str
+
+
+@dataclass
+class Tags:
+    """Remembers which site took a tensor last, by its storage.
+
+    `latest` is each site's last tag, `sides` the last one of left and of right operands.
+    """
+
+    latest: dict[str, Tag] = field(default_factory=dict)
+    sides: dict[str, Tag] = field(default_factory=dict)
+    _tags: dict[int, tuple[Any, Tag]] = field(default_factory=dict)
+
+    def put(self, tensor: Tensor, tag: Tag, side: str) -> Tensor:
+        """Tag a tensor, an operand of this side, and return it."""
+        storage = tensor.untyped_storage()
+        self._tags[storage._cdata] = (weakref.ref(storage), tag)
+        self.latest[tag.site] = self.sides[side] = tag
+        return tensor
+
+    def get(self, tensor: Tensor) -> Tag | None:
+        """Return a tensor's tag."""
+        storage = tensor.untyped_storage()
+        reference, tag = self._tags.get(storage._cdata, (lambda: None, None))
+        return tag if reference() is storage else None
+
+
+class TaggedOperands:
+    """What quantizes a GEMM's operands, which it then tags."""
+
+    def __init__(self, real: Any, tags: Tags, site: str, layer: str) -> None:
+        self._real, self._tags, self._site, self._layer = real, tags, site, layer
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand as the GEMM shall see it."""
+        return self._put("lhs", self._real.lhs(tensor))
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand as the GEMM shall see it."""
+        return self._put("rhs", self._real.rhs(tensor))
+
+    def _put(self, side: str, tensor: Tensor) -> Tensor:
+        tag = Tag(self._site, self._layer, quant_type_of(self._real, side))
+        return self._tags.put(tensor, tag, side)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def quant_type_of(operands: Any, side: str) -> str:
+    """Return the quant type of one operand of a GEMM, "none" if it stays as it is."""
+    site = getattr(operands, "site", None)
+    return "none" if site is None else operands._how(getattr(site, side)).spec.quant_type
+
+
+def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
+    """Return `mqo.quant.gemm_operands` as it is, but that operands are tagged."""
+
+    def gemm_operands(site: str, quant_type: str, owner: object) -> TaggedOperands:
+        layer = getattr(owner, LABEL, UNLABELED)
+        return TaggedOperands(real(site, quant_type, owner), tags, site, layer)
+
+    return gemm_operands
+
+
+@dataclass
+class Works:
+    """An observer: counts work."""
+
+    tags: Tags
+    found: Counter[Work] = field(default_factory=Counter)
+    # {autograd's node: the name of the product that it differentiates}
+    _nodes: dict[int, str] = field(default_factory=dict)
+
+    def __call__(self, call: Call) -> None:
+        """Count an operation."""
+        if call.func is None:  # a fused region
+            self._other(call, call.args[0])
+            return
+        packet = call.func.overloadpacket
+        if call.func.namespace in ("c10d", "prim"):
+            return
+        if packet in PRODUCTS:
+            self.found[self._product(call)] += 1
+        elif packet in ATTENTION:
+            self.found[self._attention(call)] += 1
+        elif not (call.func.is_view or packet.__name__.startswith(_FREE)):
+            self._other(call, packet.__name__)
+
+    def _other(self, call: Call, name: str) -> None:
+        self.found[Work(call.place.layer, name, None, (), 0, _moved(call))] += 1
+
+    def _product(self, call: Call) -> Work:
+        operands = call.args[:2] if call.func.overloadpacket is GROUPED else call.args
+        left, right = [arg for arg in operands if isinstance(arg, Tensor)][-2:]
+        batch = left.shape[0] if left.dim() == 3 else 1  # of groups the sum
+        shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
+        named = self._named(call, left, right)
+        return Work(*named, shape, 2 * math.prod(shape), _moved(call))
+
+    def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
+        """Return a product's layer, GEMM and type."""
+        found = [tag for tag in map(self.tags.get, (left, right)) if tag]
+        if call.func.overloadpacket is GROUPED:  # the last expert's, just before
+            found = list(self.tags.sides.values())
+        layer = found[0].layer if found else call.place.layer
+        gemm = found[0].site if found else call.func.overloadpacket.__name__
+        if call.backward and not call.recomputed:
+            if gemm not in ("dgrad", "wgrad"):  # no site: autograd's, or what follows from it
+                node = torch._C._current_autograd_node()._sequence_nr()
+                return layer, self._nodes.get(node, gemm) + OF_BACKWARD, None
+        else:
+            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
+        if len(found) < 2 or found[0].site != found[1].site:
+            return layer, gemm, None
+        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in found))
+
+    def _attention(self, call: Call) -> Work:
+        query, key, _ = _heads(call)
+        backward = call.func.overloadpacket is BACKWARD_ATTENTION
+        batch, heads, queries, width = query.shape
+        shape = (batch * heads, queries, key.size(2), width)
+        return Work(
+            call.place.layer,
+            "fused attention" + OF_BACKWARD * backward,
+            None if backward else self._attention_types(),
+            shape,
+            (5 if backward else 2) * 2 * math.prod(shape),
+            _moved(call),
+            masked=0.5 * _is_causal(call),
+        )
+
+    def _attention_types(self) -> str:
+        """Return the types of the operands that the two sites of attention took just before."""
+        latest = [self.tags.latest[site] for site in ("qk", "pv") if site in self.tags.latest]
+        named = [f"{tag.site} {tag.quant_type}" for tag in latest if tag.quant_type != "none"]
+        return ", ".join(named) or "none"
+
+
+BACKWARD_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu_backward
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    BACKWARD_ATTENTION,
+}
+
+
+def _heads(call: Call) -> list[Tensor]:
+    first = 1 if call.func.overloadpacket is BACKWARD_ATTENTION else 0
+    return list(call.args[first : first + 3])
+
+
+def _is_causal(call: Call) -> bool:
+    names = [argument.name for argument in call.func._schema.arguments]
+    at = names.index("is_causal")
+    return bool(call.args[at] if at < len(call.args) else call.kwargs.get("is_causal", False))
+
+
+def _moved(call: Call) -> int:
+    """Return the bytes that an operation reads and writes."""
+    read = tensors([*call.args, *call.kwargs.values()])
+    return sum(t.numel() * t.element_size() for t in (*read, *tensors(call.made)))

@@ -1,0 +1,80 @@
+"""A tensor of the engine's layer, as the two GEMMs that take it shall see it."""
+
+import functools
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from mqo.megatron import linear
+from mqo.megatron.transformer_engine.passes import Bystander, Pass
+from mqo.megatron.transformer_engine.releases import EngineError
+from mqo.quant import micro_batches
+from mqo.quant.formats import LINEAR, SITES
+from mqo.quant.operands import operands_of
+
+# The engine's names of tensors, and ours of operands.
+_OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a layer: "input", "weight" or "grad_output" of one of its GEMMs.
+
+    Others, outputs, are not quantized.
+    """
+
+    tensor: str
+    gemm: int
+    layer_pass: Pass | Bystander
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a linear GEMM takes it; outputs are none's operand yet."""
+        return self.tensor in _OPERANDS
+
+    @property
+    def weight(self) -> Parameter:
+        """Return the weight of the operand's GEMM."""
+        return self.layer_pass.weight(self.gemm)
+
+    def rowwise(self, tensor: Tensor) -> Tensor:
+        """Return it for the GEMM that sums along its last axis."""
+        return self._for("row", tensor)
+
+    def columnwise(self, tensor: Tensor) -> Tensor:
+        """Return it for the GEMM that sums along its other axis; all but the last one are one."""
+        return self._for("column", tensor)
+
+    def _for(self, direction: str, tensor: Tensor) -> Tensor:
+        if not self.is_quantized:
+            raise EngineError(
+                "Transformer Engine asks to quantize what a layer returns. Expected: the dtype of "
+                "the model, without --fp8-param-gather, fp8 outputs and fp8 attention"
+            )
+        site, hand = _gemms(_OPERANDS[self.tensor])[direction]
+        weight = self.weight
+        micro_batches.resume(self.layer_pass)
+        operands = operands_of(site, linear.source_types()[site], weight)
+        matrix = weight if self._is(weight, tensor) else tensor.reshape(-1, tensor.shape[-1])
+        quantized = getattr(operands, hand)(matrix)
+        # A transform may leave it longer along the axis that is summed; then it stays a matrix.
+        shape = tensor.shape if quantized.shape == matrix.shape else quantized.shape
+        # Another tensor of the same memory: the engine may let go of what it is given.
+        return quantized.reshape(shape).detach()
+
+    def _is(self, weight: Tensor, tensor: Tensor) -> bool:
+        """Return whether `tensor` is the weight itself, whose quantized copies are kept."""
+        return self.tensor == "weight" and tensor.data_ptr() == weight.data_ptr()
+
+
+@functools.cache
+def _gemms(operand: str) -> dict[str, tuple[str, str]]:
+    """Return {direction: (site, method)} of the linear GEMMs that take an operand."""
+    found = {}
+    for site in SITES.values():
+        sides = {site.lhs: ("lhs", site.lhs_axis), site.rhs: ("rhs", site.rhs_axis)}
+        if site.layer == LINEAR and operand in sides:
+            hand, axis = sides[operand]
+            found["row" if axis == -1 else "column"] = (site.name, hand)
+    return found

@@ -1,0 +1,160 @@
+"""Quantizers for releases that multiply other formats only by the quantizer's own GEMM.
+
+What such a GEMM is not told of is refused: the engine would leave it out and say nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformer_engine.common.recipe import CustomRecipe
+from transformer_engine.pytorch.tensor import Quantizer
+
+from mqo.megatron import linear
+from mqo.megatron.transformer_engine import releases
+from mqo.megatron.transformer_engine.operand import Operand
+from mqo.megatron.transformer_engine.releases import EngineError
+
+try:
+    from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
+except ImportError:  # its place in older releases
+    from transformer_engine.pytorch.tensor.quantized_tensor import QuantizedTensorStorage
+
+
+def check(module: Module) -> None:
+    """Raise EngineError for a layer whose GEMMs are not the quantizer's alone."""
+    found = None
+    if linear.is_grouped(module) or len(linear.weights(module)) > 1:
+        found = "has several GEMMs in one module"
+    elif module.use_bias:
+        found = "has a bias"
+    elif module.fuse_wgrad_accumulation:
+        found = "is to add up weight gradients in its GEMM, where they would be lost"
+    if found:
+        raise EngineError(
+            f"{type(module).__name__} {found}. Expected: Transformer Engine "
+            f"{releases.text(releases.PLAIN)} or newer, or --disable-bias-linear "
+            "--no-gradient-accumulation-fusion and no --moe-grouped-gemm"
+        )
+
+
+class PairedTensor(QuantizedTensorStorage):
+    """An operand as both GEMMs see it: `data` and, transposed, `data_t`; either may be missing.
+
+    The engine asks for scales, and checks that there are some: they are multiplied in already.
+    """
+
+    custom = True
+
+    def __init__(self, data: Tensor | None, data_t: Tensor | None, like: Tensor, of: Any) -> None:
+        self.data, self.data_t, self._quantizer = data, data_t, of
+        self.original_shape, self.dtype, self.device = tuple(like.shape), like.dtype, like.device
+
+    @property
+    def scale(self) -> Tensor:
+        """Return the scale of all elements."""
+        return torch.ones(())
+
+    scale_t = scale
+
+    def size(self, *dim: int) -> Any:
+        """Return the shape of what was quantized, or one of its sizes."""
+        shape = torch.Size(self.original_shape)
+        return shape[dim[0]] if dim else shape
+
+    def update_usage(
+        self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
+    ) -> None:
+        """Let go of what is not needed, and make what is.
+
+        A weight that was kept by a forward pass without gradients has one of both; what is
+        recomputed asks for the other.
+        """
+        for name, wanted in (("data", rowwise_usage), ("data_t", columnwise_usage)):
+            if wanted and getattr(self, name) is None:
+                setattr(self, name, self._quantizer.weights(name))
+            if wanted is False:
+                setattr(self, name, None)
+
+    def get_usages(self) -> dict[str, bool]:
+        """Return which of both there are."""
+        return {"rowwise": self.data is not None, "columnwise": self.data_t is not None}
+
+    def prepare_for_saving(self) -> tuple[list[Tensor | None], PairedTensor]:
+        """Hand out the tensors, for autograd to save."""
+        tensors = [self.data, self.data_t]
+        self.data = self.data_t = None
+        return tensors, self
+
+    def restore_from_saved(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Take back the first of these tensors, and return the others."""
+        self.data, self.data_t, *others = tensors
+        return others
+
+    def get_data_tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the tensors."""
+        return self.data, self.data_t
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self.data = self.data_t = None
+
+
+class PairedQuantizer(Quantizer):
+    """Makes of an operand a tensor for each of the two GEMMs that take it, and multiplies them."""
+
+    custom = True
+
+    def __init__(self, operand: Operand) -> None:
+        super().__init__(rowwise=True, columnwise=True)
+        self.internal = True
+        self._operand = operand
+
+    def quantize_impl(self, tensor: Tensor) -> PairedTensor:
+        """Return what of `tensor` is in use."""
+        made = PairedTensor(None, None, tensor, self)
+        return self.update_quantized(tensor, made)
+
+    def quantize(self, tensor: Tensor, *, out: PairedTensor | None = None, **_: Any) -> Any:
+        """Return what of `tensor` is in use, or write it to `out`."""
+        with torch.no_grad():
+            return self.quantize_impl(tensor) if out is None else self.update_quantized(tensor, out)
+
+    def update_quantized(self, src: Tensor, dst: PairedTensor, **_: Any) -> PairedTensor:
+        """Quantize `src` to `dst`, as far as that is in use: nothing of an older weight stays."""
+        dst.data = self._made("data", src) if self.rowwise_usage else None
+        dst.data_t = self._made("data_t", src) if self.columnwise_usage else None
+        return dst
+
+    def weights(self, name: str) -> Tensor:
+        """Return what of the layer's weight is missing; EngineError for another operand."""
+        if self._operand.tensor != "weight":
+            raise EngineError(f"Transformer Engine asks for {name} of an operand that has none")
+        with torch.no_grad():
+            return self._made(name, self._operand.weight)
+
+    def _made(self, name: str, tensor: Tensor) -> Tensor:
+        if name == "data":
+            return self._operand.rowwise(tensor).flatten(0, -2)
+        return self._operand.columnwise(tensor).flatten(0, -2).t()
+
+    def qgemm(
+        self,
+        qx: Tensor,
+        qw: Tensor,
+        m_params: Any,
+        out_dtype: torch.dtype,
+        sx: Tensor,
+        sw: Tensor,
+        bias: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Return qx qwᵀ, with the bias: [m, n] of [m, k] and [n, k]."""
+        product = qx.matmul(qw.t())
+        return (product if bias is None else product + bias).to(out_dtype)
+
+    def _get_compatible_recipe(self) -> type:
+        return CustomRecipe

@@ -1,0 +1,163 @@
+"""Which of the engine's layers runs, and in which micro-batch: its quantizers are not told.
+
+The engine asks a factory for quantizers while a layer's forward pass begins, and newer releases ask
+anew in each. A hook on the layer notes it before.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from mqo.megatron import linear
+from mqo.megatron.transformer_engine.releases import EngineError
+from mqo.quant import micro_batches
+from mqo.quant.config import current
+from mqo.quant.labels import LABEL
+
+_STATE = "mqo_pass"
+_running: "Pass | Bystander | None" = None
+
+
+class Pass:
+    """The pass of one layer that runs; the quantizers of the layer share it.
+
+    A layer has one weight for each of its GEMMs.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = ref(module)
+        self._slots: Iterator[tuple[str, int]] = iter(())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pass":
+        """Return one of the layer's copy, where the layer is being copied."""
+        copied = memo.get(id(self.module))
+        return self if copied is None else Pass(copied)
+
+    @property
+    def module(self) -> Module:
+        """Return the layer."""
+        return self._module()
+
+    def weight(self, gemm: int) -> Parameter:
+        """Return the weight of a GEMM, as it is now: a layer may be given another one."""
+        found = linear.weights(self.module)
+        if gemm >= len(found):
+            raise EngineError(
+                f"{type(self.module).__name__} of Transformer Engine multiplies weights that "
+                "are in pieces, or in one tensor. Expected: a parameter for each GEMM"
+            )
+        return found[gemm][1]
+
+    def take_slot(self, tensor: str) -> tuple[str, int]:
+        """Return the tensor, and the GEMM, of the quantizer that the engine asks for now.
+
+        It asks for those of a whole direction in a row, forward first: input, weight and output of
+        each GEMM, then the gradients of output and input. `tensor` is what it says of this one.
+        """
+        slot = next(self._slots, None)
+        if slot is None:
+            names = ("grad_output", "grad_input")
+            if tensor in ("input", "weight"):
+                names = ("input", "weight", "output")
+            gemms = range(len(linear.weights(self.module)))
+            self._slots = iter([(name, gemm) for gemm in gemms for name in names])
+            slot = next(self._slots)
+        return slot
+
+    def begin(self) -> None:
+        """Note the forward pass that begins."""
+        global _running
+        _running, self._slots = self, iter(())
+        if current().is_random:
+            weights = linear.weights(self.module)
+            for _, weight in weights:
+                micro_batches.begin(getattr(weight, LABEL, ""))
+            micro_batches.keep(self)
+
+    def end(self, output: Any) -> None:
+        """Have the backward pass that belongs to this forward pass be of its micro-batch."""
+        global _running
+        _running = None
+        if not current().is_random:
+            return
+        kept = _Kept()
+        micro_batches.keep(kept)
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda grad: self._resume(kept))
+
+    def _resume(self, kept: "_Kept") -> None:
+        micro_batches.resume(kept)
+        micro_batches.keep(self)
+
+
+class _Kept:
+    """Has a micro-batch."""
+
+
+class Bystander:
+    """The pass of a module of the engine's that has no linear GEMMs: attention, norms.
+
+    It asks for quantizers, too, and has none of what it computes quantized.
+    """
+
+    def take_slot(self, tensor: str) -> tuple[str, int]:
+        """Return what stands for a tensor that is not quantized."""
+        del tensor
+        return "output", 0
+
+    def begin(self) -> None:
+        """Note the forward pass that begins."""
+        global _running
+        _running = self
+
+    def end(self, output: Any) -> None:
+        """Note that it ends."""
+        global _running
+        del output
+        _running = None
+
+
+def running() -> Pass | Bystander:
+    """Return the pass that runs; EngineError where none of a layer with hooks does."""
+    if _running is None:
+        raise EngineError(
+            "Transformer Engine asks for quantizers of a layer that has no name yet. Expected: "
+            "label_layers and attach of mqo.quant, on the model, before its first forward "
+            "pass; the patched trainer calls both"
+        )
+    return _running
+
+
+def attach(model: Module) -> int:
+    """Have Transformer Engine's modules in `model` say when they run; return how many have.
+
+    A module that has its hooks is left as it is.
+    """
+    found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
+    for module in found:
+        if not hasattr(module, _STATE):
+            setattr(module, _STATE, None)
+            module.register_forward_pre_hook(_begin)
+            # Also behind a pass that failed: no other layer's quantizers may be taken for its.
+            module.register_forward_hook(_end, always_call=True)
+    return len(found)
+
+
+def _begin(module: Module, args: object) -> None:
+    del args
+    _pass_of(module).begin()
+
+
+def _end(module: Module, args: object, output: Any) -> None:
+    del args
+    _pass_of(module).end(output)
+
+
+def _pass_of(module: Module) -> Pass | Bystander:
+    if getattr(module, _STATE) is None:
+        setattr(module, _STATE, Pass(module) if linear.is_engines(module) else Bystander())
+    return getattr(module, _STATE)

@@ -1,0 +1,84 @@
+"""Quantizers for releases that multiply plain tensors themselves: their own, between our roundings.
+
+The engine's hybrid quantizer has one tensor for each of the two GEMMs that take an operand, and its
+identity quantizer leaves what it is given as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
+from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+
+from mqo.megatron.transformer_engine.operand import Operand
+
+
+class _Rounded(IdentityQuantizer):
+    """Holds what `round_` makes of a tensor, in the tensor's own dtype."""
+
+    def __init__(self, round_: Callable[[Tensor], Tensor], **usage: bool) -> None:
+        super().__init__(**usage)
+        self._round = round_
+
+    def copy(self) -> _Rounded:
+        """Return another one of the same state."""
+        made = _Rounded(self._round, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+        return _with_switches(made, self)
+
+    def quantize_impl(self, tensor: Tensor) -> Any:
+        """Return a new tensor of the engine's."""
+        return super().quantize_impl(self._round(tensor))
+
+    def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
+        """Write to the engine's tensor `dst`."""
+        return super().update_quantized(self._round(src), dst, **more)
+
+
+class PlainQuantizer(HybridQuantizer):
+    """Makes of an operand a tensor for each of the two GEMMs that take it.
+
+    As a custom one it is given what is gathered from ranks as it was before: rounded first, it
+    would be rounded twice.
+    """
+
+    custom = True
+
+    @classmethod
+    def of(cls, operand: Operand) -> Any:
+        """Return the quantizer of an operand; of an output one that changes nothing."""
+        if not operand.is_quantized:
+            return IdentityQuantizer()
+        return cls(
+            rowwise_quantizer=_Rounded(operand.rowwise),
+            columnwise_quantizer=_Rounded(operand.columnwise),
+        )
+
+    def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
+        """Write to the engine's tensor `dst` what is in use, and let go of what is not.
+
+        The engine keeps a weight that a pass without gradients brings up to date by half, and has
+        a recomputed pass take the other half as it was a step ago.
+        """
+        super().update_quantized(src, dst, **more)
+        used = {"rowwise_usage": self.rowwise_usage, "columnwise_usage": self.columnwise_usage}
+        dst.update_usage(**{name: False for name, on in used.items() if not on})
+        return dst
+
+    def copy(self) -> PlainQuantizer:
+        """Return another one of the same state."""
+        made = PlainQuantizer(
+            rowwise_quantizer=self.rowwise_quantizer.copy(),
+            columnwise_quantizer=self.columnwise_quantizer.copy(),
+        )
+        made.set_usage(rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+        return _with_switches(made, self)
+
+
+def _with_switches(made: Any, of: Any) -> Any:
+    for name in ("internal", "optimize_for_gemm"):
+        if hasattr(of, name):
+            setattr(made, name, getattr(of, name))
+    return made

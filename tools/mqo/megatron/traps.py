@@ -1,0 +1,138 @@
+"""What keeps a GEMM from its quantizer though a type is asked for: found before the first step.
+
+Pure functions over plain facts; mqo/megatron/run reads them from the arguments and the model.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from mqo.megatron.layers import OTHER, ROUTER
+from mqo.megatron.transformer_engine import releases
+from mqo.quant.formats import ATTENTION, LINEAR, SITES, GemmSite
+from mqo.quant.labels import Layer
+
+IsExcluded = Callable[[str, str], bool]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What of a run's arguments decides whether a GEMM reaches its site; each default is harmless.
+
+    weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
+    name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
+    layer are asked to be one GEMM, which has no sites. cuda_graphs: whether a step, or a part of
+    it, is captured and replayed. engine_faults: where layers are Transformer Engine's, what keeps
+    them from being quantized, a text each.
+    """
+
+    transformer_impl: str = "local"
+    engine_faults: tuple[str, ...] = ()
+    attention_variant: str | None = None
+    deferred_embedding_wgrad: bool = False
+    weight_shards: int = 1
+    grouped_experts: bool = False
+    cuda_graphs: bool = False
+
+
+def find_traps(
+    asked: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
+) -> list[str]:
+    """Say, one text a trap, what would silently leave GEMMs unquantized, and which flag to change.
+
+    Args:
+        asked: site -> quant type; an absent site is asked 'none'.
+        setup: equal on all ranks.
+        layers: those of all ranks, for a pipeline stage may hold none of a kind.
+        is_excluded: whether the run leaves (site, layer) unquantized knowingly.
+    """
+    wanted = _wanted(asked)
+    kinds = {site.layer for site in wanted}
+    layers = sorted(set(layers), key=lambda layer: layer.name)
+    traps = setup_traps(asked, setup, is_excluded)
+    for kind in sorted(kinds, reverse=True):
+        names = [site.name for site in wanted if site.layer == kind]
+        here = [layer for layer in layers if layer.kind == kind]
+        if not here:
+            traps.append(f"{', '.join(names)}: no layer of the model has such a GEMM")
+        here = [x for x in here if not all(is_excluded(site, x.name) for site in names)]
+        traps += _layer_traps(here)
+    grouped = [layer for layer in layers if layer.kind == OTHER and "Grouped" in layer.module]
+    # Where the arguments ask for it, that has been said.
+    if LINEAR in kinds and grouped and not setup.grouped_experts:
+        traps.append(f"{listed(grouped)} bypasses the linear sites: pass no --moe-grouped-gemm")
+    return traps
+
+
+def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded) -> list[str]:
+    """Return those of `find_traps` that need no model, only the run's arguments."""
+    kinds = {site.layer for site in _wanted(asked)}
+    traps = []
+    if LINEAR in kinds and setup.transformer_impl == releases.NAME:
+        traps += setup.engine_faults
+    elif kinds and setup.transformer_impl not in ("local", releases.NAME):
+        traps.append(
+            f"--transformer-impl {setup.transformer_impl}: its layers do not call the sites; "
+            "pass --transformer-impl local"
+        )
+    if ATTENTION in kinds and setup.attention_variant:
+        traps.append(
+            f"--experimental-attention-variant {setup.attention_variant}: its GEMMs are not the "
+            "qk and pv sites; leave it out, or ask no type of qk and pv"
+        )
+    if kinds and setup.cuda_graphs:
+        traps.append(
+            "--cuda-graph-impl: a graph replays the quantizers as they were captured, with the "
+            "same stochastic draws and types in all steps, and without records; pass none"
+        )
+    head = "output_layer"
+    wgrad = asked.get("wgrad", "none") != "none" and not is_excluded("wgrad", head)
+    if wgrad and setup.deferred_embedding_wgrad:
+        traps.append(
+            f"--defer-embedding-wgrad-compute: the wgrad of {head} runs elsewhere; leave it out, "
+            f"or exclude 'wgrad:{head}'"
+        )
+    if LINEAR in kinds and setup.weight_shards > 1:
+        traps.append(
+            f"weights are gathered from {setup.weight_shards} ranks and lose their layers' names; "
+            "pass no --tensor-parallel-num-weight-shards nor its form for experts"
+        )
+    if LINEAR in kinds and setup.grouped_experts:
+        traps.append(
+            "--moe-grouped-gemm: grouped experts bypass the linear sites; leave it out, and they "
+            "run one by one"
+        )
+    return traps
+
+
+def notes(asked: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
+    """Say which matrices never have a site, so that nobody takes them for quantized."""
+    linear = (site.name for site in SITES.values() if site.layer == LINEAR)
+    if all(asked.get(site, "none") == "none" for site in linear):
+        return []
+    here = [layer for layer in set(layers) if layer.kind in (ROUTER, OTHER)]
+    here.sort(key=lambda layer: layer.name)
+    return [f"never quantized, as it has no site: {listed([layer])}" for layer in here]
+
+
+def listed(layers: list[Layer]) -> str:
+    """Name the first one with its class, and count the others."""
+    others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+    return f"{layers[0].name} ({layers[0].module}){others}"
+
+
+def _wanted(asked: Mapping[str, str]) -> list[GemmSite]:
+    return [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+
+
+def _layer_traps(layers: list[Layer]) -> list[str]:
+    traps = []
+    frozen = [layer for layer in layers if layer.frozen]
+    if frozen:
+        traps.append(
+            f"{listed(frozen)} is frozen, and then bypasses the linear sites: exclude it, or train "
+            "it (no --freeze-all-layers)"
+        )
+    foreign = [layer for layer in layers if not layer.sited and not layer.frozen]
+    if foreign:
+        traps.append(f"{listed(foreign)} is no layer that calls the linear sites: exclude it")
+    return traps

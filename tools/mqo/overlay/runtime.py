@@ -1,0 +1,19 @@
+"""The copy of mqo's runtime in a tree: what patched Megatron imports, in one folder.
+
+A run keeps the code that it ran, and a tree on a machine without mqo runs, too. The patch
+runtime_path and preflight.py put the folder ahead of an installed mqo.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+FOLDER = ".mqo_runtime"
+ENTRY = "runtime"  # of the series: what the copy consists of
+PACKAGE = Path(__file__).resolve().parents[2]  # the folder that holds the running mqo
+
+
+def origin(path: str) -> Path | None:
+    """Return what of the running mqo a path in a tree is a copy of; None outside of the copy."""
+    parts = PurePosixPath(path).parts
+    return PACKAGE.joinpath(*parts[1:]) if parts[:1] == (FOLDER,) else None

@@ -1,0 +1,263 @@
+"""The quantizer's options: a TOML file that the run's environment names, read once a process."""
+
+import functools
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mqo.quant import excludes
+from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.operand_table import (
+    PLAIN,
+    LayerRule,
+    OperandRow,
+    member,
+    parse_operands,
+    parse_rules,
+    rule_for,
+)
+from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
+from mqo.quant.progress import step, total
+from mqo.quant.schedule import Phase, Schedule, parse_schedule, type_at
+from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
+
+
+@dataclass(frozen=True)
+class QuantConfig(Options):
+    """What a run quantizes: its options, what its source should say, and its schedules.
+
+    `asked` maps a site to the type the run's mode wants there; the guard holds the records against
+    it. `schedule` maps a site to the types that it runs as, the first of which is the one in the
+    source. `operands` maps SITE.OPERAND to what differs for it, and `rules` are of layers.
+    """
+
+    asked: Mapping[str, str] = field(default_factory=dict)
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    operands: Mapping[str, OperandRow] = field(default_factory=dict)
+    rules: tuple[LayerRule, ...] = ()
+
+    def phases(self, site: str) -> Schedule:
+        """Return the types that `site` is asked to run as, by schedule or as the only one."""
+        return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
+
+    def contradictions(self) -> list[str]:
+        """Return one text per schedule that does not begin with the type in the source."""
+        return [
+            f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says "
+            f"{wanted}"
+            for site, schedule in self.schedule.items()
+            if (wanted := self.asked.get(site, NONE)) != schedule[0].quant_type
+        ]
+
+    def quantizes(self, kind: str) -> bool:
+        """Return whether a site of this kind of layers is asked to run as a type, at any step."""
+        sites = (site.name for site in SITES.values() if site.layer == kind)
+        return any(phase.quant_type != NONE for site in sites for phase in self.phases(site))
+
+    def spec(self, quant_type: str) -> QuantSpec:
+        """Return how a format is quantized where no row of [operands] says otherwise."""
+        return self._spec(quant_type, PLAIN)
+
+    def layer_type(self, site: str, layer: str, quant_type: str) -> str:
+        """Return the type of `layer` at `site`, whose literal or schedule says `quant_type`."""
+        return self.ruled_type(site, layer, quant_type) or quant_type
+
+    def ruled_type(self, site: str, layer: str, quant_type: str) -> str | None:
+        """Return the type that a rule or an exclude gives `layer`; None if it has the site's."""
+        excluded = any(excludes.matches(pattern, site, layer) for pattern in self.exclude)
+        if quant_type == NONE or excluded:
+            return NONE
+        rule = rule_for(self.rules, site, layer)
+        return rule.quant_type if rule else None
+
+    def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
+        """Return the format of an operand of `layer` where the site's type is `quant_type`.
+
+        It is 'none' for one that is not quantized, as those of an excluded layer are. Raises
+        ValueError where no row says what an operand of a 'mixed' site is.
+        """
+        return self.operand_spec(site, operand, layer, quant_type).spec.quant_type
+
+    def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
+        """Return how an operand of `layer` is quantized; arguments as `operand_type`."""
+        return self.spec_in(site, operand, quant_type, self.ruled_type(site, layer, quant_type))
+
+    def spec_in(
+        self, site: str, operand: str, quant_type: str, ruled: str | None = None
+    ) -> OperandSpec:
+        """Return how an operand is quantized in layers that a rule gives the type `ruled`.
+
+        A row of [operands] belongs to the type in the source. Layers with a rule, and a later phase
+        of a schedule with another type, use the defaults of their own type. Raises what
+        `operand_type` raises.
+        """
+        name, is_the_sources = f"{site}.{operand}", quant_type == self.asked.get(site, quant_type)
+        row = self.operands.get(name, PLAIN) if is_the_sources and ruled is None else PLAIN
+        site_type = quant_type if ruled is None else ruled
+        own = row.quant_type if site_type != NONE else None
+        if (kind := member(own or site_type, operand)) is None:
+            raise ValueError(
+                f"{site} is '{site_type}', and [operands] has no quant_type for {name}"
+            )
+        hadamard = row.hadamard and Hadamard(row.hadamard, row.signs or "fixed")
+        smooth = self.smooth_key and name == "qk.key" and kind != NONE
+        return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth)
+
+    def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
+        return QuantSpec(
+            quant_type,
+            self.block,
+            row.scale_rule or self.scale_rule,
+            row.rounding or self.rounding,
+            self.overflow,
+            self.tensor_scale,
+            row.tile or "row",
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether an operand is rounded stochastically, or transformed with random signs."""
+        rows = self.operands.values()
+        random = any(row.rounding == "stochastic" or row.signs == "random" for row in rows)
+        return random or self.rounding == "stochastic"
+
+    def blocks(self) -> dict[str, int]:
+        """Return the longest block of each site, of a scale or a transform, at any step."""
+        found = {
+            name: [how.longest_block for _, how in self._ever(site)] for name, site in SITES.items()
+        }
+        return {name: max(sizes) for name, sizes in found.items() if any(sizes)}
+
+    def squares(self) -> dict[str, int]:
+        """Return {SITE.OPERAND: side} of the operands that are quantized in squares at any step."""
+        found: dict[str, int] = {}
+        for name, site in SITES.items():
+            for operand, how in self._ever(site):
+                if how.spec.tile == "square":
+                    side = max(how.longest_block, found.get(f"{name}.{operand}", 0))
+                    found[f"{name}.{operand}"] = side
+        return found
+
+    def _ever(self, site: GemmSite) -> Iterator[tuple[str, OperandSpec]]:
+        """Yield how each operand of a site is quantized, at any step and in any layer."""
+        types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
+        # The model knows which layers match a rule.
+        rules = [rule.quant_type for rule in self.rules if excludes.is_for(rule.layers, site)]
+        for operand in (site.lhs, site.rhs):
+            for site_type in types:
+                for ruled in (None, *rules):
+                    how = self.spec_in(site.name, operand, site_type, ruled)
+                    if how.spec.quant_type != NONE:
+                        yield operand, how
+
+
+# The tables of the file, with a check for each of their keys.
+_CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
+    table: {o.name: o.check for o in OPTIONS.values() if o.table == table} for table in TABLES
+}
+_CHECKS["asked"] = dict.fromkeys(SITES, check_type)
+_CHECKS["schedule"] = dict.fromkeys(SITES, parse_schedule)
+_TABLES = (*_CHECKS, "operands", "rules")
+
+
+@functools.cache
+def current() -> QuantConfig:
+    """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
+
+    Raises:
+        FileNotFoundError: the named file does not exist.
+        ValueError: the file is no TOML, or holds an unknown key or value; the text names the
+            file, the key and the valid ones.
+    """
+    path = os.environ.get(ENVIRONMENT_VARIABLE)
+    return load(Path(path)) if path else QuantConfig()
+
+
+@functools.cache
+def spec_of(site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
+    """Return `QuantConfig.operand_spec` of this process; raises what `current` raises."""
+    return current().operand_spec(site, operand, layer, quant_type)
+
+
+@functools.cache
+def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
+    """Return `QuantConfig.operand_type` of this process; raises what `current` raises."""
+    return current().operand_type(site, operand, layer, quant_type)
+
+
+@functools.cache
+def is_excluded(site: str, layer: str) -> bool:
+    """Return whether this process leaves `layer` unquantized at `site`; raises as `current`."""
+    # Any type but 'none' does: what the site's is, does not matter here.
+    return layer_type(site, layer, "mixed") == NONE
+
+
+@functools.cache
+def layer_type(site: str, layer: str, quant_type: str) -> str:
+    """Return `QuantConfig.layer_type` of this process; raises what `current` raises."""
+    return current().layer_type(site, layer, quant_type)
+
+
+def scheduled(site: str, quant_type: str) -> str:
+    """Return the type of `site` at this step, whose source says `quant_type`.
+
+    Raises what `current` raises, and ValueError where a share cannot be told.
+    """
+    schedule = current().schedule.get(site)
+    return quant_type if schedule is None else type_at(schedule, step(), total())
+
+
+def reset() -> None:
+    """Forget the options, so that the next `current()` reads them again."""
+    current.cache_clear()
+    spec_of.cache_clear()
+    type_of.cache_clear()
+    layer_type.cache_clear()
+    is_excluded.cache_clear()
+
+
+def load(path: Path) -> QuantConfig:
+    """Read the options from the TOML file `path`; raises what `current` raises."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def parse(text: str) -> QuantConfig:
+    """Read the options from TOML; ValueError names the key, and the valid ones."""
+    tables = tomllib.loads(text)
+    if "quantiser" in tables:  # its name in version 0.1
+        tables.setdefault("quantizer", tables.pop("quantiser"))
+    operands = parse_operands(tables.pop("operands", {}))
+    rules = parse_rules(tables.pop("rules", []))
+    for name, table in tables.items():
+        _check_table(name, table)
+    check_packed(tables.get("quantizer", {}), operands.get("fprop.x", PLAIN))
+    asked = tables.pop("asked", {})
+    schedule = {site: parse_schedule(text) for site, text in tables.pop("schedule", {}).items()}
+    options = {key: value for table in tables.values() for key, value in table.items()}
+    lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
+    parts = {"asked": asked, "schedule": schedule, "operands": operands, "rules": rules}
+    return QuantConfig(**parts, **(options | lists))
+
+
+def check_packed(options: Mapping[str, Any], x: OperandRow) -> None:
+    """Raise ValueError where activations cannot be saved as fprop's operand `x` is quantized."""
+    if options.get("save_activations") == "packed" and (not x.is_plain or x.quant_type == NONE):
+        raise ValueError(
+            "[quantizer] save_activations = 'packed' saves fprop.x as it is quantized; valid: "
+            "operands.fprop.x with a type, without hadamard and gain"
+        )
+
+
+def _check_table(name: str, table: object) -> None:
+    check_choice("table", name, _TABLES)
+    if not isinstance(table, dict):
+        raise ValueError(f"{name} = {table!r} should be a table, [{name}]")
+    for key, value in table.items():
+        check_choice(f"key in [{name}]", key, tuple(_CHECKS[name]))
+        check_value(name, key, _CHECKS[name][key], value)

@@ -1,0 +1,247 @@
+"""The quantizers for the CPU, compiled by numba: every format, rounding and kind of scale.
+
+They give the reference's bits for every input, and need no C compiler. Unlike the reference they
+give them under torch.set_flush_denormal(True), too, as if it were not set; but a scale of the
+tensor follows from an amax that is flushed.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mqo.quant.cpu import kernels
+from mqo.quant.cpu.arithmetic import EXPONENT, NAN, ONE, UNIT, How
+from mqo.quant.cpu.compile import kernel
+from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_plain
+from mqo.quant.cpu.steps import RUN, TILE, VECTOR
+from mqo.quant.cpu.threads import launch
+from mqo.quant.formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat
+from mqo.quant.scales import carry_of
+from mqo.quant.stochastic import signed
+from mqo.quant.strides import is_dense, memory_order
+
+if TYPE_CHECKING:
+    from mqo.quant.spec import QuantSpec
+
+_LARGEST = np.finfo(np.float32).max
+
+
+def qdq(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    out: Tensor | None = None,
+    seed: int | None = None,
+    amax: Tensor | None = None,
+) -> Tensor | None:
+    """Return what `backend.fake_quantize` does, which checks the arguments; None: not supported.
+
+    Not supported are tapered formats to nearest-even, tapered elements but HiFloat8's, and tensors
+    that are not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
+    """
+    if not _supported(x, spec, axis) or not (out is None or is_plain(out)):
+        return None
+    target = torch.empty_like(x) if out is None else out
+    if x.numel() == 0:
+        return target
+    x, result = x.detach(), target.detach()
+    half = x.dtype == torch.float16
+    x = x.float() if half else x
+    scales = _tensor_scales(x, spec, amax)
+    if half:
+        result.copy_(_in_place(x, spec, axis, scales, seed))
+    elif not is_dense(result):
+        result.copy_(_in_place(x.clone(), spec, axis, scales, seed))
+    elif x.stride() != result.stride():
+        _in_place(result.copy_(x), spec, axis, scales, seed)
+    else:
+        _dense(x, result, spec, axis, scales, seed)
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd did not see what was written
+    return target
+
+
+def _supported(x: Tensor, spec: QuantSpec, axis: int) -> bool:
+    element = spec.format.element
+    tapered = isinstance(element, TaperedFormat)
+    drawn_squares = spec.tile == "square" and spec.rounding == "stochastic"
+    return (
+        not (tapered and (element.name != "hif8" or spec.rounding == "nearest-even"))
+        and not (drawn_squares and 0 < axis % x.dim() < x.dim() - 1)
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and is_plain(x)
+    )
+
+
+def _in_place(x: Tensor, *how: object) -> Tensor:
+    """Quantize a tensor without gaps, and return it."""
+    _dense(x, x, *how)
+    return x
+
+
+def _dense(
+    x: Tensor, out: Tensor, spec: QuantSpec, axis: int, scales: _Scales, seed: int | None
+) -> None:
+    """Quantize `x` into `out`, both of the same strides and without gaps."""
+    if spec.rounding == "stochastic" and not x.is_contiguous():
+        # An element draws by its index, which is its place in memory then.
+        out.copy_(_in_place(x.contiguous(), spec, axis, scales, seed))
+        return
+    how = _how(spec)
+    constants = (*_constants(spec), *scales, signed(seed or 0))
+    if how == ("none", "nearest-away", "tapered"):
+        _hif8(x, out, constants[_TOP])
+        return
+    if spec.block is None:
+        _rows(x, out, how, constants, RUN, x.numel())
+        return
+    width = _matrix_width(x, axis) if spec.tile == "square" else None
+    order = memory_order(x)
+    sizes = [x.shape[i] for i in order]
+    place = order.index(axis % x.dim())
+    size, inner = sizes[place], prod(sizes[place + 1 :])
+    if width:
+        _squares(x, out, how, constants, spec.block, width)
+    elif spec.tile == "square" or (1 < inner < NARROW and spec.rounding != "stochastic"):
+        moved = x.movedim(axis, -1).contiguous()
+        out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
+    elif inner == 1:
+        _rows(x, out, how, constants, spec.block, size)
+    else:
+        _columns(x, out, how, constants, spec.block, size, inner)
+
+
+def _matrix_width(x: Tensor, axis: int) -> int | None:
+    """Return the row length of the matrix of `axis` and the others in order; None if it is none.
+
+    Either may be its rows: squares are the same.
+    """
+    if x.movedim(axis, -1).is_contiguous():
+        return x.shape[axis]
+    return x.numel() // x.shape[axis] if x.movedim(axis, 0).is_contiguous() else None
+
+
+def _hif8(x: Tensor, out: Tensor, top: int) -> None:
+    bits = 8 * x.itemsize
+    pointers = (x.data_ptr(), out.data_ptr())
+    units = -(-x.numel() // ROW)
+    entries = (*pointers, ROW, x.numel(), top >> (32 - bits))
+    launch(kernel(kernels.hif8, bits), units, GRAIN // ROW, *entries)
+
+
+_Ints = tuple[int, ...]
+
+
+def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int) -> None:
+    total = x.numel()
+    if size == total or size % block == 0:
+        size = ROW  # no block crosses from one such row to the next, wherever the real ones end
+    units, grain = -(-total // size), -(-GRAIN // size)
+    entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *constants)
+    launch(kernel(kernels.rows, 8 * x.itemsize, block, how), units, grain, *entries)
+
+
+def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, width: int) -> None:
+    height = x.numel() // width
+    if 8 * x.itemsize * block <= VECTOR:  # several side by side: what is read at once is longer
+        _columns(x, out, how, constants, block, height, width, side=block)
+        return
+    units, grain = -(-height // block), -(-GRAIN // (block * width))
+    entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
+    launch(kernel(kernels.squares, 8 * x.itemsize, block, how), units, grain, *entries)
+
+
+def _columns(
+    x: Tensor,
+    out: Tensor,
+    how: How,
+    constants: _Ints,
+    block: int,
+    size: int,
+    inner: int,
+    side: int = 1,
+) -> None:
+    total = x.numel()
+    blocks, tiles = -(-size // block), -(-inner // TILE)
+    units = total // (size * inner) * blocks * tiles
+    grain = -(-GRAIN // (block * min(TILE, inner)))
+    entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *constants)
+    launch(kernel(kernels.columns, 8 * x.itemsize, block, how, side), units, grain, *entries)
+
+
+# -- constants ---------------------------------------------------------------------------------
+
+_Scales = tuple[int, int]  # the constants `first` and `second` of arithmetic.py
+_TOP = 2
+
+
+@functools.cache
+def _how(spec: QuantSpec) -> How:
+    element, scale = spec.format.element, spec.format.scale
+    if isinstance(element, TaperedFormat):
+        return How("tensor" if spec.tensor_scale else scale, spec.rounding, "tapered")
+    if scale == "power-of-two":
+        scale = "e8m0"
+    return How(scale, spec.rounding, "complement" if element.complement else "minifloat")
+
+
+@functools.cache
+def _constants(spec: QuantSpec) -> _Ints:
+    """Return carry, emax, top, floor, steps: see arithmetic.py."""
+    element = spec.format.element
+    if isinstance(element, TaperedFormat):
+        top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
+        return (0, 0, top, 0, 0)
+    return (
+        carry_of(spec),
+        element.emax * UNIT,
+        _pattern(element.max_value),
+        _pattern(2.0**element.emin),
+        (23 - element.mantissa_bits) * UNIT,
+    )
+
+
+def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
+    """Return `first` and `second`, which follow from the tensor's amax: scales.py defines them."""
+    kind, element = spec.format.scale, spec.format.element
+    if not (spec.format.needs_tensor_amax or (kind == "none" and spec.tensor_scale)):
+        return (0, 0)
+    largest = np.float32(_tensor_amax(x) if amax is None else amax.item())
+    if kind == "none":
+        exponent = 0
+        if np.isfinite(largest) and largest > 0:
+            exponent = int(np.frexp(largest)[1]) - 1 - element.widths[0][0]
+        exponent = max(exponent, SCALE_EXPONENT_MIN)
+        return (_pattern(2.0**-exponent), _pattern(2.0**exponent))
+    if not np.isfinite(largest):
+        return (ONE, NAN)
+    with np.errstate(divide="ignore", over="ignore"):
+        if kind == "tensor":
+            up = _to_top(element.max_value, largest)
+            return (_pattern(up), _pattern(np.float32(1) / up))
+        total = _to_top(element.max_value * ELEMENTS["e4m3"].max_value, largest)
+        share = total * np.float32(1 / element.max_value)
+        return (_pattern(share), _pattern(np.float32(1) / total))
+
+
+def _to_top(top: float, amax: np.float32) -> np.float32:
+    return np.minimum(np.float32(top) / amax, _LARGEST) if amax else np.float32(1)
+
+
+def _tensor_amax(x: Tensor) -> np.float32:
+    if not is_dense(x):
+        x = x.contiguous()
+    units = -(-x.numel() // ROW)
+    entries = (x.data_ptr(), 0, ROW, x.numel(), 0)
+    table = launch(kernel(kernels.amax, 8 * x.itemsize), units, GRAIN // ROW, *entries)
+    return np.int64(table[7]).astype(np.int32).view(np.float32)
+
+
+def _pattern(value: float) -> int:
+    return int(np.float32(value).view(np.int32))

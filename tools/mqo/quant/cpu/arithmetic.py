@@ -1,0 +1,266 @@
+"""The arithmetic of the kernels, on vectors: scales and rounding of every format.
+
+All formats are computed alike. A magnitude is multiplied by `up`, clamped to the largest element,
+rounded to an element and multiplied by `down`; both factors follow from the amax of a block, or are
+the tensor's. Where an amax is no number, `down` is NaN. The kernels see to it that subnormals count
+(`emit_normal_floats`), so float32 arithmetic is the reference's, bit for bit.
+
+Numbers are float32 patterns, and whole numbers of 2^23, the unit of an exponent. CONSTANTS names
+those that a call has:
+
+    carry    e8m0: what a scale rule adds to the pattern of amax, so that it rounds up where due
+    emax     e8m0: of the element
+    top      the pattern of the largest element
+    floor    the pattern of the smallest normal element
+    steps    23 - m, for an element of m mantissa bits
+    first    tensor: its `up`; two-level: what scales an amax to E4M3
+    second   tensor: its `down`; two-level: what a block's scale is multiplied by
+    seed     of stochastic rounding
+"""
+
+import functools
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from mqo.quant.cpu.lanes import Lanes
+
+CONSTANTS = ("carry", "emax", "top", "floor", "steps", "first", "second", "seed")
+
+MAGNITUDE = 0x7FFFFFFF
+EXPONENT = 0x7F800000  # and the pattern of Infinity
+UNIT = 0x00800000  # one step of an exponent, and the bit that a normal number does not store
+HALF = 0x00400000  # half of it, and the pattern of 2^-127
+NAN = 0x7FC00000
+LARGEST = 0x7F7FFFFF  # of finite numbers
+ONE = 0x3F800000
+
+_WORD = ir.IntType(32)
+_TWO_TO_24 = 0x4B800000
+
+
+class How(NamedTuple):
+    """What a kernel is compiled for: the kind of scale, the rounding, and the kind of element."""
+
+    scale: str
+    rounding: str
+    element: str  # "minifloat", "complement" or "tapered"
+
+    @property
+    def has_amax(self) -> bool:
+        """Whether the scales follow from the amax of blocks."""
+        return self.scale not in ("none", "tensor")
+
+    @property
+    def groups(self) -> int:
+        """How many runs of a block have factors of their own."""
+        return 16 if self.scale == "hif4" else 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether bfloat16 holds what becomes of a bfloat16."""
+        return self.scale not in ("fp32", "tensor", "two-level")
+
+
+class Constants(NamedTuple):
+    """The constants as scalars."""
+
+    carry: Lanes
+    emax: Lanes
+    top: Lanes
+    floor: Lanes
+    steps: Lanes
+    first: Lanes
+    second: Lanes
+    seed: ir.Value
+
+    @classmethod
+    def of(cls, builder: ir.IRBuilder, values: ir.Value) -> "Constants":
+        """Take a kernel's tuple apart."""
+        parts = [builder.extract_value(values, i) for i in range(len(CONSTANTS))]
+        words = [scalar(builder, value) for value in parts[:-1]]
+        return cls(*words, parts[-1])
+
+    def like(self, other: Lanes) -> "Constants":
+        """Return them as vectors of other's type, but for the seed."""
+        return Constants(*(word.like(other) for word in self[:-1]), self.seed)
+
+
+def scalar(builder: ir.IRBuilder, value: ir.Value) -> Lanes:
+    """Take a number out of an argument, which is 64 bits wide."""
+    return Lanes(builder, builder.trunc(value, _WORD))
+
+
+# -- scales ------------------------------------------------------------------------------------
+
+
+def plan(how: How, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    """Return up and down; `scales.py` defines each kind."""
+    if not how.has_amax:
+        return c.first, c.second
+    up, down = _FACTORS[how.scale](amax, c)
+    return up, amax.constant(NAN).where(amax > EXPONENT - 1, down)
+
+
+def _e8m0(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    # The fraction of a subnormal amax, of which only 2^-127 and more counts, begins a bit lower.
+    amax = ((amax << 1) - UNIT).maximum(0).where(amax < UNIT, amax)
+    scale = (((amax + c.carry) & EXPONENT) - c.emax).maximum(0).minimum(254 * UNIT)
+    return _inverse_power(scale), scale.maximum(HALF)
+
+
+def _fp32(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    up = amax.constant(ONE).where(amax.equals(0), c.top.over(amax).minimum(LARGEST))
+    return up, up.constant(ONE).over(up)
+
+
+def _two_level(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    scaled = amax.times(c.first).minimum(0x43E00000)  # 448
+    power = (scaled & EXPONENT).maximum(0x3C800000)  # 2^-6
+    down = scaled.round_off((power + 20 * UNIT) | HALF).times(c.second)
+    return down.constant(ONE).over(down).minimum(LARGEST), down
+
+
+_FACTORS = {
+    "e8m0": _e8m0,
+    "fp32": _fp32,
+    "two-level": _two_level,
+}
+
+
+def _inverse_power(pattern: Lanes) -> Lanes:
+    """Return 2^-e for the pattern of 2^e, or for 0, which stands for 2^-127."""
+    return (pattern.constant(254 * UNIT) - pattern).maximum(HALF)
+
+
+def _hif4(amax: Lanes) -> tuple[Lanes, Lanes]:
+    """Return the first level's up and down, of blocks with that amax."""
+    scale = to_bf16(amax.times(amax.constant(0x3E120000)))  # 1/7 as a bfloat16
+    scale = scale.maximum(0x27800000).minimum(0x47400000)  # 2^-48, 49152
+    scale = scale.round_off(((scale & EXPONENT) + 21 * UNIT) | HALF)
+    up = to_bf16(scale.constant(ONE).over(scale))
+    return up, amax.constant(NAN).where(amax > EXPONENT - 1, scale)
+
+
+def _hif4_levels(first: tuple[Lanes, Lanes], eight: Lanes, four: Lanes) -> tuple[Lanes, Lanes]:
+    """Return up and down of groups of 4 elements; `eight` and `four` are the amax around them."""
+    up, down = first
+    for amax, least in ((eight, 0x40800000), (four, 0x40000000)):  # 4, 2
+        larger = amax.times(up) > least - 1
+        up = (up - UNIT).where(larger, up)
+        down = down.times(down.constant(0x40000000)).where(larger, down)  # NaN stays NaN
+    return up, down
+
+
+def hif4_of_row(parts: list[list[Lanes]], amax: Lanes, bits: int) -> list[tuple[Lanes, Lanes]]:
+    """Return up and down of each word of a block, whose parts are given."""
+    up, down = (factor.like(parts[0][0]) for factor in _hif4(amax))
+    factors = []
+    for halves in parts:
+        # A lane has one element, or two; neighbors have the rest of a group of 4, and of 8.
+        largest = functools.reduce(Lanes.maximum, halves)
+        groups = []
+        for distance in (1, 2, 4) if bits == 32 else (1, 2):
+            largest = largest.maximum(largest.swapped(distance))
+            groups.append(largest)
+        factors.append(_hif4_levels((up, down), groups[-1], groups[-2]))
+    return factors
+
+
+def hif4_of_columns(fours: list[Lanes]) -> list[tuple[Lanes, Lanes]]:
+    """Return up and down of each 4 rows of a block, whose amax are given."""
+    first = _hif4(functools.reduce(Lanes.maximum, fours))
+    pairs = zip(fours[::2], fours[1::2], strict=True)
+    eights = [a.maximum(b) for a, b in pairs for _ in range(2)]
+    return [_hif4_levels(first, *both) for both in zip(eights, fours, strict=True)]
+
+
+# -- rounding ----------------------------------------------------------------------------------
+
+
+def quantize(how: How, part: Lanes, up: Lanes, down: Lanes, c: Constants, place: Lanes) -> Lanes:
+    """Return the quantized magnitudes of `part`."""
+    scaled = part if how.scale == "none" else part.times(up)
+    if how.scale == "hif4":
+        scaled = to_bf16(scaled)
+    if how.element == "tapered":
+        return _tapered(how, part, scaled, down, c, place)
+    scaled = scaled.minimum(c.top)
+    power = (scaled & EXPONENT).maximum(c.floor)
+    return _round(how, scaled, power, c.steps, c, place).times(down)
+
+
+def _tapered(
+    how: How, part: Lanes, scaled: Lanes, down: Lanes, c: Constants, place: Lanes
+) -> Lanes:
+    """Round with the widths of HiFloat8; `top` is what overflow makes of what is too large."""
+    scaled = scaled.minimum(0x47800000)  # 2^16: all that is larger overflows, too
+    power = (scaled & EXPONENT).maximum(0x34800000).minimum(0x47000000)  # 2^-22, 2^15
+    distance = (power - ONE).absolute()
+    steps = power.constant(20 * UNIT)
+    for width, exponent in ((2, 3), (1, 7), (0, 15)):
+        steps = power.constant((23 - width) * UNIT).where(distance > exponent * UNIT, steps)
+    rounded = _round(how, scaled, power, steps, c, place)
+    rounded = c.top.where(rounded > 0x47000000, rounded)
+    if how.scale == "tensor":
+        rounded = rounded.times(down)
+    return part.where(part > EXPONENT, rounded)
+
+
+def _round(
+    how: How, scaled: Lanes, power: Lanes, steps: Lanes, c: Constants, place: Lanes
+) -> Lanes:
+    """Round to multiples of a quantum: `power` without its `steps` of 2^23."""
+    if how.rounding == "stochastic":
+        return _round_by_draw(scaled, power, steps, _draw(c.seed, place))
+    if how.rounding == "nearest-away":
+        # That takes a tie up and nothing else anywhere, as halves of a quantum end in zeros.
+        scaled = scaled | 1
+    # Adding 1.5 times a power of two whose last bit is the quantum, and taking it off.
+    return scaled.round_off((power + steps) | HALF)
+
+
+def _round_by_draw(scaled: Lanes, power: Lanes, steps: Lanes, draw: Lanes) -> Lanes:
+    """Go up where the draw is less than the share of a quantum, in whole 2^-24."""
+    quantum = power - (steps.constant(23 * UNIT) - steps)
+    count = scaled.times(_inverse_power(quantum))
+    lower = count.whole()
+    share = count.minus(lower.float()).times(count.constant(_TWO_TO_24)).whole()
+    return (lower + lower.constant(1).where(draw < share, 0)).float().times(quantum)
+
+
+def _draw(seed: ir.Value, place: Lanes) -> Lanes:
+    """Return what stochastic.draws has for the elements at `place`, int64, as 32-bit integers."""
+    z = Lanes(place.builder, seed).like(place) + (place + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return ((z ^ (z >> 31)) >> 40).narrowed(_WORD)
+
+
+def to_bf16(pattern: Lanes) -> Lanes:
+    """Round a number to the nearest bfloat16, ties to even.
+
+    A NaN has to be one that bfloat16 has.
+    """
+    return (pattern + ((pattern >> 16) & 1) + 0x7FFF) & 0xFFFF0000
+
+
+# -- HiFloat8 without a scale ------------------------------------------------------------------
+
+
+def hif8(word: Lanes, limit: Lanes, shift: int) -> Lanes:
+    """Round float32 patterns, or their upper halves with a shift of 16."""
+    one, unit, largest, smallest = (
+        pattern >> shift for pattern in (ONE, UNIT, 0x47000000, 0x34800000)
+    )
+    magnitude = word & (MAGNITUDE >> shift)
+    distance = ((magnitude & (EXPONENT >> shift)) - one).absolute()
+    half = word.constant(unit >> 4)
+    for width, exponent in ((2, 3), (1, 7), (0, 15)):
+        half = word.constant(unit >> (width + 1)).where(distance > exponent * unit, half)
+    rounded = (magnitude + half) & (half.constant(0) - half - half)
+    rounded = rounded.maximum(smallest)
+    rounded = limit.where(rounded > largest, rounded)
+    rounded = magnitude.where(magnitude > (EXPONENT >> shift), rounded)
+    signed = rounded | (word & ~(MAGNITUDE >> shift))
+    return signed.constant(0).where(magnitude < smallest - unit, signed)

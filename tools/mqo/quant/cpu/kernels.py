@@ -1,0 +1,314 @@
+"""The loops around the inner steps, one function a kernel, and what a kernel's table holds.
+
+A kernel takes the address of an int64 array and returns nothing. Several threads call it with the
+same array: its first entry is a counter from which they take their work, `grain` units at a time.
+Entries 9 to 16 are the constants of arithmetic.py. Where a rounding draws, the memory is in the
+order of the tensor's elements, so that an element's place in memory is its index.
+"""
+
+from collections.abc import Callable
+
+from numba import njit, types
+
+from mqo.quant.cpu.arithmetic import CONSTANTS, How
+from mqo.quant.cpu.steps import (
+    RUN,
+    STRIP,
+    TILE,
+    VECTOR,
+    emit_block_amax,
+    emit_block_round,
+    emit_claim,
+    emit_clear,
+    emit_copy,
+    emit_field,
+    emit_hif8,
+    emit_normal_floats,
+    emit_raise,
+    emit_restore_floats,
+    emit_run_round,
+    emit_stack,
+    emit_strip_amax,
+    emit_strip_plan,
+    emit_strip_round,
+    group_bytes,
+    step,
+    strip_bytes,
+)
+
+ENTRIES = 9  # of a table before the constants
+inline = njit(error_model="numpy", forceinline=True)
+
+field = step(emit_field, types.int64)
+claim = step(emit_claim, types.int64)
+raise_to = step(emit_raise)
+copy = step(emit_copy)
+clear = step(emit_clear)
+normal_floats = step(emit_normal_floats, types.int64)
+restore_floats = step(emit_restore_floats)
+
+
+def _stack(size: int) -> Callable[[], int]:
+    return step(emit_stack, types.int64, size=size)
+
+
+@inline
+def _constants(table) -> tuple[int, ...]:
+    return (
+        field(table, ENTRIES),
+        field(table, ENTRIES + 1),
+        field(table, ENTRIES + 2),
+        field(table, ENTRIES + 3),
+        field(table, ENTRIES + 4),
+        field(table, ENTRIES + 5),
+        field(table, ENTRIES + 6),
+        field(table, ENTRIES + 7),
+    )
+
+
+def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
+    """Return a kernel that does `work(table, unit, scratch)` for each unit of its thread."""
+    stack = _stack(scratch_bytes)
+
+    def run(table) -> None:
+        units, grain, scratch, mode = field(table, 1), field(table, 2), stack(), normal_floats()
+        while True:
+            first = claim(table, grain)
+            if first >= units:
+                break
+            for unit in range(first, min(first + grain, units)):
+                work(table, unit, scratch)
+        restore_floats(mode)
+
+    return run
+
+
+def amax(bits: int) -> Callable[[int], None]:
+    """Write the pattern of a tensor's largest magnitude to entry 7 of the table.
+
+    table: counter, units, grain, source, 0, size, total elements, amax.
+    """
+    width, most = bits // 8, 4 * RUN
+    largest = step(emit_block_amax, types.int64, bits=bits, block=most)
+    stack = _stack(most * width)
+
+    def run(table) -> None:
+        units, grain = field(table, 1), field(table, 2)
+        source, size, total = field(table, 3), field(table, 5), field(table, 6)
+        scratch, found = stack(), 0
+        while True:
+            first = claim(table, grain)
+            if first >= units:
+                break
+            at = first * size
+            end = min((first + grain) * size, total)
+            while at + most <= end:
+                found = max(found, largest(source + at * width))
+                at += most
+            if at < end:
+                clear(scratch, most * width)
+                copy(scratch, source + at * width, (end - at) * width)
+                found = max(found, largest(scratch))
+        raise_to(table + 7 * 8, found)
+
+    return run
+
+
+def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
+    """Quantize blocks along the memory. Units are rows of `size` elements, the last maybe shorter.
+
+    table: counter, units, grain, source, target, size, total elements, 0, 0, the constants.
+    """
+    width = bits // 8
+    largest = step(emit_block_amax, types.int64, bits=bits, block=block)
+    one = step(emit_block_round, bits=bits, block=block, how=how)
+    several = step(emit_run_round, bits=bits, block=block, how=how)
+    has_amax = how.has_amax
+    side_by_side = has_amax and block * bits < VECTOR
+    span = RUN if side_by_side else block
+
+    @inline
+    def quantize(target, source, index, constants) -> None:
+        if side_by_side:
+            several(target, source, index, constants)
+        else:
+            one(target, source, largest(source) if has_amax else 0, index, constants)
+
+    @inline
+    def row(table, unit, scratch) -> None:
+        size, constants = field(table, 5), _constants(table)
+        start = unit * size
+        source, target = field(table, 3) + start * width, field(table, 4) + start * width
+        count = min(size, field(table, 6) - start)
+        for at in range(0, count // span * span, span):
+            quantize(target + at * width, source + at * width, start + at, constants)
+        rest = count % span
+        if rest:
+            at = count - rest
+            clear(scratch, span * width)
+            copy(scratch, source + at * width, rest * width)
+            quantize(scratch, scratch, start + at, constants)
+            copy(target + at * width, scratch, rest * width)
+
+    return over_units(row, span * width)
+
+
+def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
+    """Quantize squares of a matrix of `size` columns. A unit is a band of `block` rows, or fewer.
+
+    table: counter, units, grain, source, target, size, height, 0, 0, the constants.
+    """
+    width = bits // 8
+    largest = step(emit_block_amax, types.int64, bits=bits, block=block)
+    quantize = step(emit_block_round, bits=bits, block=block, how=how)
+    pitch = block * width  # of a copy
+
+    @inline
+    def square(target, source, index, size, height, constants) -> None:
+        """Quantize a square in rows of `size` elements."""
+        found = 0
+        for i in range(height):
+            found = max(found, largest(source + i * size * width))
+        for i in range(height):
+            at = i * size
+            quantize(target + at * width, source + at * width, found, index + at, constants)
+
+    @inline
+    def part_of_square(target, source, index, size, height, count, scratch, constants) -> None:
+        """Quantize `count` columns, less than a square has, in a copy."""
+        found = 0
+        clear(scratch, block * pitch)
+        for i in range(height):
+            copy(scratch + i * pitch, source + i * size * width, count * width)
+            found = max(found, largest(scratch + i * pitch))
+        for i in range(height):
+            place = scratch + i * pitch
+            quantize(place, place, found, index + i * size, constants)
+            copy(target + i * size * width, place, count * width)
+
+    @inline
+    def band(table, unit, scratch) -> None:
+        size, constants = field(table, 5), _constants(table)
+        height = min(block, field(table, 6) - unit * block)
+        start = unit * block * size
+        source, target = field(table, 3) + start * width, field(table, 4) + start * width
+        for at in range(0, size // block * block, block):
+            place = at * width
+            square(target + place, source + place, start + at, size, height, constants)
+        rest = size % block
+        if rest:
+            at = size - rest
+            source, target, index = source + at * width, target + at * width, start + at
+            part_of_square(target, source, index, size, height, rest, scratch, constants)
+
+    return over_units(band, block * pitch)
+
+
+def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
+    """Quantize blocks across the memory, of `inner` columns side by side, read in rows.
+
+    A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns
+    of one row of blocks.
+    table: counter, units, grain, source, target, size, inner, blocks, tiles, the constants.
+    """
+    width = bits // 8
+    strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(how)
+    strips = _strips(bits, block, how, side)
+
+    @inline
+    def rest_of_row(target, source, index, inner, height, count, scratch, constants) -> None:
+        """Quantize less than a strip, `count` elements wide, in a copy."""
+        spare, pitch = scratch + plans, inner * width
+        if side > 1:  # what lies beside them there is in their blocks
+            clear(spare, block * strip_width)
+        for i in range(height):
+            copy(spare + i * strip_width, source + i * pitch, count * width)
+        strips(spare, spare, index, strip_width, inner, height, 1, scratch, constants)
+        for i in range(height):
+            copy(target + i * pitch, spare + i * strip_width, count * width)
+
+    @inline
+    def tile(table, unit, scratch) -> None:
+        size, inner = field(table, 5), field(table, 6)
+        blocks, tiles, constants = field(table, 7), field(table, 8), _constants(table)
+        column, block_row = unit % tiles * TILE, unit // tiles
+        row = block_row % blocks * block
+        height, used = min(block, size - row), min(TILE, inner - column)
+        index = (block_row // blocks * size + row) * inner + column
+        source, target = field(table, 3) + index * width, field(table, 4) + index * width
+        count, pitch = used // STRIP, inner * width
+        strips(target, source, index, pitch, inner, height, count, scratch, constants)
+        rest = used % STRIP
+        if rest:
+            done = count * STRIP
+            source, target, index = source + done * width, target + done * width, index + done
+            rest_of_row(target, source, index, inner, height, rest, scratch, constants)
+
+    return over_units(tile, plans + block * strip_width)
+
+
+def _strips(bits: int, block: int, how: How, side: int) -> Callable:
+    """Return what quantizes strips of columns side by side, `side` of them in one block."""
+    strip_width = STRIP * bits // 8
+    run_rows, group, plan_bytes = block // how.groups, group_bytes(), strip_bytes(how)
+    take = step(emit_strip_amax, bits=bits)
+    plan = step(emit_strip_plan, bits=bits, how=how, side=side)
+    quantize = step(emit_strip_round, bits=bits, how=how)
+
+    @inline
+    def strips(target, source, index, pitch, stride, height, count, scratch, constants) -> None:
+        """Quantize `height` rows of `count` strips, the next row `pitch` bytes further on.
+
+        `stride` is the way from a row to the next one in the draws.
+        """
+        clear(scratch, count * plan_bytes)
+        for i in range(height):
+            for s in range(count):
+                place = scratch + s * plan_bytes + i // run_rows * group
+                take(place, source + i * pitch + s * strip_width)
+        for s in range(count):
+            plan(scratch + s * plan_bytes, constants)
+        for i in range(height):
+            for s in range(count):
+                at = i * pitch + s * strip_width
+                place = scratch + s * plan_bytes + i // run_rows * group
+                drawn = index + i * stride + s * STRIP
+                quantize(target + at, source + at, place, drawn, constants)
+
+    return strips
+
+
+def hif8(bits: int) -> Callable[[int], None]:
+    """Round to HiFloat8, nearest, without a scale. Units are rows of `size` elements, or fewer.
+
+    table: counter, units, grain, source, target, size, total elements, limit.
+    """
+    width = bits // 8
+    run_bytes = RUN * width
+    quantize = step(emit_hif8, bits=bits)
+    stack = _stack(run_bytes)
+
+    def run(table) -> None:
+        units, grain = field(table, 1), field(table, 2)
+        source, target = field(table, 3), field(table, 4)
+        size, total, limit = field(table, 5), field(table, 6), field(table, 7)
+        scratch = stack()
+        while True:
+            first = claim(table, grain)
+            if first >= units:
+                return
+            at = first * size * width
+            end = min((first + grain) * size, total) * width
+            while at + run_bytes <= end:
+                quantize(target + at, source + at, limit)
+                at += run_bytes
+            if at < end:
+                clear(scratch, run_bytes)
+                copy(scratch, source + at, end - at)
+                quantize(scratch, scratch, limit)
+                copy(target + at, scratch, end - at)
+
+    return run
+
+
+assert len(CONSTANTS) == 8  # as `_constants` reads

@@ -1,0 +1,362 @@
+"""The inner steps of the kernels, as LLVM IR: load, amax, scale, round, store.
+
+Each `emit_*` writes the vector code of one step; `step` makes of it a function that numba's code
+can call. A vector holds the patterns of float32 as 32-bit integers, whatever dtype is in memory:
+two bfloat16 in a word are two parts, the upper and the lower half.
+
+Arguments are int64: addresses, counts and float32 patterns. `constants` is a tuple of them, one for
+each name in CONSTANTS of arithmetic.py.
+"""
+
+import functools
+import inspect
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from mqo.quant.cpu.arithmetic import (
+    MAGNITUDE,
+    Constants,
+    How,
+    hif4_of_columns,
+    hif4_of_row,
+    hif8,
+    plan,
+    quantize,
+    scalar,
+    to_bf16,
+)
+from mqo.quant.cpu.lanes import Lanes, load
+
+STRIP = 64  # columns that one `strip_*` handles
+TILE = 256  # columns that are walked together, a few pages of rows at a time
+RUN = 64  # elements that one `emit_run_round` or `emit_hif8` handles
+VECTOR = 512  # bits of a vector; narrower machines use several registers for it
+
+_COUNT = VECTOR // 32  # its lanes
+_WORD = ir.IntType(32)
+_ADDRESS = ir.IntType(64)
+
+
+def step(emit: Callable, result: types.Type = types.void, **fixed: Any) -> Callable:
+    """Make a function that emits code a function that numba's code can call.
+
+    It has the arguments of `emit` but for the builder and what is `fixed`.
+    """
+    names = emit.__code__.co_varnames[1 : emit.__code__.co_argcount]
+    names = [name for name in names if name not in fixed]
+
+    def typing(_: object, *arguments: types.Type) -> tuple[object, Callable]:
+        kinds = [a if isinstance(a, types.BaseTuple) else types.int64 for a in arguments]
+
+        def generate(target: Any, builder: ir.IRBuilder, _: object, values: Any) -> ir.Value:
+            value = emit(builder, **dict(zip(names, values, strict=True)), **fixed)
+            return target.get_dummy_value() if value is None else value
+
+        return result(*kinds), generate
+
+    typing.__signature__ = inspect.Signature(  # numba reads it
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("context", *names)]
+    )
+    return intrinsic(typing)
+
+
+# -- plumbing ----------------------------------------------------------------------------------
+
+
+def emit_field(builder, table, index) -> ir.Value:
+    """Read an int64 of an array of them."""
+    address = builder.add(table, builder.mul(index, ir.Constant(_ADDRESS, 8)))
+    return builder.load(builder.inttoptr(address, _ADDRESS.as_pointer()))
+
+
+def emit_claim(builder, counter, count) -> ir.Value:
+    """Add to a counter that threads share, and return what it was."""
+    pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
+    return builder.atomic_rmw("add", pointer, count, "monotonic")
+
+
+def emit_raise(builder, counter, value) -> None:
+    """Make a number that threads share as large as `value`, if it is less."""
+    pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
+    builder.atomic_rmw("max", pointer, value, "monotonic")
+
+
+def emit_stack(builder, size) -> ir.Value:
+    """Return the address of `size` bytes that last as long as the call."""
+    with builder.goto_entry_block():
+        memory = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+        memory.align = VECTOR // 8
+    return builder.ptrtoint(memory, _ADDRESS)
+
+
+def emit_copy(builder, target, source, size) -> None:
+    """Copy `size` bytes."""
+    pointers = (builder.inttoptr(a, ir.IntType(8).as_pointer()) for a in (target, source))
+    cgutils.raw_memcpy(builder, *pointers, size, 1)
+
+
+def emit_clear(builder, target, size) -> None:
+    """Fill `size` bytes with zeros."""
+    cgutils.memset(builder, builder.inttoptr(target, ir.IntType(8).as_pointer()), size, 0)
+
+
+def emit_normal_floats(builder) -> ir.Value:
+    """Have this thread compute with subnormals, and return its mode before."""
+    before = _mode(builder)
+    # x86: flush-to-zero and denormals-are-zero; ARM: FZ.
+    flags = {"x86_64": 0x8040, "aarch64": 1 << 24}.get(platform.machine(), 0)
+    _set_mode(builder, builder.and_(before, ir.Constant(before.type, ~flags)))
+    return builder.zext(before, _ADDRESS) if before.type != _ADDRESS else before
+
+
+def emit_restore_floats(builder, mode) -> None:
+    """Set the mode that `emit_normal_floats` returned."""
+    kind = _mode(builder).type
+    _set_mode(builder, builder.trunc(mode, kind) if kind != _ADDRESS else mode)
+
+
+def _mode(builder: ir.IRBuilder) -> ir.Value:
+    if platform.machine() == "x86_64":
+        place = cgutils.alloca_once(builder, _WORD)
+        _call_x86(builder, "stmxcsr", place)
+        return builder.load(place)
+    if platform.machine() == "aarch64":
+        return builder.call(_declared(builder, "llvm.aarch64.get.fpcr", _ADDRESS, []), [])
+    return ir.Constant(_ADDRESS, 0)
+
+
+def _set_mode(builder: ir.IRBuilder, mode: ir.Value) -> None:
+    if platform.machine() == "x86_64":
+        _call_x86(builder, "ldmxcsr", cgutils.alloca_once_value(builder, mode))
+    elif platform.machine() == "aarch64":
+        name = "llvm.aarch64.set.fpcr"
+        builder.call(_declared(builder, name, ir.VoidType(), [_ADDRESS]), [mode])
+
+
+def _call_x86(builder: ir.IRBuilder, name: str, place: ir.Value) -> None:
+    byte = ir.IntType(8).as_pointer()
+    function = _declared(builder, f"llvm.x86.sse.{name}", ir.VoidType(), [byte])
+    builder.call(function, [builder.bitcast(place, byte)])
+
+
+def _declared(builder: ir.IRBuilder, name: str, result: ir.Type, kinds: list) -> ir.Function:
+    found = builder.module.globals.get(name)
+    return found or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
+
+
+# -- one block in a row ------------------------------------------------------------------------
+
+
+def emit_block_amax(builder, source, bits, block) -> ir.Value:
+    """Return the float32 pattern of the largest magnitude; above EXPONENT where there is a NaN."""
+    parts = [part for word in _words(builder, source, bits, block) for part in _split(word, bits)]
+    return builder.zext(functools.reduce(Lanes.maximum, parts).largest().value, _ADDRESS)
+
+
+def emit_block_round(builder, target, source, amax, index, constants, bits, block, how) -> None:
+    """Quantize a block's elements; the target may be the source.
+
+    `amax` is what its scale follows from, `index` that of its first element in the draws.
+    """
+    words = _words(builder, source, bits, block)
+    parts = [_split(word, bits) for word in words]
+    c = Constants.of(builder, constants)
+    if how.scale == "hif4":
+        factors = hif4_of_row(parts, scalar(builder, amax), bits)
+    else:
+        up, down = plan(how, scalar(builder, amax), c)
+        factors = [(up.like(words[0]), down.like(words[0]))] * len(words)
+    _store_row(builder, target, index, words, factors, c, bits, how)
+
+
+def emit_run_round(builder, target, source, index, constants, bits, block, how) -> None:
+    """Quantize RUN elements, of which a vector has several blocks, and finds their scales at once.
+
+    The target may be the source; `index` is that of the first element in the draws.
+    """
+    words = _words(builder, source, bits, RUN)
+    c = Constants.of(builder, constants)
+    factors = []
+    for word in words:
+        amax = functools.reduce(Lanes.maximum, _split(word, bits))
+        for distance in (1, 2, 4):
+            amax = amax.maximum(amax.swapped(distance)) if distance < block * bits // 32 else amax
+        factors.append(plan(how, amax, c.like(amax)))
+    _store_row(builder, target, index, words, factors, c, bits, how)
+
+
+def _store_row(builder, target, index, words, factors, c, bits, how) -> None:
+    """Quantize words by the factors of each, and write them one behind the other."""
+    every = c.like(words[0])
+    size = len(words) * words[0].count * 32 // bits
+    places = _places(builder, index, words, bits)
+    addresses = _addresses(builder, target, bits, size)
+    for word, (up, down), at, address in zip(words, factors, places, addresses, strict=True):
+        rounded = [
+            quantize(how, part, up, down, every, place)
+            for part, place in zip(_split(word, bits), at, strict=True)
+        ]
+        _join(how, rounded, word, bits).store(address)
+
+
+# -- a strip of columns, each with a block of its own ------------------------------------------
+# Scratch holds two vectors of STRIP patterns for each group of rows: amax, which becomes up; down.
+
+
+def strip_bytes(how: How) -> int:
+    """Return the size of a strip's scratch."""
+    return how.groups * group_bytes()
+
+
+def group_bytes() -> int:
+    """Return the size of the scratch of one group of rows."""
+    return 2 * STRIP * 4
+
+
+def emit_strip_amax(builder, scratch, source, bits) -> None:
+    """Take a row into the columns' amax."""
+    for word, places in _strip(builder, source, scratch, bits):
+        for part, (place, _) in zip(_split(word, bits), places, strict=True):
+            load(builder, place, 32, _COUNT).maximum(part).store(place)
+
+
+def emit_strip_plan(builder, scratch, constants, bits, how, side=1) -> None:
+    """Turn the columns' amax into up and down, which `side` columns, at most a vector, share."""
+    c = Constants.of(builder, constants)
+    for _, places in _strip(builder, scratch, scratch, bits):
+        if side > 1:
+            _share_amax(builder, [up for up, _ in places], side * bits // 32)
+        for place in places:
+            groups = [_moved(builder, place, g * group_bytes()) for g in range(how.groups)]
+            amax = [load(builder, up, 32, _COUNT) for up, _ in groups]
+            if how.scale == "hif4":
+                factors = hif4_of_columns(amax)
+            else:
+                factors = [plan(how, amax[0], c.like(amax[0]))]
+            for values, targets in zip(factors, groups, strict=True):
+                for value, address in zip(values, targets, strict=True):
+                    value.store(address)
+
+
+def _share_amax(builder, places, lanes) -> None:
+    """Give each column the largest amax of the `lanes` words around it, each in all `places`."""
+    amax = functools.reduce(Lanes.maximum, [load(builder, at, 32, _COUNT) for at in places])
+    for distance in (1, 2, 4, 8):
+        amax = amax.maximum(amax.swapped(distance)) if distance < lanes else amax
+    for at in places:
+        amax.store(at)
+
+
+def emit_strip_round(builder, target, source, scratch, index, constants, bits, how) -> None:
+    """Quantize a row's elements; the target may be the source."""
+    strip = _strip(builder, source, scratch, bits)
+    every = Constants.of(builder, constants).like(strip[0][0])
+    draws = _places(builder, index, [word for word, _ in strip], bits)
+    targets = _addresses(builder, target, bits, STRIP)
+    for (word, places), at, address in zip(strip, draws, targets, strict=True):
+        rounded = []
+        for part, factors, place in zip(_split(word, bits), places, at, strict=True):
+            up, down = (load(builder, factor, 32, _COUNT) for factor in factors)
+            rounded.append(quantize(how, part, up, down, every, place))
+        _join(how, rounded, word, bits).store(address)
+
+
+# -- HiFloat8 without a scale ------------------------------------------------------------------
+
+
+def emit_hif8(builder, target, source, limit, bits) -> None:
+    """Round RUN elements, ties away from zero; the target may be the source."""
+    for lane in range(0, RUN, 32):
+        offset = ir.Constant(_ADDRESS, lane * bits // 8)
+        word = load(builder, builder.add(source, offset), bits, 32)
+        limits = Lanes(builder, builder.trunc(limit, ir.IntType(bits))).like(word)
+        hif8(word, limits, 32 - bits).store(builder.add(target, offset))
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def _split(word: Lanes, bits: int) -> list[Lanes]:
+    """Return the magnitudes in a vector of 32-bit words, as float32 patterns."""
+    if bits == 32:
+        return [word & MAGNITUDE]
+    return [word & 0x7FFF0000, (word << 16) & 0x7FFF0000]
+
+
+def _join(how: How, parts: list[Lanes], word: Lanes, bits: int) -> Lanes:
+    """Undo `_split`, with the signs of `word`."""
+    signs = word & _twice(~MAGNITUDE, bits)
+    if how.element != "minifloat":  # zero has no sign
+        keep = [
+            signs.constant(sign).where(p > 0, 0) for sign, p in zip(_SIGNS, parts, strict=False)
+        ]
+        signs = signs & functools.reduce(Lanes.__or__, keep)
+    if bits == 32:
+        return parts[0] | signs
+    parts = parts if how.exact else [to_bf16(part) for part in parts]
+    return parts[0] | (parts[1] >> 16) | signs
+
+
+_SIGNS = (0x80000000, 0x8000)  # of a word's parts
+
+
+def _twice(pattern: int, bits: int) -> int:
+    pattern &= 0xFFFFFFFF
+    return pattern if bits == 32 else pattern | pattern >> 16
+
+
+def _lanes(bits: int, size: int) -> int:
+    """Return how many words of `size` elements one vector takes."""
+    return min(_COUNT, size * bits // 32)
+
+
+def _words(builder: ir.IRBuilder, start: ir.Value, bits: int, size: int) -> list[Lanes]:
+    """Read `size` consecutive elements."""
+    count = _lanes(bits, size)
+    return [load(builder, a, 32, count) for a in _addresses(builder, start, bits, size)]
+
+
+def _addresses(builder: ir.IRBuilder, start: ir.Value, bits: int, size: int) -> list[ir.Value]:
+    """Return where the vectors of `size` consecutive elements lie."""
+    offsets = range(0, size * bits // 8, 4 * _lanes(bits, size))
+    return [builder.add(start, ir.Constant(_ADDRESS, offset)) for offset in offsets]
+
+
+def _places(
+    builder: ir.IRBuilder, index: ir.Value, words: list[Lanes], bits: int
+) -> Iterator[list[Lanes]]:
+    """Return the index of each element in the draws, int64, for each part of the words."""
+    each = 32 // bits
+    count = words[0].count
+    for number, _ in enumerate(words):
+        start = number * count * each
+        # The upper half of a word is the second element.
+        yield [
+            Lanes.counting(builder, index, [start + each * lane + odd for lane in range(count)])
+            for odd in reversed(range(each))
+        ]
+
+
+def _moved(builder: ir.IRBuilder, places: list[ir.Value], offset: int) -> list[ir.Value]:
+    return [builder.add(place, ir.Constant(_ADDRESS, offset)) for place in places]
+
+
+def _strip(
+    builder: ir.IRBuilder, row: ir.Value, scratch: ir.Value, bits: int
+) -> list[tuple[Lanes, list[list[ir.Value]]]]:
+    """Return a strip's words, each with the two places in scratch of each part."""
+    vectors = []
+    part = 0
+    for word in _words(builder, row, bits, STRIP):
+        places = []
+        for _ in range(32 // bits):
+            offsets = [(array * STRIP + part * _COUNT) * 4 for array in range(2)]
+            places.append([builder.add(scratch, ir.Constant(_ADDRESS, o)) for o in offsets])
+            part += 1
+        vectors.append((word, places))
+    return vectors

@@ -1,0 +1,64 @@
+"""Patterns of layers, matched against their labels: those that a run leaves unquantized, say.
+
+A pattern is GLOB or SITE:GLOB, where SITE may be a kind of sites, linear or attention. Case counts,
+`*` goes across dots, and a pattern must match the whole label: `output_layer`,
+`decoder.layers.0.*`, `qk:decoder.layers.1.*`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from mqo.quant.formats import ATTENTION, LINEAR, SITES, GemmSite, check_choice
+
+if TYPE_CHECKING:
+    from mqo.quant.labels import Layer
+
+NEAREST = 3
+
+
+def split(pattern: str) -> tuple[str | None, str]:
+    """Return the one site, or kind of sites, that a pattern is for, None for all, and its glob."""
+    site, colon, glob = pattern.rpartition(":")
+    return (site if colon else None), glob
+
+
+def check(patterns: object) -> None:
+    """Raise ValueError unless `patterns` is a list of patterns, each with a site that exists."""
+    if not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
+        raise ValueError(f"{patterns!r} is no list of patterns, such as ['output_layer']")
+    for site, glob in map(split, patterns):
+        if site is not None:
+            check_choice("GEMM site or kind of them", site, (*SITES, LINEAR, ATTENTION))
+        if not glob:
+            raise ValueError(f"'{site}:' names no layer; valid: SITE:GLOB")
+
+
+def is_for(pattern: str, site: GemmSite) -> bool:
+    """Return whether `pattern` is for a site, whatever its layers are."""
+    return split(pattern)[0] in (None, site.name, site.layer)
+
+
+def matches(pattern: str, site: str, layer: str) -> bool:
+    """Return whether `pattern` names `layer` at `site`."""
+    return is_for(pattern, SITES[site]) and fnmatchcase(layer, split(pattern)[1])
+
+
+def unmatched(patterns: Iterable[str], layers: Iterable[Layer]) -> list[str]:
+    """Say, one text each, which patterns match nothing: a misspelt one must not go unnoticed.
+
+    `layers` are those of all ranks, for a pipeline stage holds only some.
+    """
+    layers, faults = list(layers), []
+    for pattern in patterns:
+        glob = split(pattern)[1]
+        kinds = {site.layer for site in SITES.values() if is_for(pattern, site)}
+        names = sorted({layer.name for layer in layers if layer.kind in kinds})
+        if not any(fnmatchcase(name, glob) for name in names):
+            near = difflib.get_close_matches(glob.rstrip("*."), names, NEAREST, cutoff=0.0)
+            nearest = f"the nearest are {', '.join(near)}" if near else "there is none to match"
+            faults.append(f"the pattern '{pattern}' matches no layer with such a GEMM; {nearest}")
+    return faults

@@ -1,0 +1,206 @@
+"""The random Hadamard transform of a GEMM's operand: it spreads an outlier over its block.
+
+Both operands of a GEMM are transformed alike along the contraction axis. The transform is
+orthogonal, so the product stays what it was, but for rounding.
+
+A block of d points of the axis, from 0 on and the last one filled up with zeros, becomes, in
+float32 and in this order:
+
+    y[i] = sign[i] * x[i]
+    for s in 1, 2, 4, ..., d/2, and each i without the bit s:
+        (y[i], y[i+s]) = (y[i] + y[i+s], y[i] - y[i+s])
+    y[i] = y[i] * float32(1 / sqrt(d))
+
+and is then rounded to the dtype of x, as Transformer Engine's reference has it. That is x times
+diag(sign) times Sylvester's matrix over sqrt(d). `reference` does just that; the implementations
+for a device, which are beside those of `fake_quantize`, give the same bits for finite values.
+"""
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mqo.quant.backend import DTYPES, MODULES, describe, implementations, is_traced
+from mqo.quant.formats import check_choice, check_seed
+from mqo.quant.spec import Hadamard
+from mqo.quant.stochastic import RANDOM_BITS, draws, signed
+from mqo.quant.strides import is_dense, memory_order
+from mqo.quant.tensor_amax import largest
+
+# NVIDIA's for the wgrad of NVFP4: arXiv 2509.25149, and Transformer Engine.
+_FIXED = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+
+
+def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:
+    """Return the signs of a block, 1 or -1: float32 [points]; random ones need `seed`."""
+    if hadamard.signs == "none":
+        return torch.ones(hadamard.points)
+    if hadamard.signs == "fixed":
+        return torch.tensor(_FIXED, dtype=torch.float32).repeat(hadamard.points // len(_FIXED))
+    negative = draws(torch.Size([hadamard.points]), seed) < 2 ** (RANDOM_BITS - 1)
+    return 1.0 - 2.0 * negative
+
+
+def factor_of(hadamard: Hadamard) -> Tensor:
+    """Return what the sums are multiplied by: float32 []."""
+    return torch.tensor(1.0 / sqrt(hadamard.points), dtype=torch.float32)
+
+
+@torch.no_grad()
+def transform(
+    x: Tensor,
+    hadamard: Hadamard,
+    *,
+    axis: int = -1,
+    seed: int | None = None,
+    out: Tensor | None = None,
+    amax: Tensor | None = None,
+) -> Tensor:
+    """Return the transform of `x` along `axis`: no gradient.
+
+    It has the dtype of `x` and its shape, but that the axis is a multiple of `hadamard.points`
+    long. MQO_QUANT_BACKEND names the implementation, as for `fake_quantize`.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape with an axis, strides and device.
+        hadamard: the transform.
+        axis: the contraction axis of a GEMM.
+        seed: for random signs, 0 .. 2^64 - 1.
+        out: where to write, and what to return: of the result's shape and dtype, and x's device. It
+            may be `x` itself where that has the shape, and must not overlap it otherwise. None
+            makes a new tensor, whose axes are in the order that those of `x` have in memory.
+        amax: float32 [] on x's device, where to write the largest magnitude of the result, NaN if
+            there is one: what `fake_quantize` takes, and would have to read the result for.
+
+    Raises:
+        TypeError: `x` has another dtype.
+        ValueError: an argument is none of the valid ones, which the text names.
+        RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
+    """
+    _check_arguments(x, hadamard, axis, seed)
+    shape = list(x.shape)
+    shape[axis] += -shape[axis] % hadamard.points
+    if out is None:
+        out = _empty(x, shape)
+    _check_target("out", out, shape, x.dtype, x.device)
+    if amax is not None:
+        _check_target("amax", amax, [], torch.float32, x.device)
+    if is_traced(x):
+        given = (hadamard.points, hadamard.signs, axis, signed(seed or 0))
+        torch.ops.megatron_quant.hadamard(x, out, amax, *given)
+    else:
+        _transform(x, out, hadamard, axis, seed, amax)
+    return out
+
+
+def _check_arguments(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> None:
+    if x.dtype not in DTYPES:
+        raise TypeError(f"cannot transform {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
+    if not x.dim():
+        raise ValueError("a Hadamard transform is along an axis, and a 0-d tensor has none")
+    check_choice("axis", axis, range(-x.dim(), x.dim()))
+    if hadamard.signs == "random":
+        check_seed(seed)
+
+
+def _check_target(
+    name: str, target: Tensor, shape: list[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if (list(target.shape), target.dtype, target.device) != (shape, dtype, device):
+        raise ValueError(f"{name} is {describe(target)}; valid: {shape} {dtype} on {device}")
+
+
+def _empty(x: Tensor, shape: list[int]) -> Tensor:
+    """Return a new tensor whose axes lie in memory as those of `x`."""
+    order = memory_order(x) if is_dense(x) else range(x.dim())
+    y = x.new_empty([shape[i] for i in order])
+    return y.permute([order.index(i) for i in range(x.dim())])
+
+
+# -- implementations -------------------------------------------------------------------------------
+
+# Each is the function `transform` of a module hadamard.py in the folder of the quantizers for a
+# device. It gets checked arguments, the last of them `amax`, and writes to the second, `out`; or it
+# returns False, for what it does not support.
+Implementation = Callable[[Tensor, Tensor, Hadamard, int, int | None, Tensor | None], bool]
+
+
+def reference(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> Tensor:
+    """Return the transform by torch's operators, on any device and in memory of any order."""
+    points, size = hadamard.points, x.shape[axis]
+    y = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(-1, (-1, points))
+    y = y * signs_of(hadamard, seed).to(y.device)
+    stride = 1
+    while stride < points:
+        pairs = y.unflatten(-1, (-1, 2, stride))
+        low, high = pairs.unbind(-2)
+        y = torch.stack([low + high, low - high], -2).flatten(-3)
+        stride *= 2
+    y = y * factor_of(hadamard).to(y.device)
+    return y.flatten(-2).to(x.dtype).movedim(-1, axis)
+
+
+def _by_reference(
+    x: Tensor,
+    out: Tensor,
+    hadamard: Hadamard,
+    axis: int,
+    seed: int | None,
+    amax: Tensor | None,
+) -> bool:
+    out.copy_(reference(x, hadamard, axis, seed))
+    if amax is not None:
+        amax.copy_(largest(out))
+    return True
+
+
+@functools.cache
+def _load(name: str) -> Implementation | ImportError:
+    if name == "reference":
+        return _by_reference
+    try:
+        return import_module(f".{MODULES[name]}.hadamard", __package__).transform
+    except ImportError as error:
+        return error
+
+
+def _transform(x: Tensor, *arguments: Any) -> None:
+    """Ask one implementation after the other; arguments are checked."""
+    amax = arguments[-1]
+    if x.numel():
+        any(write(x, *arguments) for write in implementations(x.device.type, _load))
+    elif amax is not None:
+        amax.zero_()
+
+
+# -- an operator, for torch.compile and fake tensors; see backend.py -------------------------------
+
+_NAME = "megatron_quant::hadamard"
+torch.library.define(
+    _NAME,
+    "(Tensor x, Tensor(a!) out, Tensor(b!)? amax, int points, str signs, int axis, int seed) -> ()",
+)
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _hadamard(
+    x: Tensor,
+    out: Tensor,
+    amax: Tensor | None,
+    points: int,
+    signs: str,
+    axis: int,
+    seed: int,
+) -> None:
+    _transform(x, out, Hadamard(points, signs), axis, seed % 2**64, amax)
+
+
+@torch.library.register_fake(_NAME)
+def _(x: Tensor, out: Tensor, *_: Any) -> None:
+    return None

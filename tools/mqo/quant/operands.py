@@ -1,0 +1,278 @@
+"""What the patched Megatron source calls: quantizes the two operands of a GEMM on their way in."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from mqo.quant import micro_batches
+from mqo.quant.backend import fake_quantize
+from mqo.quant.config import current, is_excluded, scheduled, spec_of
+from mqo.quant.finite import check_rounding
+from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.hadamard import transform
+from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
+from mqo.quant.packed_activations import save_packed
+from mqo.quant.parts import OperandParts
+from mqo.quant.progress import step
+from mqo.quant.record import RECORDER
+from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
+from mqo.quant.stochastic import derive_seed
+from mqo.quant.tensor_amax import Shards, is_shard, largest, shard_rank, shared_amax
+from mqo.quant.weights import cached
+
+# The sites that a layer's forward pass begins with.
+_FIRST = ("fprop", "qk")
+# The operands that the unfused path of attention repeats for the query heads of a group.
+_GROUPED = ("key", "value")
+
+
+class GemmOperands:
+    """The operands of one GEMM; here those of an unquantized one, which pass through untouched."""
+
+    __slots__ = ()
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand as the GEMM shall see it."""
+        return tensor
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand as the GEMM shall see it."""
+        return tensor
+
+    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+        """Return what quantizes the left operand, of `shape`, part by part, along its last axis.
+
+        `amax` is that of the whole, float32 [], for formats that scale by it.
+        """
+        return OperandParts(("", "", ""), QuantSpec(NONE), shape)
+
+    def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
+        """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
+        micro_batches.keep(ctx)
+
+
+_UNQUANTIZED = GemmOperands()
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOperands(GemmOperands):
+    """Quantizes the operands of one layer's GEMM, and records that it did.
+
+    `quant_type` is the site's. Where the run transforms the operands, what the GEMM sees is a
+    multiple of the transform's points long. `repeats` is how many query heads of attention share a
+    key and a value. Gradients pass straight through, also where the
+    rounding saturates.
+    """
+
+    site: GemmSite
+    quant_type: str
+    layer: str
+    shards: Shards | None = None
+    repeats: int = 1
+
+    def lhs(self, tensor: Tensor) -> Tensor:
+        """Return the left operand, quantized along the site's contraction axis."""
+        return self._straight_through(tensor, self.site.lhs, self.site.lhs_axis)
+
+    def rhs(self, tensor: Tensor) -> Tensor:
+        """Return the right operand, quantized along the site's contraction axis."""
+        return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
+
+    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+        """See the base class."""
+        operand = self.site.lhs
+        spec = self._how(operand).spec
+        needed = amax if spec.scales_by_tensor else None
+        place = (self.site.name, self.layer, operand)
+        return OperandParts(place, spec, shape, self._seed(operand, spec), needed)
+
+    def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
+        """Save the activation as codes with `save_activations = "packed"`; else change nothing.
+
+        `activation` is this rank's: under sequence parallelism not the left operand, `gathered`,
+        but a part of it.
+        """
+        micro_batches.keep(ctx)
+        if current().save_activations == "packed":
+            operand, axis = self.site.lhs, self.site.lhs_axis
+            spec = self._how(operand).spec
+            amax = self._amax(gathered, operand, spec)
+            if amax is None and spec.needs_tensor_amax:
+                amax = largest(gathered)
+            seed = self._seed(operand, spec, part=_part(activation, gathered, self.shards))
+            save_packed(ctx, activation, weight, spec, axis, seed, amax)
+
+    def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
+        how = self._how(operand)
+        if operand == "probs" and current().unnormalized_probs and how.spec.quant_type != NONE:
+            raise ValueError(
+                f"{self.layer} keeps its s x s scores, and these have normalized probabilities. "
+                "Expected: attention in chunks, as --unnormalized-probs asks: with "
+                "`--attention-backend auto`, without dropout, sliding window and softmax offset"
+            )
+        if how.spec.quant_type == NONE and how.hadamard is None:
+            return tensor
+        quantize = partial(self._quantize, operand, how, axis)
+        if how.spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
+            quantize = partial(_once_a_group, self.repeats, quantize)
+        return _StraightThrough.apply(tensor, quantize)
+
+    def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
+        spec = how.spec
+        keeps = isinstance(original, Parameter) and current().cache_weights
+        seed = self._seed(operand, spec, keeps)
+
+        @functools.cache
+        def prepared() -> tuple[Tensor, Tensor | None]:
+            return self._prepared(operand, how, axis, original)
+
+        def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+            x, own_amax = prepared()
+            if not how.is_plain:  # nobody else has it, but for what is measured
+                out = None if RECORDER.measuring else x
+            amax = self._amax(x, operand, spec)
+            amax = own_amax if amax is None else amax
+            return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
+
+        if keeps:
+            seeds = (seed, self._sign_seed(how.hadamard))
+            quantized, amax = cached(original, how, axis, seeds, make)
+        else:
+            quantized, amax = make()
+        if current().check_nan:
+            place = (self.site.name, self.layer, operand)
+            check_rounding(*place, spec.quant_type, original, quantized)
+        if spec.quant_type != NONE:
+            measured = prepared()[0] if RECORDER.measuring else original
+            place = (self.site.name, self.layer, operand)
+            RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
+        if quantized.dtype == original.dtype and how.gain == 1.0:
+            return quantized
+        return (quantized * (1.0 / how.gain)).to(original.dtype)
+
+    def _how(self, operand: str) -> OperandSpec:
+        return spec_of(self.site.name, operand, self.layer, self.quant_type)
+
+    def _prepared(
+        self, operand: str, how: OperandSpec, axis: int, original: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what is to be rounded, and its amax if that came with it.
+
+        Under a gain, and without its mean, it is float32, as the dtype may not hold it.
+        """
+        if how.smooth:
+            wide = original.float()
+            return wide - wide.mean(dim=0, keepdim=True), None
+        x, amax = original, None
+        if how.hadamard is not None:
+            whole = not is_shard(operand, self.shards)  # of a shard, `_amax` asks all ranks
+            if whole and how.gain == 1.0 and how.spec.needs_tensor_amax:
+                amax = torch.empty((), dtype=torch.float32, device=x.device)
+            seed = self._sign_seed(how.hadamard)
+            x = transform(x, how.hadamard, axis=axis, seed=seed, amax=amax)
+        return (x, amax) if how.gain == 1.0 else (x.float() * how.gain, None)
+
+    def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
+        """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
+        if not spec.needs_tensor_amax:
+            return None
+        return shared_amax(tensor, operand, self.shards)
+
+    def _seed(
+        self, operand: str, spec: QuantSpec, keeps: bool = False, part: int = 0
+    ) -> int | None:
+        """Return the operand's seed; what is kept for a step has one for all micro-batches.
+
+        `part` is which part this rank has of an operand that the layer gathers.
+        """
+        if spec.rounding != "stochastic":
+            return None
+        micro_batch = 0 if keeps else micro_batches.now()
+        shard = part or shard_rank(operand, self.shards)
+        return self._seed_of(operand, micro_batch, shard)
+
+    def _sign_seed(self, hadamard: Hadamard | None) -> int | None:
+        """Return the seed of the signs, one for both operands of a GEMM."""
+        if hadamard is None or hadamard.signs != "random":
+            return None
+        micro_batch = 0 if current().cache_weights else micro_batches.now()
+        return self._seed_of("signs", micro_batch, shard=0)
+
+    def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
+        return derive_seed(
+            current().seed,
+            step=step(),
+            micro_batch=micro_batch,
+            shard=shard,
+            site=self.site.name,
+            operand=operand,
+            layer=self.layer,
+        )
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+        return quantize(tensor)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:
+    """Quantize [tokens, heads, dim], in which each key or value stands `repeats` times, but once.
+
+    So it draws as the fused path has it draw, which repeats none.
+    """
+    return quantize(heads[:, ::repeats]).repeat_interleave(repeats, dim=1)
+
+
+def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
+    """Return what quantizes the operands of `owner`'s GEMM at `site`.
+
+    Args:
+        site: a name in SITES, which says along which axes the operands are quantized.
+        quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
+            schedule of the run's may say another type at this step, and the run's rules another
+            one of this layer.
+        owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
+            labels, set by `label_layers`, are read here, since a view of it has none. Both
+            operands of a layer that is exempt, or that the run excludes, pass through as they are.
+
+    Raises:
+        ValueError: the site or the type is unknown; the text names the valid ones.
+    """
+    if site in _FIRST and current().is_random:
+        micro_batches.begin(getattr(owner, LABEL, UNLABELED))
+    return operands_of(site, quant_type, owner)
+
+
+def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
+    """Return what `gemm_operands` returns, where another says when a forward pass begins."""
+    check_choice("GEMM site", site, tuple(SITES))
+    check_type(quant_type)
+    layer = getattr(owner, LABEL, UNLABELED)
+    quant_type = scheduled(site, quant_type)
+    if quant_type == NONE or is_exempt(owner):
+        return _UNQUANTIZED
+    if is_excluded(site, layer):
+        RECORDER.record_excluded(site, layer)
+        return _UNQUANTIZED
+    shards = getattr(owner, SHARDS, None)
+    return QuantizedOperands(SITES[site], quant_type, layer, shards, _repeats(owner))
+
+
+def _part(activation: Tensor, gathered: Tensor, shards: Shards | None) -> int:
+    """Return which part of `gathered` the tensor-parallel rank has, 0 for all of it."""
+    return shards.group.rank() if shards and activation is not gathered else 0
+
+
+def _repeats(attention: object) -> int:
+    heads = getattr(attention, "num_attention_heads_per_partition", 1)
+    return heads // getattr(attention, "num_query_groups_per_partition", heads)

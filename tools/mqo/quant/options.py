@@ -1,0 +1,166 @@
+"""What a run may choose beyond its types: the one definition of each option.
+
+quant.toml, the flags of train_config.py and the table in docs/formats.md follow from the fields of
+`Options`. What this module imports needs the standard library alone: `mqo`, which does not import
+torch, loads it without the package that it lies in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from mqo.quant import excludes
+from mqo.quant.formats import (
+    BLOCK_SIZES,
+    OVERFLOWS,
+    ROUNDINGS,
+    SAVED_FORMS,
+    SCALE_RULES,
+    check_choice,
+    check_seed,
+)
+
+ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"  # names the file
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: the key `name` in `[table]` of quant.toml, and `flag` of train_config.py.
+
+    `check` raises ValueError for a value that is none; `valid` are the values where they can be
+    listed. `kind` is the type of a value, or of its items where the option is a list, `many`.
+    `shown` says in words what the default is. `metavar` stands for the value in the help.
+    """
+
+    table: str
+    flag: str
+    default: Any
+    help: str
+    check: Callable[[object], None] | None = None
+    valid: tuple[Any, ...] = ()
+    kind: type = str
+    metavar: str | None = None
+    shown: str = ""
+    name: str = ""
+
+    @property
+    def many(self) -> bool:
+        """Whether it is a list, whose flag is repeatable."""
+        return isinstance(self.default, tuple)
+
+
+# bool is an int in Python, and `true` is no number.
+def _check_count(value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number; valid: 0, 1, 2, ...")
+
+
+def _check_dump(value: object) -> None:
+    if not isinstance(value, list) or not all(type(i) is int and i > 0 for i in value):
+        raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
+
+
+def _option(table: str, flag: str, default: Any, of: Any, help: str, **more: Any) -> Any:
+    """Return a field; `of` are its valid values, or checks one."""
+    checked = {"check": of} if callable(of) else {"valid": of, "kind": type(of[0])}
+    option = Option(table, flag, default, help, **checked, **more)
+    return field(default=default, metadata={"option": option})
+
+
+_how, _record, _run = (partial(_option, name) for name in ("quantizer", "record", "run"))
+_SWITCH, _N = (False, True), {"kind": int, "metavar": "N"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run, with the value of each where nothing was chosen.
+
+    `block` and `rounding` None are each format's own.
+    """
+
+    block: int | None = _how(
+        *("--block", None, BLOCK_SIZES, "elements that share an mx scale"),
+        shown="the format's own",
+    )
+    scale_rule: str = _how(
+        "--scale-rule", "floor", SCALE_RULES, "how an mx scale follows from its block"
+    )
+    rounding: str | None = _how(
+        *("--rounding", None, ROUNDINGS, "how elements are rounded"),
+        shown="nearest-away for hifp8 and hif4, else nearest-even",
+    )
+    overflow: str = _how(
+        "--overflow", "saturate", OVERFLOWS, "what hifp8 makes of what is too large"
+    )
+    save_activations: str = _how(
+        *("--save-activations", "full", SAVED_FORMS),
+        "what linear layers keep of inputs; packed: codes",
+    )
+    tensor_scale: bool = _how(
+        "--tensor-scale", False, _SWITCH, "give hifp8 a power of two as a scale for each tensor"
+    )
+    smooth_key: bool = _how(
+        *("--smooth-key", False, _SWITCH),
+        "take their mean over tokens off the keys that qk quantizes",
+    )
+    unnormalized_probs: bool = _how(
+        *("--unnormalized-probs", False, _SWITCH),
+        "have pv quantize exp(score - row maximum), and divide by its sum after",
+    )
+    seed: int = _how("--quant-seed", 0, check_seed, "the base of stochastic rounding's seeds", **_N)
+    cache_weights: bool = _how(
+        "--cache-weights", False, _SWITCH, "quantize a weight once an optimizer step"
+    )
+    exclude: tuple[str, ...] = _option(
+        *("layers", "--exclude", (), excludes.check),
+        "layers to leave unquantized: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
+        metavar="[SITE:]GLOB",
+    )
+    every: int = _record(
+        *("--record-every", 50, _check_count),
+        "measure the quantizers in the first and each Nth iteration; 0: never",
+        **_N,
+    )
+    dump: tuple[int, ...] = _record(
+        *("--dump", (), _check_dump, "an iteration whose operands are saved, for `mqo stats`"),
+        kind=int,
+        metavar="ITERATION",
+    )
+    keep_checkpoints: int = _run(
+        *(
+            "--keep-last",
+            0,
+            _check_count,
+            "checkpoints to keep of those that the run saves; 0: all",
+        ),
+        shown="standard keeps 3, the others all",
+        **_N,
+    )
+    check_nan: bool = _run(
+        "--check-nan", False, _SWITCH, "find the layer of the first NaN or Inf; slow"
+    )
+
+
+def _named(name: str, option: Option) -> Option:
+    choice = partial(check_choice, name.replace("_", " "), valid=option.valid)
+    return replace(option, name=name, check=option.check or choice)
+
+
+OPTIONS = {f.name: _named(f.name, f.metadata["option"]) for f in fields(Options)}
+TABLES = tuple(dict.fromkeys(option.table for option in OPTIONS.values()))
+
+
+def check(options: dict[str, Any]) -> None:
+    """Raise ValueError, naming the option and what is valid, for an unknown name or value."""
+    for name, value in options.items():
+        check_choice("option", name, tuple(OPTIONS))
+        check_value(OPTIONS[name].table, name, OPTIONS[name].check, value)
+
+
+def check_value(table: str, name: str, checked: Callable[[object], None], value: object) -> None:
+    """Raise the ValueError of a check, with the place in quant.toml."""
+    try:
+        checked(value)
+    except ValueError as error:
+        raise ValueError(f"[{table}] {name}: {error}") from error

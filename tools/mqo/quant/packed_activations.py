@@ -1,0 +1,53 @@
+"""What a linear layer keeps of its input for the backward pass: all of it, or its codes.
+
+With `save_activations = "packed"` backward sees the input as fprop quantized it. That is another
+recipe, not another way to store: wgrad's operand is rounded even where wgrad's own type is 'none',
+and where it is not, a second time.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from mqo.quant import micro_batches
+from mqo.quant.packing import PackedTensor, pack
+from mqo.quant.scales import Stored
+from mqo.quant.spec import QuantSpec
+
+# Where a context keeps what the saved tensors do not say.
+_FORM = "mqo_packed_form"
+
+
+def save_packed(
+    ctx: object,
+    activation: Tensor,
+    weight: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    seed: int | None,
+    amax: Tensor | None,
+) -> None:
+    """Have `ctx`, of an autograd.Function, save `activation` in codes, and `weight` as it is.
+
+    It takes the place of what was saved before. `seed` and `amax` are those of `fake_quantize`.
+    """
+    packed = pack(activation, spec, axis=axis, seed=seed, amax=amax)
+    form = partial(
+        PackedTensor, shape=packed.shape, dtype=packed.dtype, spec=packed.spec, axis=packed.axis
+    )
+    setattr(ctx, _FORM, form)
+    ctx.save_for_backward(packed.codes, *packed.scales, weight)
+
+
+def saved_operands(ctx: object) -> tuple[Tensor, ...]:
+    """Return what the forward pass of `ctx` saved: the input, unpacked if it is packed, and weight.
+
+    The patched Megatron reads it in the place of `ctx.saved_tensors`, when backward begins.
+    """
+    micro_batches.resume(ctx)
+    form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)
+    if form is None:
+        return ctx.saved_tensors
+    codes, *scales, weight = ctx.saved_tensors
+    return form(codes, Stored(*scales)).unpack(), weight

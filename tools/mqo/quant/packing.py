@@ -1,0 +1,266 @@
+"""Quantized tensors as their codes and scales: what the formats take in storage."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mqo.quant.backend import (
+    SPEC_SCHEMA,
+    check_arguments,
+    fake_quantize,
+    fields_of,
+    is_traced,
+    spec_of,
+)
+from mqo.quant.codes import code_values
+from mqo.quant.formats import FORMATS, check_choice
+from mqo.quant.reference import encode
+from mqo.quant.scales import Stored, decode_factors, run_of, scales_of, spread, stored_like
+from mqo.quant.spec import QuantSpec
+from mqo.quant.stochastic import signed
+
+_PART = 1 << 17  # elements
+_MODERATE = 100  # exponents of scales whose products with any value are normal numbers
+# Formats whose values, scaled, are no multiples of a few bits and a power of two.
+INEXACT = {n for n, one in FORMATS.items() if one.scale in ("fp32", "tensor", "two-level")}
+_CONTIGUOUS = torch.contiguous_format
+# Codes that begin at a byte's first bit together, and the bytes that they fill.
+_GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedTensor:
+    """A quantized tensor: the codes of its elements, and its scales.
+
+    Attributes:
+        codes: uint8, of the tensor with `axis` moved last, [..., ceil(size * bits / 8)]. Codes of 4
+            and 6 bits lie one behind the other along that axis, each from the lowest free bit on;
+            what the last byte has left is 0.
+        scales: see `scales.Stored`: the codes of a block whose scale is NaN are 0.
+        shape: of the tensor that was packed, and of what `unpack` returns.
+        dtype: of both.
+    """
+
+    codes: Tensor
+    scales: Stored
+    shape: torch.Size
+    dtype: torch.dtype
+    spec: QuantSpec
+    axis: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes and scales."""
+        return self.codes.nbytes + sum(part.nbytes for part in self.scales)
+
+    @torch.no_grad()
+    def unpack(self) -> Tensor:
+        """Return the tensor, contiguous: bit for bit what fake_quantize makes of it."""
+        result = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
+        if is_traced(self.codes):
+            stored = (*self.scales, self.axis, *fields_of(self.spec))
+            torch.ops.megatron_quant.unpack(self.codes, result, *stored)
+        else:
+            _unpack(self.codes, result, self.scales, self.axis, self.spec)
+        return result
+
+
+@torch.no_grad()
+def pack(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    seed: int | None = None,
+    amax: Tensor | None = None,
+) -> PackedTensor:
+    """Quantize `x` as fake_quantize does, and keep codes and scales; raises what it raises.
+
+    'none' is refused, too.
+    """
+    check_choice("packed type", spec.quant_type, tuple(FORMATS))
+    check_arguments(x, spec, axis, seed)
+    if is_traced(x):
+        arguments = (x, amax, axis, signed(seed or 0), *fields_of(spec))
+        codes, *scales = torch.ops.megatron_quant.pack(*arguments)
+    else:
+        codes, scales = _pack(x, spec, axis, seed, amax)
+    axis = axis if spec.block else -1
+    return PackedTensor(codes, Stored(*scales), x.shape, x.dtype, spec, axis)
+
+
+def _pack(
+    x: Tensor, spec: QuantSpec, axis: int, seed: int | None, amax: Tensor | None
+) -> tuple[Tensor, Stored]:
+    last = _last(x, spec, axis)
+    scales = scales_of(last, spec, amax)
+    if _recoverable(scales.decode, spec.quant_type in INEXACT):
+        wide = x.to(working_dtype(x, spec.quant_type))
+        rounded = fake_quantize(wide, spec, axis=axis, seed=seed, amax=amax)
+        codes = _encoded(_last(rounded, spec, axis), scales.decode, spec)
+    else:
+        values = encode(x, spec, axis, seed, amax).values
+        codes = _encoded(values.float(), torch.ones_like(scales.decode), spec)
+    return codes, scales.stored
+
+
+def working_dtype(x: Tensor, quant_type: str) -> torch.dtype:
+    """Return the dtype in which `pack` has a copy of all of `x` for a while."""
+    is_wide = quant_type in INEXACT or x.dtype == torch.float16
+    return torch.float32 if is_wide else x.dtype
+
+
+def _last(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+    """Return `x` with the axis of its blocks last."""
+    return x.movedim(axis, -1) if x.dim() and spec.block else x
+
+
+def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: QuantSpec) -> None:
+    """Fill `result` with the values."""
+    if not result.numel():
+        return
+    last = result.movedim(axis, -1) if result.dim() else result
+    values = last if last.is_contiguous() else torch.empty_like(last, memory_format=_CONTIGUOUS)
+    rows, size, run = _rows(values), values.shape[-1] if values.dim() else 1, run_of(spec)
+    factors = decode_factors(scales, spec).float()
+    factors = factors.expand(len(rows), -1) if run is None else _rows(factors)
+    for part in _parts(rows):
+        decoded = _decoded(_rows(codes)[part], spec.quant_type)[:, :size]
+        rows[part] = decoded * spread(factors[part], run, size)
+    if values is not last:
+        last.copy_(values)
+
+
+def _recoverable(decode: Tensor, inexact: bool) -> bool:
+    """Return whether a float32 product with its scale tells a value: none is too near an end.
+
+    Products with a power of two, and HiFloat4's, are exact down to the smallest ones.
+    """
+    low = 2.0**-_MODERATE if inexact else 0.0
+    return not ((decode > 2.0**_MODERATE) | ((decode > 0) & (decode < low))).any()
+
+
+def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
+    codes = _codes_like(rounded, spec)
+    if not rounded.numel():
+        return codes
+    rows, target, run = _rows(rounded), _rows(codes), run_of(spec)
+    size = rows.shape[1]
+    inverse = torch.where(decode == 0, 1.0, 1 / decode).float()  # 1: a zero keeps its sign
+    inverse = inverse.expand(len(rows), -1) if run is None else _rows(inverse)
+    for part in _parts(rows):
+        values = rows[part].float() * spread(inverse[part], run, size)
+        # An element that is not a number is one of a block that has no scale; without scales, there
+        # is a code for it.
+        values = values if spec.format.scale == "none" else values.nan_to_num_(nan=0.0)
+        target[part] = _joined(_codes(values, spec), spec.format.code_bits)[:, : target.shape[1]]
+    return codes
+
+
+def _codes_like(x: Tensor, spec: QuantSpec) -> Tensor:
+    """Return an empty tensor for the codes of `x`, whose blocks lie along the last axis."""
+    shape = (*x.shape[:-1], -(-x.shape[-1] * spec.format.code_bits // 8)) if x.dim() else ()
+    return torch.empty(shape, dtype=torch.uint8, device=x.device)
+
+
+def _codes(values: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the codes, int32, of a format's own values, give or take a float32's last bit."""
+    patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
+    table = _code_table(spec.quant_type, values.device)
+    return table.index_select(0, patterns.flatten()).view(values.shape).int()
+
+
+def _joined(codes: Tensor, bits: int) -> Tensor:
+    """Return codes [rows, elements] as bytes [rows, ...]."""
+    return _regrouped(codes, *_GROUPS[bits], bits, 8).to(torch.uint8)
+
+
+def _regrouped(parts: Tensor, count: int, other: int, bits: int, other_bits: int) -> Tensor:
+    """Cut `count` parts of `bits` each, int32, [rows, parts], into `other` of `other_bits`."""
+    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % count)).unflatten(1, (-1, count))
+    words = (padded << bits * torch.arange(count, device=parts.device)).sum(-1, keepdim=True)
+    cut = words >> other_bits * torch.arange(other, device=parts.device)
+    return (cut & (1 << other_bits) - 1).flatten(1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return `x` [..., size], not empty, as [rows, size]: its own memory, if it is contiguous."""
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
+
+
+def _parts(rows: Tensor) -> Iterator[slice]:
+    """Cut rows into parts whose intermediate results stay small."""
+    step = max(1, _PART // max(1, rows.shape[1]))
+    return (slice(first, first + step) for first in range(0, len(rows), step))
+
+
+def _decoded(codes: Tensor, quant_type: str) -> Tensor:
+    """Return the values [rows, elements] of codes [rows, bytes], float32."""
+    bits = FORMATS[quant_type].code_bits
+    count, size = _GROUPS[bits]
+    found = _regrouped(codes.int(), size, count, 8, bits)
+    table = _value_table(quant_type, codes.device)
+    return table.index_select(0, found.flatten().int()).view(len(codes), -1)
+
+
+@functools.cache
+def _value_table(quant_type: str, device: torch.device) -> Tensor:
+    """Return the value of every code, float32."""
+    return torch.tensor(code_values(quant_type), dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _code_table(quant_type: str, device: torch.device) -> Tensor:
+    """Return the code of each bfloat16 pattern that is one of the format's values, else 0.
+
+    Every format's values are a bfloat16's. Of the codes of one value the first counts.
+    """
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    values = torch.tensor(code_values(quant_type), dtype=torch.float32)
+    codes = torch.zeros(1 << 16, dtype=torch.uint8)
+    for code in reversed(range(len(values))):
+        if values[code].isnan():
+            codes[patterns.isnan()] = code
+        else:
+            codes[values[code].bfloat16().view(torch.int16).int().item() & 0xFFFF] = code
+    return codes.to(device)
+
+
+# -- operators, for torch.compile and fake tensors; see backend.py ---------------------------------
+
+_PACK, _UNPACK = "megatron_quant::pack", "megatron_quant::unpack"
+_THREE = "(Tensor, Tensor, Tensor)"
+torch.library.define(
+    _PACK, f"(Tensor x, Tensor? amax, int axis, int seed, {SPEC_SCHEMA}) -> {_THREE}"
+)
+torch.library.define(
+    _UNPACK,
+    f"(Tensor codes, Tensor(a!) out, Tensor scales, Tensor total, int axis, {SPEC_SCHEMA}) -> ()",
+)
+
+
+@torch.library.impl(_PACK, "CompositeExplicitAutograd")
+def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
+    codes, scales = _pack(x, spec_of(*fields), axis, seed % 2**64, amax)
+    return codes, *scales
+
+
+@torch.library.impl(_UNPACK, "CompositeExplicitAutograd")
+def _(codes: Tensor, out: Tensor, scales: Tensor, total: Tensor, axis: int, *fields: Any) -> None:
+    _unpack(codes, out, Stored(scales, total), axis, spec_of(*fields))
+
+
+@torch.library.register_fake(_PACK)
+def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
+    spec = spec_of(*fields)
+    last = _last(x, spec, axis)
+    return _codes_like(last, spec), *stored_like(last, spec)
+
+
+@torch.library.register_fake(_UNPACK)
+def _(codes: Tensor, out: Tensor, *_: Any) -> None:
+    return None

@@ -1,0 +1,232 @@
+"""What the quantizer counts and measures of its own work, by site, layer, operand and type."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mqo.quant.config import current
+from mqo.quant.formats import SITES
+from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
+from mqo.quant.spec import QuantSpec
+
+# Stands where a quant type would, in the records of a layer that the run leaves unquantized.
+EXCLUDED = "excluded"
+
+Key = tuple[str, str, str, str]
+# Of a part: the whole operand's shape, and the matrix and row where the part begins.
+Within = tuple[torch.Size, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class QuantRecord:
+    """One operand of one layer's GEMM: how often it was quantized, and how well.
+
+    `quant_type` EXCLUDED stands for a layer that the run leaves out; its calls were not quantized.
+    `signal` and `noise` are sums of x² and (x - q)² over the `measured` of the `calls`. A forward
+    pass that is recomputed for backward counts again.
+    """
+
+    site: str
+    layer: str
+    operand: str
+    quant_type: str
+    calls: int
+    measured: int
+    signal: float
+    noise: float
+
+    @property
+    def key(self) -> Key:
+        """What the record is about: site, layer, operand, type."""
+        return (self.site, self.layer, self.operand, self.quant_type)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """10 log10(signal / noise) in dB: inf without noise, None without a signal to measure."""
+        return decibels(self.signal, self.noise)
+
+
+@dataclass
+class _Tally:
+    calls: int = 0
+    measured: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    # Of the step that is being measured.
+    step: Sums | None = None
+    step_calls: int = 0
+
+
+class Recorder:
+    """Counts every quantized operand; measures, and keeps, those of the steps that are asked for.
+
+    The run's options say which: `every` and `dump`.
+    """
+
+    def __init__(self) -> None:
+        self._tallies: dict[Key, _Tally] = {}
+        self._dump: dict[str, Tensor] = {}
+        self._measuring = self._dumping = False
+        self._partial: str | None = None  # the operand whose parts are being kept
+
+    def begin_step(self, iteration: int) -> None:
+        """Say which iteration, from 1, the coming calls are of: it may be one to be measured."""
+        options = current()
+        every = options.every
+        self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
+        self._dumping = iteration in options.dump
+
+    @property
+    def measuring(self) -> bool:
+        """Whether calls are being measured: the same on all ranks."""
+        return self._measuring
+
+    @property
+    def dumping(self) -> bool:
+        """Whether operands are being kept."""
+        return self._dumping
+
+    def observe(
+        self,
+        site: str,
+        layer: str,
+        operand: str,
+        spec: QuantSpec,
+        axis: int,
+        original: Tensor,
+        quantized: Tensor,
+        amax: Tensor | None = None,
+        dump: Tensor | None = None,
+        calls: int = 1,
+        within: Within | None = None,
+    ) -> None:
+        """Count one call, measure it if its step is measured; that never waits for the device.
+
+        `amax` is what `fake_quantize` was given, and `dump` is what is kept of a step to be dumped
+        in the place of `original`: what that was made of. Of an operand that comes in parts, one is
+        the call, the others are 0 `calls`, and `within` says where the part lies.
+        """
+        tally = self.count(site, layer, operand, spec.quant_type, calls)
+        if self._measuring:
+            sums = measure(original, quantized, spec, axis, amax)
+            if not calls and not spec.block:  # the scale is the whole operand's: it was counted
+                sums = sums._replace(scales=torch.zeros_like(sums.scales))
+            tally.step = sums if tally.step is None else tally.step.add(sums)
+            tally.step_calls += calls
+        if self._dumping:
+            name, kept = f"{site}/{layer}/{operand}", original if dump is None else dump
+            if within is None:
+                self._keep(name, kept)
+            else:
+                self._keep_part(name, kept, within, first=calls > 0)
+
+    def count(self, site: str, layer: str, operand: str, quant_type: str, calls: int = 1) -> _Tally:
+        """Count calls that nothing is measured of, and return their tally."""
+        tally = self._tallies.setdefault((site, layer, operand, quant_type), _Tally())
+        tally.calls += calls
+        return tally
+
+    def _keep(self, name: str, original: Tensor) -> None:
+        """Keep what the first call of a step was given; later micro-batches are as good."""
+        if name not in self._dump:
+            self._dump[name] = original.detach().to("cpu", copy=True).contiguous()
+
+    def _keep_part(self, name: str, part: Tensor, within: Within, first: bool) -> None:
+        """Keep a part of the first call, zeros where none comes; the first part comes first."""
+        shape, (matrix, row) = within
+        if first:
+            self._partial = None if name in self._dump else name
+            self._dump.setdefault(name, torch.zeros(shape, dtype=part.dtype))
+        if self._partial == name:
+            matrices, rows, size = part.shape
+            self._dump[name][matrix : matrix + matrices, row : row + rows, :size] = part
+
+    def end_step(self) -> list[Measurement]:
+        """Return what was measured since `begin_step`, and measure no more. Waits for the device.
+
+        What is measured goes into the totals, too.
+        """
+        self._measuring = False
+        measured = [(key, tally) for key, tally in self._sorted() if tally.step]
+        if not measured:
+            return []
+        # One transfer for all.
+        rows = torch.stack([tally.step.flat() for _, tally in measured]).tolist()
+        found = []
+        for (key, tally), row in zip(measured, rows, strict=True):
+            found.append(Measurement.of(key, row))
+            tally.signal += found[-1].signal
+            tally.noise += found[-1].noise
+            tally.measured += tally.step_calls
+            tally.step, tally.step_calls = None, 0
+        return found
+
+    def take_dump(self) -> dict[str, Tensor]:
+        """Return {site/layer/operand: operand as it was before} of a step to be dumped; once."""
+        self._dumping = False
+        kept, self._dump = self._dump, {}
+        return kept
+
+    def record_excluded(self, site: str, layer: str) -> None:
+        """Count one call of both operands of an excluded layer."""
+        for operand in (SITES[site].lhs, SITES[site].rhs):
+            self.count(site, layer, operand, EXCLUDED)
+
+    def entries(self) -> list[QuantRecord]:
+        """Return all records, sorted by key; what `end_step` has not seen is not measured."""
+        return [
+            QuantRecord(*key, tally.calls, tally.measured, tally.signal, tally.noise)
+            for key, tally in self._sorted()
+        ]
+
+    def _sorted(self) -> list[tuple[Key, _Tally]]:
+        return sorted(self._tallies.items(), key=lambda item: item[0])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what runs in this block out of all counts, measurements and dumps."""
+        kept = dict(vars(self))
+        self.reset()
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__()
+
+
+RECORDER = Recorder()
+
+
+def merge(rank_entries: Iterable[Iterable[QuantRecord]]) -> list[QuantRecord]:
+    """Add up the records of several ranks: one for each key, sorted by key.
+
+    Energies add, so the SQNR is that of all ranks' data together, not a mean of decibels.
+    """
+    return merged(rank_entries, _add)
+
+
+def _add(one: QuantRecord, two: QuantRecord) -> QuantRecord:
+    return QuantRecord(
+        *one.key,
+        calls=one.calls + two.calls,
+        measured=one.measured + two.measured,
+        signal=one.signal + two.signal,
+        noise=one.noise + two.noise,
+    )
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` as JSON can hold it: NaN and infinity, also within, as text."""
+    if isinstance(value, dict):
+        return {key: jsonable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [jsonable(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

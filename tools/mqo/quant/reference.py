@@ -1,0 +1,119 @@
+"""The reference quantizers: plain PyTorch, slow and exact, that every faster one must equal.
+
+Quantizing is two steps, which packed storage takes one at a time: `encode` finds the scales and
+rounds to the format's values, `decode` multiplies them again. The arithmetic is float64, where
+every step is exact that is not rounded to float32 on purpose (scales.py).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mqo.quant.formats import Minifloat, TaperedFormat
+from mqo.quant.scales import Scales, bf16, exponent, fp32, power_of_two, scales_of, spread
+from mqo.quant.spec import QuantSpec
+from mqo.quant.stochastic import RANDOM_BITS, draws
+
+
+class Encoded(NamedTuple):
+    """A quantized tensor, taken apart; `axis` is its last here.
+
+    values: float64, of the format's own values [..., size]; 0 where the scale is NaN.
+    """
+
+    values: Tensor
+    scales: Scales
+
+
+def qdq(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int = -1,
+    out: Tensor | None = None,
+    seed: int | None = None,
+    amax: Tensor | None = None,
+) -> Tensor:
+    """Return what `backend.fake_quantize` does, which checks the arguments; it takes them all."""
+    encoded = encode(x, spec, axis, seed, amax)
+    result = torch.empty_like(x) if out is None else out
+    decoded = decode(encoded)
+    return result.copy_(decoded.movedim(-1, _axis(spec, axis)) if x.dim() else decoded)
+
+
+def encode(
+    x: Tensor, spec: QuantSpec, axis: int, seed: int | None, amax: Tensor | None = None
+) -> Encoded:
+    """Round `x` to the values and scales of `spec`."""
+    axis = _axis(spec, axis)
+    random = None
+    if spec.rounding == "stochastic":
+        random = draws(x.shape, seed, x.device).movedim(axis, -1)
+    x = x.movedim(axis, -1) if x.dim() else x
+    scales = scales_of(x, spec, amax)
+    scaled = _times(x.double(), scales.encode, scales.run)
+    if spec.format.scale == "hif4":
+        scaled = bf16(scaled)
+    element = spec.format.element
+    if isinstance(element, TaperedFormat):
+        return Encoded(_round_tapered(scaled, element, spec, random), scales)
+    values = _round_element(scaled, element, spec.rounding, random)
+    return Encoded(values.nan_to_num(nan=0.0), scales)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return values times scales in float64, [..., size]: float32 values."""
+    return _times(encoded.values, encoded.scales.decode, encoded.scales.run)
+
+
+def _times(x: Tensor, factors: Tensor, run: int | None) -> Tensor:
+    """Multiply each run of `x` by its factor, in float32."""
+    size = x.shape[-1] if x.dim() else 1
+    return fp32(x * spread(factors, run, size)).reshape(x.shape)
+
+
+def _axis(spec: QuantSpec, axis: int) -> int:
+    return -1 if spec.block is None else axis
+
+
+def _round_element(x: Tensor, element: Minifloat, rounding: str, random: Tensor | None) -> Tensor:
+    """Round float64 `x` to the values of `element`, and saturate; a zero keeps its sign."""
+    magnitude = x.abs().clamp(max=element.max_value)
+    quantum = power_of_two(exponent(magnitude).clamp(min=element.emin) - element.mantissa_bits)
+    rounded = _round_steps(magnitude / quantum, rounding, random) * quantum
+    signed = rounded.clamp(max=element.max_value).copysign(x)
+    return torch.where(signed == 0, 0.0, signed) if element.complement else signed
+
+
+def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tensor | None) -> Tensor:
+    """Round float64 `x` to the values of `fmt`; zero has no sign.
+
+    Below 2^min_exponent the grid is {0, 2^min_exponent}; above 2^max_exponent it goes on as if
+    there were no end, and whatever rounds to there overflows.
+    """
+    magnitude = x.abs()
+    power = exponent(magnitude).clamp(fmt.min_exponent, fmt.max_exponent)
+    bits = torch.zeros_like(power)
+    for largest, width in reversed(fmt.widths):
+        bits = torch.where(power.abs() <= largest, width, bits)
+    quantum = power_of_two(power - bits)
+    # Ties to even go by the code's last bit, which alternates along the grid. Where there is no
+    # mantissa, steps 1 and 2 stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one
+    # where e is odd: a step more, and steps are as even as codes.
+    lift = (power & 1) * (bits == 0) if spec.rounding == "nearest-even" else 0
+    rounded = (_round_steps(magnitude / quantum + lift, spec.rounding, random) - lift) * quantum
+    largest = 2.0**fmt.max_exponent
+    limit = largest if spec.overflow == "saturate" else torch.inf
+    rounded = torch.where(rounded > largest, limit, rounded)
+    return torch.where(rounded == 0, 0.0, rounded.copysign(x))
+
+
+def _round_steps(steps: Tensor, rounding: str, random: Tensor | None) -> Tensor:
+    """Round a float64 count of quanta, which is not negative, to a whole one."""
+    if rounding == "nearest-even":
+        return torch.round(steps)
+    if rounding == "nearest-away":
+        return torch.floor(steps + 0.5)
+    lower = torch.floor(steps)
+    share = torch.floor((steps - lower) * 2.0**RANDOM_BITS)
+    return lower + (random < share)

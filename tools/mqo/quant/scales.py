@@ -1,0 +1,310 @@
+"""The scales of every format, by definition: what a tensor's elements are multiplied by.
+
+Where a definition computes in float32, this does so in float64 and rounds each result: an operation
+on two float32 values, rounded from float64, is what float32 arithmetic gives.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mqo.quant.formats import (
+    ELEMENTS,
+    SCALE_BIAS,
+    SCALE_EXPONENT_MAX,
+    SCALE_EXPONENT_MIN,
+    SCALE_EXPONENT_NAN,
+    Minifloat,
+)
+from mqo.quant.spec import QuantSpec
+from mqo.quant.tensor_amax import largest
+
+_LARGEST = torch.finfo(torch.float32).max
+_NONE = torch.empty(0, dtype=torch.float32)
+_E4M3 = ELEMENTS["e4m3"]
+# The scale of HiFloat4, E6M2: 2^-48 .. 49152, and the code 255 for NaN.
+E6M2 = Minifloat("e6m2", 8, 15, -48, 2, 49152.0)
+_HIF4_RUN = 4  # elements that share all three of its scales
+
+
+class Stored(NamedTuple):
+    """The scales as storage keeps them.
+
+    block: uint8 or float32 [..., blocks], or with 4 bytes each [..., blocks, 4]; [1] for the power
+        of two of a tensor, and [0] without any.
+    tensor: float32 [1], the tensor's own scale, or [0].
+    """
+
+    block: Tensor
+    tensor: Tensor
+
+
+class Scales(NamedTuple):
+    """What multiplies the elements of a tensor [..., size] before and after they are rounded.
+
+    encode, decode: float64 [..., runs], which are float32 values; NaN where what is not finite has
+        left no scale. A tensor's own is [1].
+    run: how many elements along the last axis share a factor; None where all do.
+    """
+
+    encode: Tensor
+    decode: Tensor
+    run: int | None
+    stored: Stored
+
+
+def scales_of(x: Tensor, spec: QuantSpec, amax: Tensor | None = None) -> Scales:
+    """Return the scales of `x` [..., size], whose blocks lie along the last axis.
+
+    `amax` is the largest magnitude, float32 [], that counts for the tensor's own scale; None: x's.
+    """
+    stored, encode = _FIND[spec.format.scale](x, spec, amax)
+    return Scales(encode, decode_factors(stored, spec), run_of(spec), stored)
+
+
+def run_of(spec: QuantSpec) -> int | None:
+    """Return how many elements in a row share all their scales; None: all of the tensor."""
+    return _HIF4_RUN if spec.format.scale == "hif4" else spec.block
+
+
+def carry_of(spec: QuantSpec) -> int:
+    """Return what, added to an amax's float32 pattern, carries where its scale is the next one.
+
+    It is for scales of `e8m0`, and for `power-of-two`: the largest that keeps amax within the
+    element's range is the one of the rule 'rceil'.
+    """
+    element, unit = spec.format.element, 1 << 23
+    fraction = int((element.max_value / 2.0**element.emax - 1.0) * unit)
+    carries = {
+        "floor": 0,
+        "rceil": unit - 1 - fraction,
+        "ceil": unit - 1,
+        "even": unit >> (element.mantissa_bits + 1),
+    }
+    return carries["rceil" if spec.format.scale == "power-of-two" else spec.scale_rule]
+
+
+def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
+    """Return empty tensors for the stored scales of `x` [..., size], as `scales_of` makes them."""
+    kind = spec.format.scale
+    byte, number = (partial(x.new_empty, dtype=one) for one in (torch.uint8, torch.float32))
+    if not spec.block:
+        is_tensor = kind == "tensor"
+        block = byte(1) if spec.tensor_scale and not is_tensor else number(0)
+        return Stored(block, number(int(is_tensor)))
+    blocks = (*x.shape[:-1], -(-x.shape[-1] // spec.block))
+    block = number(blocks) if kind == "fp32" else byte((*blocks, 4) if kind == "hif4" else blocks)
+    return Stored(block, number(int(kind == "two-level")))
+
+
+def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
+    """Return the `Scales.decode` of scales in storage."""
+    kind, block = spec.format.scale, stored.block
+    if kind == "none" and not block.numel():
+        return torch.ones(1, dtype=torch.float64, device=block.device)
+    if kind in ("none", "e8m0", "power-of-two"):
+        exponents = block.long() - SCALE_BIAS
+        return torch.where(exponents == SCALE_EXPONENT_NAN, torch.nan, power_of_two(exponents))
+    if kind == "tensor":
+        return stored.tensor.double()
+    if kind == "fp32":
+        return block.double()
+    if kind == "two-level":
+        values = _from_code(block, _E4M3)
+        return fp32(values * stored.tensor.double())
+    return _hif4_decode(block)
+
+
+def blocks_of(x: Tensor, block: int) -> Tensor:
+    """Return `x` [..., size] as [..., blocks, block], the last one filled up with zeros."""
+    # Zeros change neither a block's amax nor whether it is finite.
+    missing = -x.shape[-1] % block
+    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x  # which copies
+    return padded.unflatten(-1, (padded.shape[-1] // block, block))
+
+
+def spread(factors: Tensor, run: int | None, size: int) -> Tensor:
+    """Repeat each run's factor [..., runs] for each of its elements [..., size]."""
+    if run is None:
+        return factors.reshape(()) if factors.numel() == 1 else factors
+    return factors.repeat_interleave(run, dim=-1)[..., :size]
+
+
+def exponent(x: Tensor) -> Tensor:
+    """Read floor(log2 |x|) from the bits of float64 `x`: -1023 for zero, 1024 for Inf and NaN.
+
+    Every finite float32, subnormals included, is a normal float64, so the field is the exponent.
+    """
+    return ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Build 2^exponent as float64, by its bits, for -1022 <= exponent <= 1023."""
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def fp32(x: Tensor) -> Tensor:
+    """Round float64 to the values of float32."""
+    return x.float().double()
+
+
+def bf16(x: Tensor) -> Tensor:
+    """Round float64 to float32, and that to the values of bfloat16."""
+    return x.float().bfloat16().double()
+
+
+def round_even(x: Tensor, element: Minifloat) -> Tensor:
+    """Round float64 to the nearest of an element's values, ties to even."""
+    x = x.clamp(-element.max_value, element.max_value)
+    quantum = power_of_two(exponent(x).clamp(min=element.emin) - element.mantissa_bits)
+    return torch.round(x / quantum) * quantum
+
+
+# -- each kind: what is stored, and the factors to encode with -------------------------------------
+
+
+def _none(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
+    """Take amax to the top of a tapered element's widest mantissas, with `tensor_scale`.
+
+    The scale is 1 for an empty tensor, and where amax is zero, infinite or NaN.
+    """
+    none = _NONE.to(x.device)
+    if not spec.tensor_scale:
+        return Stored(none, none), torch.ones(1, dtype=torch.float64, device=x.device)
+    largest = _tensor_amax(x, amax)
+    found = (exponent(largest) - spec.format.element.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
+    found = torch.where(largest.isfinite() & (largest > 0), found, 0).reshape(1)
+    return Stored((found + SCALE_BIAS).to(torch.uint8), none), power_of_two(-found)
+
+
+def _e8m0(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
+    amax = _block_amax(x, spec)
+    found = _mx_exponent(amax, spec.format.element, spec.scale_rule)
+    found = torch.where(amax.isfinite(), found, SCALE_EXPONENT_NAN)
+    encode = torch.where(amax.isfinite(), power_of_two(-found), torch.nan)
+    return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
+
+
+def _mx_exponent(amax: Tensor, element: Minifloat, scale_rule: str) -> Tensor:
+    """Return the exponent of the E8M0 scale of blocks whose largest magnitude is `amax`."""
+    found = exponent(amax)
+    significand = amax / power_of_two(found)
+    if scale_rule == "rceil":  # ceil(log2(amax / max_value)); the exponent of max_value is emax
+        found = found + (significand > element.max_value / 2.0**element.emax)
+    elif scale_rule == "ceil":  # ceil(log2(amax))
+        found = found + (significand > 1.0)
+    elif scale_rule == "even":  # does amax, rounded half up to an element's mantissa, carry?
+        found = found + (significand >= 2.0 - 2.0 ** -(element.mantissa_bits + 1))
+    return (found - element.emax).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
+
+
+def _power_of_two(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
+    scale = _to_top(_block_amax(x, spec), spec.format.element)
+    found = torch.where(scale.isnan(), SCALE_EXPONENT_NAN, -exponent(scale))
+    encode = torch.where(scale.isnan(), torch.nan, power_of_two(-found))
+    return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
+
+
+def _fp32(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
+    scale = _to_top(_block_amax(x, spec), spec.format.element)
+    return Stored((1 / scale).float(), _NONE.to(x.device)), scale
+
+
+def _tensor(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
+    scale = _to_top(_tensor_amax(x, amax), spec.format.element).reshape(1)
+    return Stored(_NONE.to(x.device), (1 / scale).float()), scale
+
+
+def _to_top(amax: Tensor, element: Minifloat) -> Tensor:
+    """Return what takes `amax` to the element's largest value; NaN where it is not finite."""
+    scale = fp32(element.max_value / amax).clamp(max=_LARGEST)
+    scale = torch.where(amax == 0, 1.0, scale)
+    return torch.where(amax.isfinite(), scale, torch.nan)
+
+
+def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
+    """Scale the tensor so that its blocks' scales are E4M3, and its elements E2M1."""
+    element, largest = spec.format.element, _tensor_amax(x, amax)
+    total = fp32(_E4M3.max_value * element.max_value / largest).clamp(max=_LARGEST)
+    total = torch.where((largest == 0) | ~largest.isfinite(), 1.0, total)
+    inverse = torch.where(largest.isfinite(), fp32(1 / total), torch.nan)
+    # One factor for both, as the published code has it: it rounds once.
+    share = fp32(total * fp32(torch.full_like(total, 1 / element.max_value)))
+    block = round_even(fp32(_block_amax(x, spec).nan_to_num() * share), _E4M3)
+    stored = Stored(_to_code(block, _E4M3).to(torch.uint8), inverse.float().reshape(1))
+    return stored, fp32(1 / decode_factors(stored, spec)).clamp(max=_LARGEST)
+
+
+def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
+    """Give 64 elements an E6M2, each 8 of them a power of two, and each 4 another."""
+    blocks = blocks_of(x, spec.block).abs().double()
+    amax = blocks.amax(dim=-1)
+    seventh = bf16(torch.full_like(amax, 1 / 7))
+    scale = bf16(amax.nan_to_num(posinf=1.0) * seventh).clamp(2.0**-48, E6M2.max_value)
+    scale = round_even(scale, E6M2)
+    inverse = bf16(1 / scale).unsqueeze(-1)
+    eights = fp32(blocks.unflatten(-1, (8, 8)).amax(dim=-1) * inverse) >= 4
+    half = torch.where(eights, 0.5, 1.0).repeat_interleave(2, dim=-1)
+    fours = fp32(blocks.unflatten(-1, (16, 4)).amax(dim=-1) * inverse) * half >= 2
+    code = torch.where(amax.isfinite(), _to_code(scale, E6M2) - 4, 255)  # no subnormals: 4 less
+    encode = inverse * half * torch.where(fours, 0.5, 1.0)
+    encode = torch.where(amax.isfinite().unsqueeze(-1), encode, torch.nan).flatten(-2)
+    bits = torch.cat((eights, fours), dim=-1).unflatten(-1, (3, 8)).long()
+    bits = (bits << torch.arange(8, device=x.device)).sum(dim=-1)
+    stored = torch.cat((code.unsqueeze(-1).long(), bits), dim=-1).to(torch.uint8)
+    return Stored(stored, _NONE.to(x.device)), encode[..., : -(-x.shape[-1] // _HIF4_RUN)]
+
+
+def _hif4_decode(stored: Tensor) -> Tensor:
+    code = stored[..., :1].long()
+    scale = torch.where(code == 255, torch.nan, _from_code(code + 4, E6M2))
+    bits = stored[..., 1:].long().unsqueeze(-1) >> torch.arange(8, device=stored.device) & 1
+    powers = torch.where(bits.flatten(-2) == 1, 2.0, 1.0).double()
+    return (scale * powers[..., :8].repeat_interleave(2, dim=-1) * powers[..., 8:]).flatten(-2)
+
+
+_Find = Callable[[Tensor, QuantSpec, Tensor | None], tuple[Stored, Tensor]]
+_FIND: dict[str, _Find] = {
+    "none": _none,
+    "e8m0": _e8m0,
+    "power-of-two": _power_of_two,
+    "fp32": _fp32,
+    "tensor": _tensor,
+    "two-level": _two_level,
+    "hif4": _hif4,
+}
+
+
+# -- largest magnitudes, and codes of scales -------------------------------------------------------
+
+
+def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
+    return (largest(x) if given is None else given).double()
+
+
+def _block_amax(x: Tensor, spec: QuantSpec) -> Tensor:
+    """Return the largest magnitude in each block [..., blocks], of squares in each row."""
+    amax = blocks_of(x, spec.block).abs().amax(dim=-1).double()
+    if spec.tile == "row" or not x.numel():
+        return amax
+    rows = amax.reshape(-1, amax.shape[-1]).T
+    squares = blocks_of(rows, spec.block).amax(dim=-1)
+    return spread(squares, spec.block, rows.shape[-1]).T.reshape(amax.shape)
+
+
+def _to_code(values: Tensor, element: Minifloat) -> Tensor:
+    """Return the codes, int64, of positive values of an element."""
+    field = exponent(values).clamp(min=element.emin)
+    steps = (values / power_of_two(field - element.mantissa_bits)).long()
+    # The leading bit of a normal value's steps adds the 1 that its field lacks.
+    return ((field - element.emin) << element.mantissa_bits) + steps
+
+
+def _from_code(codes: Tensor, element: Minifloat) -> Tensor:
+    one = 1 << element.mantissa_bits
+    field, mantissa = codes.long() // one, codes.long() % one
+    steps = mantissa + torch.where(field > 0, one, 0)
+    return steps * power_of_two(field.clamp(min=1) - 1 + element.emin - element.mantissa_bits)

@@ -1,0 +1,90 @@
+"""Types that change in the course of training: 'mxfp4 until 0.9, then bf16'.
+
+A schedule is a function of the step alone. So what a checkpoint says of the step, it says of the
+types: a resumed run goes on as one that was not interrupted.
+"""
+
+import re
+from dataclasses import dataclass
+
+from mqo.quant.formats import check_type
+
+# A site that takes no quantizer is in the model's own dtype, whatever that is.
+_UNQUANTIZED = ("bf16", "fp16", "fp32")
+_PHASE = re.compile(r"(\w+)(?:\s+until\s+(\d+(?:\.\d+)?))?")
+FORM = "TYPE until N or a share such as 0.9, then TYPE"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A type, and where it ends: before step `until` (int), or that share of them all (float).
+
+    None goes on to the end.
+    """
+
+    quant_type: str
+    until: int | float | None = None
+
+    def ends(self, total: int | None) -> int | None:
+        """Return the first step, from 0, that is beyond the phase, in a training of `total` steps.
+
+        Raises:
+            ValueError: it is a share, and the total is not known.
+        """
+        if not isinstance(self.until, float):
+            return self.until
+        if total is None:
+            raise ValueError(
+                f"a schedule ends {self.quant_type} at the share {self.until:g} of the training, "
+                "but its number of steps was not said: name the step instead"
+            )
+        return round(self.until * total)
+
+
+Schedule = tuple[Phase, ...]
+
+
+def parse_schedule(text: object) -> Schedule:
+    """Read a schedule: phases separated by commas, each but the last with its end.
+
+    Raises:
+        ValueError: it is none, or its ends do not grow; the text says what is valid.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no schedule; valid: {FORM}")
+    phases = [_phase(part.strip().removeprefix("then ").strip()) for part in text.split(",")]
+    ends = [phase.until for phase in phases[:-1]]
+    if None in ends or phases[-1].until is not None:
+        raise ValueError(f"'{text}': every type but the last has an end; valid: {FORM}")
+    if len({type(end) for end in ends}) > 1 or sorted(set(ends)) != ends:
+        raise ValueError(f"'{text}': ends must grow, and be all steps or all shares")
+    return tuple(phases)
+
+
+def type_at(schedule: Schedule, step: int, total: int | None) -> str:
+    """Return the type at `step` of `total`; raises what `Phase.ends` raises."""
+    for phase in schedule:
+        end = phase.ends(total)
+        if end is None or step < end:
+            return phase.quant_type
+    raise AssertionError("a schedule's last phase has no end")
+
+
+def starts(schedule: Schedule, total: int | None) -> list[int]:
+    """Return the steps at which a later phase begins."""
+    return [phase.ends(total) for phase in schedule[:-1]]
+
+
+def _phase(text: str) -> Phase:
+    match = _PHASE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is no phase of a schedule; valid: {FORM}")
+    name, end = match.groups()
+    quant_type = "none" if name in _UNQUANTIZED else name
+    check_type(quant_type)
+    if end is None:
+        return Phase(quant_type)
+    until = float(end) if "." in end else int(end)
+    if isinstance(until, float) and not 0 < until < 1:
+        raise ValueError(f"'{text}': a share lies between 0 and 1; valid: {FORM}")
+    return Phase(quant_type, until)
