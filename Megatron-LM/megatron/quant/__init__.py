@@ -52,8 +52,6 @@ from .spec import Hadamard, OperandSpec, QuantSpec
 from .traps import Setup, find_traps, notes, setup_traps
 from .weights import cached_bytes, weights_changed
 
-quantise_dequantise = fake_quantize  # its name in version 0.1
-
 __all__ = [
     "BLOCK_SIZES",
     "ELEMENTS",
@@ -107,7 +105,6 @@ __all__ = [
     "notes",
     "other_weights",
     "pack",
-    "quantise_dequantise",
     "saved_operands",
     "set_replica",
     "set_step",
