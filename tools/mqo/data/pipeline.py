@@ -80,7 +80,7 @@ def index(job: Job, say: Say, watch: Watch = lambda done, total, counts: None) -
     with full_disk_of(job.prefix.parent), _aside(job.prefix) as folder:
         counts = _fill(job, folder, say, watch)
         for key, final in finals.items():
-            # An index of older data must at no time stand beside the new data.
+            # An index of older data must at no time exist next to the new data.
             final.with_name(f"{final.name}.idx").unlink(missing_ok=True)
             for end in (".bin", ".idx"):
                 (folder / f"{key}{end}").replace(final.with_name(final.name + end))

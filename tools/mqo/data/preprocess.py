@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tiktoken-pattern", choices=encode.TEKKEN_PATTERNS, default="v2")
     add("--tiktoken-num-special-tokens", type=int, default=encode.TEKKEN_SPECIAL)
     add("--append-eod", action="store_true", help="end every document with the tokenizer's EOS")
-    add("--kind", choices=KINDS, default="jsonl", help="of corpus, as `mqo data prepare` has it")
+    add("--kind", choices=KINDS, default="jsonl", help="the KIND of `mqo data prepare`")
     add("--workers", type=int, default=1, help="threads")
     add("--counts", type=Path, help="also write the counts there")
     add("--partitions", type=int, default=1, help="taken and not needed: the output is the same")

@@ -13,7 +13,7 @@ from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_values, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
-from mqo.launch.flags import DTYPES, platform_flags, shape_flags
+from mqo.launch.flags import shape_flags
 from mqo.launch.layout import check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
@@ -204,14 +204,6 @@ def _layout_of_args(args: Mapping[str, Any]) -> Layout:
         bucket=args["ddp_bucket_size"] or max(BUCKET, 1_000_000 * data * context),
         reshardable=args["dist_ckpt_optim_fully_reshardable"],
     )
-
-
-def meta_job(of: Experiment, layout: Layout, rank: int) -> dict[str, object]:
-    """Return what benchmarks/rank_weights.py takes to build that rank's part of a model."""
-    shape = shape_flags(of, layout.flags(of.dtype))
-    flags = ["--vocab-size", str(of.model.vocab_size), *shape]
-    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]
-    return {"world": layout.gpus, "rank": rank, "flags": flags}
 
 
 def _is_real(of: Experiment, machine: Machine) -> bool:
