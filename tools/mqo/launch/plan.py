@@ -20,7 +20,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
 from mqo.scale.choose import Fit, Job, choose, measure
-from mqo.scale.devices import GIB, usable
+from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 from mqo.torch_free import formats, load
@@ -111,7 +111,7 @@ def with_layout(
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
             f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
-            f"{job.gpus} GPUs of {_gib(job.limit)} usable GiB",
+            f"{job.gpus} GPUs of {gib(job.limit)} usable GiB",
             expected="one whose memory, computed, does",
             help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
             "is",
@@ -119,7 +119,7 @@ def with_layout(
     chosen = bare.with_layout(fit.layout.flags(of.dtype))
     whence = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
-    line = f"{whence}{fit.layout}; {_how(fit)}: {_gib(fit.need)} of {_room(machine)}{teacher}"
+    line = f"{whence}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
@@ -275,7 +275,7 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
 def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     """Return what the user's own layout needs, and where that is too much what would fit."""
     own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
-    line = f"as given: {own.layout}; {_how(own)}: {_gib(own.need)} of {_room(machine)}"
+    line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
     if own.need <= job.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
@@ -283,7 +283,7 @@ def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
         flags = " ".join(fit.layout.flags(job.dtype))
-        lines.append(f"warning: the planner's layout needs {_gib(fit.need)} GiB: {flags}")
+        lines.append(f"warning: the planner's layout needs {gib(fit.need)} GiB: {flags}")
     return lines
 
 
@@ -299,10 +299,6 @@ def _how(fit: Fit) -> str:
     return "simulated" if fit.is_simulated else "computed"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f}"
-
-
 def _room(machine: Machine) -> str:
-    what = f"{machine.device} has {_gib(machine.memory)}"
-    return f"{_gib(usable(machine.memory))} GiB usable a GPU ({what})"
+    what = f"{machine.device} has {gib(machine.memory)}"
+    return f"{gib(usable(machine.memory))} GiB usable a GPU ({what})"
