@@ -137,12 +137,14 @@ def _builder(path: Path, vocab_size: int) -> Any:
     try:
         from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
     except ModuleNotFoundError as error:
-        raise MissingError(
-            f"The tree has no megatron.core ({error})",
-            expected="Megatron, whose builder writes the index",
-            help="`mqo setup` makes the tree",
-        ) from error
+        raise no_tree(str(error)) from error
     return IndexedDatasetBuilder(str(path), dtype=DType.optimal_dtype(vocab_size))
+
+
+def no_tree(why: str) -> MissingError:
+    """Return the error for a tree without Megatron."""
+    expected = "Megatron, whose builder writes the index"
+    return MissingError(why, expected=expected, help="`mqo setup` makes the tree")
 
 
 def _add(job: Job, builder: Any, texts: Sequence[str], counts: Counts) -> None:

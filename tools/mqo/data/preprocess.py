@@ -15,7 +15,7 @@ from pathlib import Path
 from mqo import torch_free
 from mqo.data import encode
 from mqo.data.corpus import KINDS, find
-from mqo.data.pipeline import Counts, Job, index
+from mqo.data.pipeline import Counts, Job, index, no_tree
 from mqo.display import Count, Display, Say
 from mqo.errors import DataError, MqoError
 from mqo.program import ask
@@ -134,6 +134,8 @@ def build_index(
     words += ["--tokenizer-model", str(tokenizer), "--json-keys", key, "--append-eod"]
     words += ["--workers", str(workers), *(["--strict"] if strict else [])]
     program = Project.here().tree / "tools/preprocess_data.py"
+    if not program.is_file():
+        raise no_tree(f"There is no {program}")
     display = Display.of(report)
     with display.live():
         watch = Count(display, "indexed").show
