@@ -97,7 +97,7 @@ def test_the_loss_is_what_training_validated_to(vendored, run, place):
     _, ((_, validated),) = losses(run)
     assert (own.mode, own.types) == (MODE, {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"})
     assert (own.tokens, own.window, own.iteration) == (WINDOW * WINDOWS, WINDOW, 6)
-    assert own.text == ("steps_text_document, validation split",)
+    assert own.text == ("steps, validation split",)
     # The same losses of the same tokens: training sums them in fp32, and in another order.
     assert own.loss == pytest.approx(validated, rel=1e-6)
     assert plain.types == dict.fromkeys(own.types, "none")
