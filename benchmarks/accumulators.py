@@ -6,7 +6,7 @@ and Mikaitis (arXiv 2512.07004) give the details, for other instructions, too: a
 products and the accumulator; a product's exponent is the sum of its operands'; what lies below the
 last bit kept is cut off, toward zero; the sum is cut to the accumulator's bits, toward zero, too.
 An element that is subnormal in its format counts with its own exponent here, on hardware with that
-of the smallest normal number. tensor_core_check.py compares the model with results of GPUs.
+of the smallest normal number. The results of 2026-11-23 compare the model with those of GPUs.
 """
 
 from __future__ import annotations

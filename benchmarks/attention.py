@@ -13,11 +13,7 @@ the operands had taken; it needs Linux. Where memory does not do, "unfused" is l
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +21,8 @@ from types import SimpleNamespace
 
 import torch
 from mqo.megatron.attention.paths import chunked_context, fused_context
-from mqo.quant.operands import gemm_operands
-from peak_memory import raised_bytes
+from mqo.quant import gemm_operands
+from timing import best, in_own_process, raised_bytes
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -60,7 +56,7 @@ def main() -> None:
     paths = paths_of(arguments.quant_type)
     if arguments.memory:
         path, shape, dtype, length = arguments.memory
-        print(json.dumps(peak(paths[path], SHAPES[shape], DTYPES[dtype], int(length))))
+        print(peak(paths[path], SHAPES[shape], DTYPES[dtype], int(length)))
         return
     print(f"{arguments.quant_type}, {arguments.threads} threads, torch {torch.__version__}\n")
     print(f"| shape | dtype | s | {' | '.join(f'{p} ms' for p in paths)} | QK, PV / unfused |")
@@ -70,8 +66,10 @@ def main() -> None:
         print_row(*case, times(paths, *case, arguments.repeats))
     print(f"\n| shape | dtype | s | {' | '.join(f'{p} MiB' for p in paths)} | QK, PV / unfused |")
     print(f"|{'---|' * (4 + len(paths))}")
+    same = ("--threads", arguments.threads, "--quant-type", arguments.quant_type, "--memory")
     for case in cases:
-        print_row(*case, {p: measured(p, *case, arguments) for p in fitting(paths, *case)})
+        peaks = {p: in_own_process(__file__, *same, p, *case) for p in fitting(paths, *case)}
+        print_row(*case, peaks)
 
 
 def print_row(shape: str, dtype: str, length: int, found: dict[str, float]) -> None:
@@ -95,22 +93,8 @@ def times(
     """Return the best time of each path, in milliseconds; they take turns."""
     tensors = operands(SHAPES[shape], DTYPES[dtype], length)
     fit = fitting(paths, shape, dtype, length)
-    best = dict.fromkeys(fit, float("inf"))
-    for _ in range(repeats):
-        for path, attend in fit.items():
-            best[path] = min(best[path], milliseconds(attend, tensors))
-    return best
-
-
-def measured(
-    path: str, shape: str, dtype: str, length: int, arguments: argparse.Namespace
-) -> float:
-    """Return the peak of one case in MiB, from a process of its own."""
-    command = [sys.executable, __file__, "--threads", str(arguments.threads)]
-    command += ["--quant-type", arguments.quant_type]
-    command += ["--memory", path, shape, dtype, str(length)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    found = best({path: partial(step, attend, tensors) for path, attend in fit.items()}, repeats)
+    return {path: 1000 * seconds for path, seconds in found.items()}
 
 
 def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> float:
@@ -118,13 +102,6 @@ def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> flo
     step(attend, operands(shape, dtype, 64))  # loads what is loaded once
     tensors = operands(shape, dtype, length)
     return raised_bytes(lambda: step(attend, tensors)) / 2**20
-
-
-def milliseconds(attend: Callable, tensors: list[Tensor]) -> float:
-    """Time one forward and backward pass."""
-    start = time.perf_counter()
-    step(attend, tensors)
-    return 1000 * (time.perf_counter() - start)
 
 
 def step(attend: Callable, tensors: list[Tensor]) -> None:

@@ -23,8 +23,8 @@ RECIPES = (
 PARTS = (
     Part(
         "Quantizers",
-        "benchmarks/quant.py --fast",
-        "benchmarks/quant.py --fast --repeats 1",
+        "benchmarks/quant.py",
+        "benchmarks/quant.py --repeats 1",
         "Read the ratios to a copy of the matrix.",
         limit_s=600,
     ),
@@ -59,13 +59,6 @@ PARTS = (
         "benchmarks/accumulation.py --quick",
         "benchmarks/accumulation.py --quick",
         "docs/emulation.md says what these errors mean.",
-        limit_s=600,
-    ),
-    Part(
-        "Indexing of text",
-        "benchmarks/data.py",
-        "benchmarks/data.py --megabytes 1",
-        "Read the ratios to a loop as upstream's.",
         limit_s=600,
     ),
     Part(

@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from mqo.launch.config import resolve
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
+from timing import best
 
 # Our recipes, and the engine's of the same definition.
 NATIVE = {
@@ -54,7 +54,7 @@ def main() -> None:
     print("| recipe | output | input's gradient | weight's | ours, of bf16 | its own |")
     print("|---|---|---|---|---|---|", flush=True)
     plain = layer(te, given)
-    baseline = best(lambda: plain(None), given.repeats)
+    (baseline,) = best({"bf16": lambda: plain(None)}, given.repeats).values()
     for name in NATIVE:
         print(row(te, given, name, baseline), flush=True)
 
@@ -74,15 +74,20 @@ def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
 
     choose(name)
     run, custom = layer(te, given), engines.CustomRecipe(qfactory=quantizer)
-    ours, took = run(custom), best(lambda: run(custom), given.repeats) / baseline
+    ours, took = run(custom), ratio(lambda: run(custom), given, baseline)
     try:
         native = getattr(engines, NATIVE[name])()
         theirs = run(native)
-        own = f"{best(lambda: run(native), given.repeats) / baseline:.2f}x"
+        own = f"{ratio(lambda: run(native), given, baseline):.2f}x"
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         return f"| {name} | | | | {took:.2f}x | not here: {str(error).splitlines()[0][:60]} |"
     apart = [f"{difference(a, b):.1e}" for a, b in zip(ours, theirs, strict=True)]
     return f"| {name} | {' | '.join(apart)} | {took:.2f}x | {own} |"
+
+
+def ratio(run: Callable[[], object], given: argparse.Namespace, baseline: float) -> float:
+    """Return the time of a run divided by that of bf16."""
+    return best({"": run}, given.repeats)[""] / baseline
 
 
 def choose(name: str) -> None:
@@ -128,18 +133,6 @@ def layer(te: Any, given: argparse.Namespace) -> Callable[[Any], Tensors]:
 def difference(one: torch.Tensor, two: torch.Tensor) -> float:
     """Return the norm of the difference, of the second's norm."""
     return ((one.float() - two.float()).norm() / two.float().norm()).item()
-
-
-def best(run: Callable[[], object], repeats: int) -> float:
-    """Return the least seconds of a run."""
-    wait = getattr(torch.cuda, "synchronize", lambda: None)
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        run()
-        wait()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the CPU. Each type is that of all three GEMMs. They take turns, and the best of 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -21,6 +20,7 @@ from megatron.core.tensor_parallel import layers
 from megatron.core.transformer import TransformerConfig
 from mqo.megatron import experts as grouped_experts
 from mqo.megatron.layers import label_layers
+from timing import best
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -56,9 +56,8 @@ def measured(given: argparse.Namespace, quant_type: str) -> list[float]:
         patch.object(grouped_experts, "gemm_operands", typed),
         patch.object(layers, "gemm_operands", typed),
     ):
-        runs = [step(given, grouped) for grouped in (False, True)]
-        times = [[seconds(run) for run in runs] for _ in range(given.repeats + 1)]
-    return [min(column) for column in zip(*times[1:], strict=True)]
+        runs = {name: step(given, name == "grouped") for name in ("one by one", "grouped")}
+        return list(best(runs, given.repeats).values())
 
 
 def step(given: argparse.Namespace, grouped: bool) -> Callable[[], object]:
@@ -88,16 +87,6 @@ def step(given: argparse.Namespace, grouped: bool) -> Callable[[], object]:
         model(hidden, counts, probs)[0].backward(grad)
 
     return run
-
-
-def seconds(run: Callable[[], object]) -> float:
-    """Return how long a run takes."""
-    wait = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
-    run()
-    wait()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

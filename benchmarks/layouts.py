@@ -28,7 +28,7 @@ from mqo.scale.choose import Fit, Job, choose, compute
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.memory import CONTEXT, UNEVEN
-from mqo.scale.simulated import TABLE
+from mqo.scale.simulated import KEYS, TABLE
 from mqo.simulate import jobs
 from mqo.simulate.result import Simulation
 
@@ -37,7 +37,6 @@ GPUS = (8, 64, 512)
 # {attention: a mode with it}: the other modes' steps have the same peak.
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
 FAR = 1.25
-KEY = ("model", "gpus", "global_batch", "micro_batch", "sequence", "dtype", "attention", "flags")
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 
 
@@ -56,7 +55,7 @@ class Tried:
         flags = " ".join(self.layout.flags(of.dtype))
         key = (of.model.name, self.layout.gpus, *sizes, of.dtype, self.attention, flags)
         need = self.found.need - CONTEXT
-        return dict(zip(KEY, key, strict=True)) | {"bytes": need, **worst.kinds}
+        return dict(zip(KEYS, key, strict=True)) | {"bytes": need, **worst.kinds}
 
 
 def main() -> None:
@@ -71,7 +70,7 @@ def main() -> None:
             tried += [one for one, _ in mine]
             print(line(*mine[-1]), flush=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*KEY, "bytes", *KINDS], lineterminator="\n")
+        writer = csv.DictWriter(file, [*KEYS, "bytes", *KINDS], lineterminator="\n")
         writer.writeheader()
         writer.writerows(one.row() for one in tried)
 

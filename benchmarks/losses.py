@@ -2,26 +2,24 @@
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/losses.py [--threads 1] [--repeats 3]
 
-Cross-entropy: upstream's own against mqo.megatron.losses. Divergence: on whole tensors in fp32, as
-it was, against mqo.megatron.losses. They take turns, and the best of each counts; the time is the
-CPU time of the process, all threads together. Memory is the peak of a process of its own for each,
-in tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
+Cross-entropy: upstream's own against megatron.losses. Divergence: on whole tensors in fp32, as it
+was, against megatron.losses. They take turns, and the best of each counts; the time is the CPU
+time of the process, all threads together. Memory is the peak of a process of its own for each, in
+tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy
 from mqo.megatron.losses import chunked_cross_entropy, chunked_kl
-from peak_memory import raised_bytes
+from timing import best, in_own_process, raised_bytes
 from torch import Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -45,7 +43,7 @@ def main() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     if arguments.memory:
         loss, dtype = arguments.memory
-        print(json.dumps(peak(LOSSES[loss], DTYPES[dtype], arguments)))
+        print(peak(LOSSES[loss], DTYPES[dtype], arguments))
         return
     print(f"{arguments.tokens:,} x {arguments.vocabulary:,}, {arguments.threads} threads\n")
     print("| loss | dtype | before s | chunked s | time | before, tensors | chunked, tensors |")
@@ -58,40 +56,27 @@ def main() -> None:
 def print_row(case: str, dtype: str, arguments: argparse.Namespace) -> None:
     """Print one row of the table."""
     tensors = operands(DTYPES[dtype], arguments)
-    best = dict.fromkeys(CASES[case], float("inf"))
-    for _ in range(arguments.repeats):
-        for loss in best:
-            best[loss] = min(best[loss], seconds(LOSSES[loss], tensors))
-    sizes = [f"{measured(loss, dtype, arguments):.2f}" for loss in best]
-    before, after = best.values()
+    jobs = {loss: partial(step, LOSSES[loss], tensors) for loss in CASES[case]}
+    before, after = best(jobs, arguments.repeats, time.process_time).values()
+    same = ("--threads", arguments.threads, "--tokens", arguments.tokens)
+    same += ("--vocabulary", arguments.vocabulary, "--memory")
+    sizes = [f"{in_own_process(__file__, *same, loss, dtype):.2f}" for loss in jobs]
     cells = [case, dtype, f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}x", *sizes]
     print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def measured(loss: str, dtype: str, arguments: argparse.Namespace) -> float:
-    """Return the peak of one case, from a process of its own."""
-    command = [sys.executable, __file__, "--threads", str(arguments.threads)]
-    command += ["--tokens", str(arguments.tokens), "--vocabulary", str(arguments.vocabulary)]
-    command += ["--memory", loss, dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
 
 
 def peak(loss: Callable, dtype: torch.dtype, arguments: argparse.Namespace) -> float:
     """Return how many tensors of logits are alive at the peak, what is given included."""
     small = argparse.Namespace(tokens=64, vocabulary=512)
-    seconds(loss, operands(dtype, small))  # loads what is loaded once
+    step(loss, operands(dtype, small))  # loads what is loaded once
     tensors = operands(dtype, arguments)
     given = 1 if loss in (upstreams, chunked) else 2
-    return given + raised_bytes(lambda: seconds(loss, tensors)) / tensors[0].nbytes
+    return given + raised_bytes(lambda: step(loss, tensors)) / tensors[0].nbytes
 
 
-def seconds(loss: Callable, tensors: list[Tensor]) -> float:
-    """Return the CPU time of one forward and backward pass; the gradient is dropped."""
-    student, teacher, targets = tensors
-    start = time.process_time()
-    torch.autograd.grad(loss(student, teacher, targets).sum(), student)
-    return time.process_time() - start
+def step(loss: Callable, tensors: list[Tensor]) -> None:
+    """Run forward and backward; the gradient is dropped."""
+    torch.autograd.grad(loss(*tensors).sum(), tensors[0])
 
 
 def operands(dtype: torch.dtype, arguments: argparse.Namespace) -> list[Tensor]:

@@ -2,10 +2,10 @@
 
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776  # as the launcher does
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant.py \\
-        [--threads 2] [--repeats 30] [--fast]
+        [--threads 2] [--repeats 30]
 
 All paths of a table take turns in one run; the best of each counts. Machines are noisy: read the
-ratios. torch.compile and torchao are timed where they run; neither is needed otherwise.
+ratios.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from mqo.quant import config, reference
-from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import FORMATS
+from mqo.launch.machine import cpu_model
+from mqo.quant import FORMATS, Hadamard, QuantSpec, config, fake_quantize, gemm_operands
 from mqo.quant.hadamard import transform
-from mqo.quant.operands import gemm_operands
-from mqo.quant.spec import Hadamard, QuantSpec
+from timing import Job, best
 from torch import Tensor
 
 SIDE = 4096
 TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
 LINEAR_REPEATS = 5
 LINEAR_KINDS = ("none", "mxfp8", "mxfp4", "hifp8", "nvfp4", "hif4")
-TORCHAO = {"mxfp8": "float8_e4m3fn", "mxfp8_e5m2": "float8_e5m2", "mxfp4": "float4_e2m1fn_x2"}
 TRANSFORMED = ("nvfp4", "mxfp4")
 SEED = 7
-Job = Callable[[], object]
 
 
 def main() -> None:
@@ -42,22 +37,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--fast", action="store_true", help="only what is compiled, and copy_")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    print(f"{arguments.threads} threads, {processor()}, torch {torch.__version__}\n")
-    print(f"{SIDE} x {SIDE}, best of {arguments.repeats}; of what is not compiled by us, of 3\n")
+    print(f"{arguments.threads} threads, {cpu_model()}, torch {torch.__version__}\n")
+    print(f"{SIDE} x {SIDE}, best of {arguments.repeats}\n")
     print("| path | dtype | ms | of copy_ |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
-        print_matrix(dtype, arguments.repeats, arguments.fast)
+        print_matrix(dtype, arguments.repeats)
     print(f"\nA linear layer, {TOKENS} tokens, {INPUTS} -> {OUTPUTS}, best of {LINEAR_REPEATS}\n")
     print("| path | dtype | ms | of the plain one |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
         print_linear(dtype)
 
 
-def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
+def print_matrix(dtype: torch.dtype, repeats: int) -> None:
     """Print what each path takes for one large matrix."""
     x = torch.randn(SIDE, SIDE).to(dtype)
     out = torch.empty_like(x)
@@ -69,11 +63,9 @@ def print_matrix(dtype: torch.dtype, repeats: int, fast: bool) -> None:
         for kind in TRANSFORMED:
             jobs[f"hadamard-16 + {kind}, {name}"] = transformed(x, QuantSpec(kind), axis, out)
     # Fresh memory has to be had from the system page by page; best in no other job's way.
-    best = measure(jobs, repeats)
-    best |= measure({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
-    for kind in () if fast else FORMATS:
-        best |= slow_paths(x, QuantSpec(kind))
-    print_table(best, dtype)
+    found = best(jobs, repeats)
+    found |= best({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
+    print_table(found, dtype)
 
 
 def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
@@ -89,49 +81,12 @@ def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
         yield "stochastic, columns", (drawn, 0)
 
 
-def print_table(best: dict[str, float | str], dtype: torch.dtype) -> None:
-    """Print rows for a dtype, with ratios to the first; a text stands for both numbers."""
-    unit = next(iter(best.values()))
+def print_table(found: dict[str, float], dtype: torch.dtype) -> None:
+    """Print rows for a dtype, with ratios to the first."""
+    unit = next(iter(found.values()))
     name = str(dtype).removeprefix("torch.")
-    for path, seconds in best.items():
-        if not isinstance(seconds, str):
-            seconds = f"{seconds * 1e3:.2f} | {seconds / unit:.2f}x"
-        print(f"| {path} | {name} | {seconds} |", flush=True)
-
-
-def slow_paths(x: Tensor, spec: QuantSpec) -> dict[str, float | str]:
-    """Time what the compiled quantizers are compared with, best of three."""
-    kind = spec.quant_type
-    paths = {f"{kind}, reference": lambda: lambda: reference.qdq(x, spec)}
-    paths[f"{kind}, torch.compile of the reference"] = lambda: compiled(x, spec)
-    if kind in TORCHAO:
-        paths[f"{kind}, torchao, eager"] = lambda: torchao(x, kind)
-    return {name: attempt(make) for name, make in paths.items()}
-
-
-def attempt(make: Callable[[], Job]) -> float | str:
-    """Time what `make` returns, or say in a table's cells why it does not run."""
-    try:
-        job = make()
-        job()
-        return min(timed(job) for _ in range(3))
-    except Exception as error:  # each of these libraries has errors of its own
-        return f"{type(error).__name__} | does not run here"
-
-
-def compiled(x: Tensor, spec: QuantSpec) -> Job:
-    """Compile the reference; that takes a C++ compiler."""
-    torch.compiler.reset()  # after a few specs dynamo would give up, and run it as it is
-    function = torch.compile(lambda tensor: reference.qdq(tensor, spec), dynamic=False)
-    return lambda: function(x)
-
-
-def torchao(x: Tensor, kind: str) -> Job:
-    """Quantize and dequantize with torchao's MX tensors."""
-    from torchao.prototype.mx_formats.mx_tensor import MXTensor
-
-    element = getattr(torch, TORCHAO[kind])
-    return lambda: MXTensor.to_mx(x, element, 32).dequantize(x.dtype)
+    for path, seconds in found.items():
+        print(f"| {path} | {name} | {seconds * 1e3:.2f} | {seconds / unit:.2f}x |", flush=True)
 
 
 def print_linear(dtype: torch.dtype) -> None:
@@ -140,7 +95,7 @@ def print_linear(dtype: torch.dtype) -> None:
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
     jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in LINEAR_KINDS}
     with torch.no_grad(), weights_cached():
-        print_table(measure(jobs, LINEAR_REPEATS), dtype)
+        print_table(best(jobs, LINEAR_REPEATS), dtype)
 
 
 def forward(x: Tensor, weight: Tensor, quant_type: str) -> Job:
@@ -181,27 +136,6 @@ def transformed(x: Tensor, spec: QuantSpec | None, axis: int, out: Tensor) -> Jo
             fake_quantize(out, spec, axis=axis, out=out, amax=amax)
 
     return run
-
-
-def measure(jobs: dict[str, Job], repeats: int) -> dict[str, float]:
-    """Time the jobs in turns; the best of each in seconds."""
-    for job in jobs.values():
-        job()
-    rounds = [{name: timed(job) for name, job in jobs.items()} for _ in range(repeats)]
-    return {name: min(times[name] for times in rounds) for name in jobs}
-
-
-def timed(job: Job) -> float:
-    """Return the seconds that one call takes."""
-    start = time.perf_counter()
-    job()
-    return time.perf_counter() - start
-
-
-def processor() -> str:
-    """Return what Linux calls the processor."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
-    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
 
 if __name__ == "__main__":

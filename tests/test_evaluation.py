@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from mqo.data.pair import Pairs, State
 from mqo.errors import CheckpointError
 from mqo.launch import convert, evaluation, tasks
 from mqo.launch.config import resolve
@@ -35,13 +34,13 @@ EVALUATED_ONCE = ("--eval-interval", "100", "--eval-iters", str(WINDOWS // 8))
 
 def indexed(path, documents):
     """The prefix of an index of these token ids."""
-    lengths = np.array([len(ids) for ids in documents], dtype=np.int32)
-    with Pairs(path, ("text",), "of a test", 2) as pairs:
-        content = np.concatenate(documents).astype(np.uint16).tobytes()
-        pairs.add("text", content, lengths.tobytes())
-        pairs.save(State())
-        pairs.finish()
-    return path.with_name(f"{path.name}_text_document")
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
+    for ids in documents:
+        builder.add_document(ids, [len(ids)])
+    builder.finalize(f"{path}.idx")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +97,7 @@ def test_the_loss_is_what_training_validated_to(vendored, run, place):
     _, ((_, validated),) = losses(run)
     assert (own.mode, own.types) == (MODE, {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"})
     assert (own.tokens, own.window, own.iteration) == (WINDOW * WINDOWS, WINDOW, 6)
-    assert own.text == ("steps_text_document, validation split",)
+    assert own.text == ("steps, validation split",)
     # The same losses of the same tokens: training sums them in fp32, and in another order.
     assert own.loss == pytest.approx(validated, rel=1e-6)
     assert plain.types == dict.fromkeys(own.types, "none")

@@ -85,7 +85,6 @@ REASONS = {
         f"{PTQ}describe",
         f"{PTQ}write",
         "Megatron-LM/tools/check_run.py::",
-        f"{T}data/pair.py::_write_index",
         "Megatron-LM/tools/simulate.py::main",
         f"{T}overlay/verify/forward.py::_result",
         f"{T}perf/trace.py::read",
@@ -124,7 +123,7 @@ REASONS = {
         f"{PTQ}quantize",
         f"{M}inference/hf_folder.py::check_config",
         f"{T}data/encode.py::gpt2",
-        f"{T}data/encode.py::huggingface",
+        f"{T}data/encode.py::_huggingface",
         f"{T}launch/hf_tokenizer.py::_own_ids",
     ],
     "in a child with limits of time and memory": [f"{R}foreign_tokenizer.py::_load"],
@@ -136,7 +135,6 @@ REASONS = {
     "a text in memory, of a bounded size": [
         f"{Q}config.py::parse",
         f"{T}data/corpus.py::_texts",
-        f"{T}data/encode.py::_of",
     ],
     "opens to write as well, with the checks of the reader": [
         f"{T}launch/checkpoint_lock.py::_open"

@@ -5,8 +5,8 @@
         --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer/ --append-eod
 
 writes data/mine_text_document.bin and .idx; training takes `--data-path data/mine_text_document`.
-The flags are those of upstream's tool of this name. This process becomes mqo's, which does the work
-without torch and Megatron.
+The flags are those of upstream's tool of this name. This process becomes one of mqo's that finds
+this tree's Megatron.
 """
 
 import os
@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
+    tree = Path(__file__).resolve().parents[1]
     # The library of the checkout that this file lies in, where it lies in one.
-    tools = Path(__file__).resolve().parents[2] / "tools"
-    path = os.pathsep.join(filter(None, (str(tools), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "mqo.data.preprocess", *sys.argv[1:]]
+    places = (str(tree.parent / "tools"), str(tree), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, places))
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "mqo.data.preprocess", *sys.argv[1:]]
     os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})

@@ -1,6 +1,7 @@
 """A tree and a patch series in miniature: one entry of each kind, in source of our own."""
 
 import functools
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from mqo import cli
+from mqo.data import preprocess
 from mqo.overlay import records, transaction
 from mqo.overlay.records import Upstream
 from mqo.overlay.series import Series
@@ -253,3 +255,16 @@ def mqo(mini, monkeypatch, command_line):
         return command_line(*words, "--tree", tree)
 
     return run
+
+
+@pytest.fixture
+def index_here(monkeypatch, tmp_path_factory):
+    """Index corpora in this process: one of its own takes seconds to import Megatron."""
+    pytest.importorskip("megatron.core.datasets.indexed_dataset")
+
+    def ask(program, words, **options):
+        counts = tmp_path_factory.mktemp("counts") / "counts.json"
+        preprocess.run(preprocess.parse_args([*words, str(counts)]))
+        return json.loads(counts.read_text())
+
+    monkeypatch.setattr(preprocess, "ask", ask)

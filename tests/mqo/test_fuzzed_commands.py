@@ -252,7 +252,7 @@ def fill(place):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch, capsys):
+def project(tmp_path, monkeypatch, capsys, index_here):
     """A project and a folder to be in, where no command starts a process or asks a network."""
     sound, place = tmp_path / "sound", tmp_path / "place"
     fill(sound)

@@ -154,7 +154,7 @@ def wait_for(command, count, name):
     raise AssertionError(f"it ended before it started anything: {command.communicate()}")
 
 
-def test_the_workers_of_data_prepare_end_with_it(place, tmp_path):
+def test_the_program_of_data_prepare_ends_with_it(place, tmp_path):
     text = PROJECT.data / "wikipedia/text.jsonl"
     if not text.exists():
         pytest.skip("the sample is not there: run `mqo setup`")
@@ -163,9 +163,10 @@ def test_the_workers_of_data_prepare_end_with_it(place, tmp_path):
     words = ["data", "prepare", "jsonl", "--input", corpus, "--output", tmp_path / "mine"]
     words += ["--tokenizer", PROJECT.data / "wikipedia/tokenizer", "--workers", "2"]
     with begun(place, *MQO, *words) as command:
-        workers = wait_for(command, 2, "prepare")
+        found = wait_for(command, 1, "preprocess")
         ended_cleanly(place, command, signal.SIGTERM)
-    assert not any(worker.is_running() for worker in workers)
+    assert not any(process.is_running() for process in found)
+    assert not list(tmp_path.glob("mine*"))
 
 
 @pytest.mark.heavy

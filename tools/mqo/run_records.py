@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mqo.errors import RunError, one_line
 from mqo.untrusted import UntrustedFileError, read_json, read_toml
@@ -31,14 +31,12 @@ class RunEnd(BaseModel):
 
 
 class Coverage(BaseModel):
-    """What coverage.json says of a step; runs of version 0.1 spell the share's name otherwise.
+    """What coverage.json says of a step.
 
     `differing` says how operands are quantized at sites whose layers differ, a line for each way.
     """
 
-    quantized_share: float | None = Field(
-        None, validation_alias=AliasChoices("quantized_share", "quantised_share")
-    )
+    quantized_share: float | None = None
     differing: tuple[str, ...] = ()
 
 
@@ -60,10 +58,10 @@ class Layers(BaseModel):
 
 
 class QuantToml(BaseModel):
-    """What quant.toml says of a run's choices; version 0.1 spells the quantizer otherwise."""
+    """What quant.toml says of a run's choices."""
 
     asked: dict[str, str] = {}
-    quantizer: dict[str, Any] = Field({}, validation_alias=AliasChoices("quantizer", "quantiser"))
+    quantizer: dict[str, Any] = {}
     schedule: dict[str, str] = {}
     layers: Layers = Layers()
     operands: dict[str, dict[str, Any]] = {}

@@ -27,12 +27,15 @@ class RunFolder(files.RunFiles):
     """The folder of one run, and what it says."""
 
     def read_config(self) -> dict[str, Any]:
-        """Return cell.json, by the parts of mqo.launch.config.RunConfig."""
+        """Return cell.json, by the parts of mqo.launch.config.RunConfig; RunError for another."""
         table = parsed(self.config, dict[str, Any])
-        try:
-            return table if "experiment" in table else _parts(table)
-        except (TypeError, AttributeError) as error:
-            raise damaged(self.config, error) from error
+        if not isinstance(table.get("experiment"), dict):
+            raise RunError(
+                f"{self.config} has no part 'experiment': version 0.1 wrote it, or it is damaged",
+                expected="a run of version 0.2 or later",
+                help="Version 0.1 (commit 0340fb9) reads its own runs",
+            )
+        return table
 
     def read_metrics(self) -> Mapping[str, Series]:
         """Return {metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
@@ -54,29 +57,6 @@ class RunFolder(files.RunFiles):
             return {}
         table = parsed(self.implementation, dict[str, list[str]])
         return {kind: ", ".join(names) or "none" for kind, names in table.items()}
-
-
-def _parts(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat cell.json of earlier runs by its parts now."""
-
-    def take(*names: str) -> dict[str, Any]:
-        return {name: flat[name] for name in names if name in flat}
-
-    def chosen(**options: Any) -> dict[str, Any]:
-        # What nobody chose stood there, too.
-        return {k: v for k, v in options.items() if v not in (None, []) and v is not False}
-
-    quantizer = chosen(**flat.get("quantiser", {}), **take("exclude"))
-    kept = flat.get("keep_checkpoints") or None
-    recorder = chosen(every=flat.get("record_every"), keep_checkpoints=kept)
-    recorder |= chosen(**take("dump", "check_nan"))
-    weights = ("checkpoint", "tokenizer", "data_prefix", "teacher", "distillation_config")
-    return {
-        "experiment": take("model", "dataset", "training", "dtype", "extra_flags", *weights),
-        "quantization": take("mode", "types", "gemms", "schedule") | {"options": quantizer},
-        "placement": take("cluster", "megatron", "layout", "without"),
-        "recording": take("tensorboard") | {"options": recorder},
-    }
 
 
 def training_losses(metrics: Mapping[str, Series]) -> Series:

@@ -16,7 +16,6 @@ from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.flags import platform_flags
 from mqo.launch.machine import Machine
-from mqo.project import Project
 
 from ... import forking
 
@@ -364,8 +363,8 @@ def test_the_factor_of_the_scaling_reaches_the_model(vendored):
 
 @pytest.fixture
 def smollm2(tmp_path):
-    """SmolLM2-135M-Instruct as an HF folder, as the benchmarks write it."""
-    program = Project.here().root / "benchmarks/smollm2.py"
+    """SmolLM2-135M-Instruct as an HF folder."""
+    program = Path(__file__).with_name("smollm2.py")
     subprocess.run([sys.executable, "-W", "ignore", program, tmp_path / "hf"], check=True)
     return tmp_path / "hf"
 

@@ -73,7 +73,6 @@ def test_the_counts_come_as_json_too(prepare, tmp_path, prose):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--engine", "sentencepiece"], "no engine called 'sentencepiece'"),
         (["--key", "body"], "No document with any text"),
         (["--key", "body", "--strict"], "a.jsonl:1: no JSON object with body"),
     ],

@@ -1,4 +1,4 @@
-"""Encoding by tiktoken gives what the tokenizer's own library gives, or is not done."""
+"""Each format of a tokenizer gives the ids of the library that defines it."""
 
 import base64
 import json
@@ -6,7 +6,8 @@ import json
 import pytest
 from mqo.data import encode
 from mqo.errors import DataError
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 @pytest.fixture
@@ -24,33 +25,12 @@ def change(words):
 
 
 def _ids(encoder, texts):
-    return [ids.tolist() for ids in encoder.encode(texts)]
-
-
-def _split(pattern):
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, level])
-
-
-@pytest.mark.parametrize("pattern", [None, encode._LLAMA3, encode._O200K])
-def test_tiktoken_encodes_as_the_tokenizers_library(change, prose, pattern):
-    def edit(table):
-        if pattern:
-            table.pre_tokenizer = _split(pattern)
-
-    folder = change(edit)
-    fast, slow = encode.load(folder), encode.load(folder, "tokenizers")
-    assert (fast.engine, slow.engine) == ("tiktoken", "tokenizers")
-    assert _ids(fast, prose) == _ids(slow, prose)
-    assert (fast.vocab_size, fast.eod, fast.digest) == (slow.vocab_size, slow.eod, slow.digest)
-    assert (fast.vocab_size, fast.eod) == (400, 0)
+    return encoder.encode(texts)
 
 
 def test_a_marker_within_a_text_is_text(words):
-    for engine in ("tiktoken", "tokenizers"):
-        [ids] = _ids(encode.load(words, engine), ["a <|endoftext|> b"])
-        assert 0 not in ids
+    [ids] = _ids(encode.load(words), ["a <|endoftext|> b"])
+    assert 0 not in ids
 
 
 def test_what_the_tokenizer_puts_around_a_text_is_put_there(change):
@@ -60,60 +40,13 @@ def test_what_the_tokenizer_puts_around_a_text_is_put_there(change):
             single="<|endoftext|> $A <|padding|>", special_tokens=around
         )
 
-    encoder = encode.load(change(edit))
-    assert encoder.engine == "tiktoken"
-    [ids] = _ids(encoder, ["The miller"])
+    [ids] = _ids(encode.load(change(edit)), ["The miller"])
     assert (ids[0], ids[-1]) == (0, 1)
-    assert [ids] == _ids(encoder.slow, ["The miller"])
-
-
-def _normalized(table):
-    table.normalizer = normalizers.NFC()
-
-
-def _spaced(table):
-    table.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-
-
-def _oddly_split(table):
-    table.pre_tokenizer = _split(r"\w+|\W+")
-
-
-def _with_a_word(table):
-    table.add_tokens(["miller"])
-
-
-@pytest.mark.parametrize("edit", [_normalized, _spaced, _oddly_split, _with_a_word])
-def test_a_vocabulary_that_tiktoken_cannot_take_is_left_to_its_library(change, edit):
-    folder = change(edit)
-    assert encode.load(folder).engine == "tokenizers"
-    with pytest.raises(DataError, match="tiktoken cannot take the vocabulary"):
-        encode.load(folder, "tiktoken")
-
-
-def test_ids_out_of_the_order_of_merges_are_left_to_the_library(words):
-    path = words / "tokenizer.json"
-    table = json.loads(path.read_text())
-    names = sorted(table["model"]["vocab"], key=table["model"]["vocab"].get)
-    table["model"]["vocab"].update({names[-1]: 300, names[300]: len(names) - 1})
-    path.write_text(json.dumps(table))
-    assert encode.load(words).engine == "tokenizers"
 
 
 def test_a_truncating_tokenizer_does_not_truncate(change):
-    encoder = encode.load(change(lambda table: table.enable_truncation(2)), "tokenizers")
+    encoder = encode.load(change(lambda table: table.enable_truncation(2)))
     assert len(_ids(encoder, ["The miller weighs the flour"])[0]) > 2
-
-
-def test_engines_that_differ_on_the_corpus_leave_it_to_the_library(words, prose):
-    encoder = encode.load(words)
-    assert encode.agreed(encoder, prose) is encoder
-    broken = encode.Encoder(
-        "tiktoken", lambda texts: encoder.encode(["!"] * len(texts)), 400, 0, ""
-    )
-    both = encode.replace(broken, slow=encoder.slow)
-    assert encode.agreed(both, prose) is encoder.slow
-    assert encode.agreed(broken, prose) is broken  # nothing to compare with
 
 
 def test_the_end_of_a_document_comes_from_the_configuration(words):
@@ -154,7 +87,7 @@ def test_a_file_of_ranks_is_known_by_their_number(tmp_path):
     lines = [f"{base64.b64encode(t).decode()} {n}" for n, t in enumerate(_letters(50_256))]
     path.write_text("\n".join(lines) + "\n")
     encoder = encode.load(path)
-    assert (encoder.engine, encoder.eod, encoder.vocab_size) == ("tiktoken", 50_256, 50_257)
+    assert (encoder.eod, encoder.vocab_size) == (50_256, 50_257)
     # 'a' 'b' is the token of the two bytes; a digit stands apart from a letter.
     assert _ids(encoder, ["ab1"]) == [[256 + 256 * ord("a") + ord("b"), ord("1")]]
     path.write_text("\n".join(lines[:-1]))
@@ -163,6 +96,23 @@ def test_a_file_of_ranks_is_known_by_their_number(tmp_path):
     path.write_text("no ranks at all")
     with pytest.raises(DataError, match="is no file of ranks"):
         encode.load(path)
+
+
+@pytest.mark.parametrize("pattern", [encode._GPT2, encode._LLAMA3, encode._O200K])
+def test_ranks_give_tiktokens_ids(words, prose, pattern, monkeypatch, tmp_path):
+    tiktoken = pytest.importorskip("tiktoken")
+    letters = bytes_to_unicode()
+    model = json.loads((words / "tokenizer.json").read_text())["model"]
+    spelt = {letter: byte for byte, letter in letters.items()}
+    tokens = [bytes(map(spelt.get, token)) for token in model["vocab"] if token[0] != "<"]
+    tokens = [bytes([n]) for n in range(256)] + [token for token in tokens if len(token) > 1]
+    monkeypatch.setitem(encode._RANK_FILES, len(tokens), (pattern, 0, len(tokens)))
+    lines = [f"{base64.b64encode(token).decode()} {n}\n" for n, token in enumerate(tokens)]
+    (tmp_path / "tokenizer.model").write_text("".join(lines))
+    ranks = {token: n for n, token in enumerate(tokens)}
+    theirs = tiktoken.Encoding("t", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    found = _ids(encode.load(tmp_path / "tokenizer.model"), prose)
+    assert found == [theirs.encode_ordinary(text) for text in prose]
 
 
 def test_upstreams_list_of_tokens_begins_after_its_markers(tmp_path):

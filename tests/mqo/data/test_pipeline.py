@@ -1,24 +1,25 @@
-"""From a corpus to the pair: the very bytes, with any number of workers, and after any kill."""
+"""From a corpus to the pair: the ids of every document, whole or not at all."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from mqo.data import corpus, encode, pair, pipeline
-from mqo.data.meter import Meter
-from mqo.data.pipeline import Job, State, index
-from mqo.display import Display
+from filelock import FileLock
+from mqo.data import corpus, encode, pipeline
+from mqo.data.pipeline import Counts, Job, index
 from mqo.errors import DataError
+
+datasets = pytest.importorskip("megatron.core.datasets.indexed_dataset")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Chunks of a few lines, saved every second one: a small corpus has many."""
+    """Chunks of a few lines: a small corpus has many."""
     monkeypatch.setattr(corpus, "CHUNK", 500)
-    monkeypatch.setattr(pipeline, "_SAVED_EVERY", 2)
 
 
 @pytest.fixture
@@ -48,149 +49,75 @@ def said():
     return []
 
 
-@pytest.fixture
-def meter(said):
-    return Meter(said.append, interval=0)
-
-
 def _bytes(job, key="text"):
     names = [f"{job.prefix.name}_{key}_document{end}" for end in (".bin", ".idx")]
     return [job.prefix.with_name(name).read_bytes() for name in names]
 
 
-@pytest.mark.parametrize("size", [400, 70_000], ids=["two bytes", "four bytes"])
+@pytest.mark.parametrize(("size", "kind"), [(400, np.uint16), (70_000, np.int32)])
 @pytest.mark.parametrize("eod", [True, False])
-def test_the_bytes_are_those_of_megatrons_builder(vendored, make, texts, meter, size, eod):
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-
-    encoder = encode.replace(make().encoder, vocab_size=size)
-    job = make(encoder=encoder, eod=eod)
-    index(job, 2, meter)
-    theirs = job.prefix.with_name("theirs")
-    builder = IndexedDatasetBuilder(f"{theirs}.bin", dtype=DType.optimal_dtype(size))
-    for text in texts:
-        if text:
-            [ids] = encoder.slow.encode([text])
-            document = [*ids.tolist(), 0] if eod else ids.tolist()
-            builder.add_document(document, [len(document)])
-    builder.finalize(f"{theirs}.idx")
-    expected = [theirs.with_name(f"theirs{end}").read_bytes() for end in (".bin", ".idx")]
-    assert _bytes(job) == expected
-    assert len(expected[0]) > 10_000
+def test_megatrons_reader_gives_each_documents_ids(make, texts, said, size, kind, eod):
+    job = make(encoder=replace(make().encoder, vocab_size=size), eod=eod)
+    counts = index(job, said.append)
+    read = datasets.IndexedDataset(str(job.prefix.with_name("mine_text_document")))
+    found = [read[n].tolist() for n in range(len(read))]
+    plain = [job.encoder.tokenizer.encode(text).ids for text in texts if text]
+    assert found == [[*ids, 0] if eod else ids for ids in plain]
+    assert read[0].dtype == kind
+    assert read.document_indices.tolist() == list(range(len(plain) + 1))
+    skipped = len(texts) - len(plain)
+    assert counts == Counts(len(plain), sum(map(len, found)), skipped, bad=0)
+    assert skipped > 0
 
 
-@pytest.mark.parametrize("engine", ["tiktoken", "tokenizers"])
-def test_workers_and_engines_change_no_byte(make, words, texts, meter, engine):
-    one = make("one")
-    state = index(one, 1, meter)
-    assert state.documents == sum(map(bool, texts))
-    assert state.skipped == len(texts) - state.documents > 0
-    three = make("three", encoder=encode.load(words, engine))
-    assert index(three, 3, meter) == state
-    assert _bytes(three) == _bytes(one)
-    names = {f"{name}_text_document{end}" for name in ("one", "three") for end in (".bin", ".idx")}
-    assert {p.name for p in one.prefix.parent.iterdir()} == names  # and nothing is left
+def test_only_the_pair_is_left(make, said):
+    job = make()
+    index(job, said.append)
+    names = {f"mine_text_document{end}" for end in (".bin", ".idx")}
+    assert {p.name for p in job.prefix.parent.iterdir()} == names
 
 
-def test_each_key_has_its_pair(make, meter):
+def test_each_key_has_its_pair(make, said):
     both, title = make("both", keys=("text", "title")), make("title", keys=("title",))
-    counts = index(both, 2, meter), index(title, 1, meter)
+    counts = index(both, said.append), index(title, said.append)
     assert _bytes(both, "title") == _bytes(title, "title")
     assert counts[0].documents == 2 * counts[1].documents
-
-
-class Killed(BaseException):
-    """Like a kill: nothing in the code under test handles it, nor saves anything."""
-
-
-def _die_at(monkeypatch, step, calls):
-    """Makes the given call of a method of Pairs the last one, and saves impossible after it."""
-    left, whole, dead = calls, getattr(pair.Pairs, step), []
-
-    def die(self, *arguments):
-        nonlocal left
-        left -= 1
-        if left == 0 or dead:
-            dead.append(1)
-            raise Killed
-        return whole(self, *arguments)
-
-    monkeypatch.setattr(pair.Pairs, step, die)
-    if step == "add":
-        save = pair.Pairs.save
-        monkeypatch.setattr(pair.Pairs, "save", lambda *a: die(*a) if dead else save(*a))
-
-
-@pytest.mark.parametrize(
-    ("step", "calls"),
-    [("add", 1), ("add", 4), ("add", 25), ("save", 1), ("save", 3), ("finish", 1)],
-)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
-    make, meter, said, monkeypatch, step, calls, workers
-):
-    whole, broken = make("whole"), make("broken")
-    state = index(whole, 1, meter)
-    with monkeypatch.context() as patch:
-        _die_at(patch, step, calls)
-        with pytest.raises(Killed):
-            index(broken, workers, meter)
-    assert not list(broken.prefix.parent.glob("broken_*"))
-    said.clear()
-    assert index(broken, workers, meter) == state
-    assert _bytes(broken) == _bytes(whole)
-    if (step, calls) in (("add", 25), ("save", 3), ("finish", 1)):
-        assert any("Going on after" in line for line in said)
 
 
 _DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from mqo.data import corpus, encode, pair, pipeline
-from mqo.data.meter import Meter
+sys.path.insert(0, sys.argv.pop(1))
+from mqo.data import corpus, encode, pipeline
 
-corpus.CHUNK, pipeline._SAVED_EVERY = 500, 2
-add, count = pair.Pairs.add, 0
+def die(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-def last(*arguments):
-    global count
-    count += 1
-    if count == 12:
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(*arguments)
-
-pair.Pairs.add = last
+place = sys.argv.pop(1)
+corpus.CHUNK = 500
+if place == "writing":
+    add, count = pipeline._add, iter(range(100))
+    pipeline._add = lambda *a: add(*a) if next(count) < 12 else die()
+else:
+    Path.replace = die
 files, words, out = [Path(f) for f in sys.argv[3:]], Path(sys.argv[1]), Path(sys.argv[2])
-job = pipeline.Job(tuple(files), "jsonl", ("text",), encode.load(words), out)
-pipeline.index(job, 2, Meter(print))
+pipeline.index(pipeline.Job(tuple(files), "jsonl", ("text",), encode.load(words), out), print)
 """
 
 
-def test_a_real_kill_leaves_what_goes_on_and_no_worker(make, words, meter, said):
+@pytest.mark.parametrize("place", ["writing", "renaming"])
+def test_a_kill_leaves_no_pair_and_the_next_command_makes_it(vendored, make, words, said, place):
     whole, broken = make("whole"), make("broken")
-    index(whole, 1, meter)
-    command = [sys.executable, "-c", _DRIVER, words, broken.prefix, *broken.files]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    # Workers hold the pipes, too: that this call has returned says that they are gone.
+    index(whole, said.append)
+    command = [sys.executable, "-c", _DRIVER, vendored.root, place, words, broken.prefix]
+    done = subprocess.run(
+        list(map(str, [*command, *broken.files])), capture_output=True, text=True, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    index(broken, 2, meter)
-    assert any("Going on after" in line for line in said)
+    assert not list(broken.prefix.parent.glob("broken_*"))
+    index(broken, said.append)
     assert _bytes(broken) == _bytes(whole)
-
-
-def test_other_inputs_begin_anew(make, meter, said, monkeypatch):
-    job = make()
-    with monkeypatch.context() as patch:
-        _die_at(patch, "finish", 1)
-        with pytest.raises(Killed):
-            index(job, 1, meter)
-    path = job.files[0]
-    path.write_text(path.read_text() * 2)
-    state = index(job, 1, meter)
-    assert not any("Going on" in line for line in said)
-    again = make("again")
-    assert index(again, 1, meter) == state
-    assert _bytes(again) == _bytes(job)
+    assert not broken.prefix.with_name("broken.partial").exists()
 
 
 def _spoil(job, count=1):
@@ -200,90 +127,73 @@ def _spoil(job, count=1):
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_line_is_reported_counted_and_left_out(make, meter, said, workers):
+def test_a_bad_line_is_reported_counted_and_left_out(make, said):
     whole, job = make("whole"), make()
-    index(whole, 1, meter)
+    index(whole, said.append)
     _spoil(job)
-    state = index(job, workers, meter)
-    assert state.bad == 1
+    assert index(job, said.append).bad == 1
     assert any("b.jsonl:4: no JSON object with text" in line for line in said)
     assert said[-1] == "1 documents were unusable and left out"
     assert _bytes(job) == _bytes(whole)
 
 
-def test_many_bad_lines_are_counted_and_the_first_are_shown(make, meter, said):
+def test_many_bad_lines_are_counted_and_the_first_are_shown(make, said):
     job = make()
     _spoil(job, 50)
-    assert index(job, 2, meter).bad == 50
+    assert index(job, said.append).bad == 50
     assert sum("b.jsonl:" in line for line in said) == 20
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_strict_stops_at_a_bad_line(make, meter, workers):
+def test_strict_stops_at_a_bad_line_and_leaves_nothing(make, said):
     job = make(strict=True)
     _spoil(job)
     with pytest.raises(DataError, match=r"b\.jsonl:4: no JSON object"):
-        index(job, workers, meter)
-    assert not list(job.prefix.parent.glob("*.idx"))
-
-
-def test_a_corpus_without_text_is_refused_and_leaves_nothing(make, meter, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
-    job = make(files=(tmp_path / "a.jsonl",))
-    with pytest.raises(DataError, match="No document with any text"):
-        index(job, 1, meter)
+        index(job, said.append)
     assert list(job.prefix.parent.iterdir()) == []
 
 
-def test_a_tokenizer_without_an_end_of_document_is_refused(make, meter):
-    encoder = encode.replace(make().encoder, eod=None)
+def test_a_corpus_without_text_is_refused_and_leaves_nothing(make, said, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+    job = make(files=(tmp_path / "a.jsonl",))
+    with pytest.raises(DataError, match="No document with any text"):
+        index(job, said.append)
+    assert list(job.prefix.parent.iterdir()) == []
+
+
+def test_a_tokenizer_without_an_end_of_document_is_refused(make, said):
+    encoder = replace(make().encoder, eod=None)
     with pytest.raises(DataError, match="no token that ends a document"):
-        index(make(encoder=encoder), 1, meter)
-    index(make(encoder=encoder, eod=False), 1, meter)
+        index(make(encoder=encoder), said.append)
+    index(make(encoder=encoder, eod=False), said.append)
 
 
-def test_a_second_process_is_refused(make, meter):
+def test_a_second_process_is_refused(make, said):
     job = make()
+    folder = job.prefix.with_name("mine.partial")
+    folder.mkdir(parents=True)
     refused = pytest.raises(DataError, match=r"Another process is writing .*mine")
-    with pair.Pairs(job.prefix, job.keys, "of the first", 2), refused:
-        index(job, 1, meter)
-    index(job, 1, meter)
+    with FileLock(folder / "lock"), refused:
+        index(job, said.append)
+    index(job, said.append)
 
 
-def _killed(texts):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_worker_that_is_killed_is_reported(make, meter):
-    encoder = encode.replace(make().encoder, encode=_killed, slow=None)
-    with pytest.raises(DataError, match=r"worker process was killed.*fewer --workers"):
-        index(make(encoder=encoder), 2, meter)
-
-
-def test_an_older_index_never_stands_beside_newer_data(make, meter, monkeypatch):
+def test_an_older_pair_stays_until_the_new_one_is_whole(make, said, monkeypatch):
     job = make()
-    index(job, 1, meter)
+    index(job, said.append)
     before = _bytes(job)
     with monkeypatch.context() as patch:
-        _die_at(patch, "finish", 1)
-        with pytest.raises(Killed):
-            index(make(eod=False), 1, meter)
-    assert _bytes(job) == before  # till the new pair is whole
-    assert index(job, 1, meter) != State()
+        patch.setattr(pipeline, "_add", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            index(make(eod=False), said.append)
+    assert _bytes(job) == before
+    index(make(eod=False), said.append)
+    assert _bytes(job) != before
 
 
-def test_a_log_has_a_line_a_minute_with_the_speed_of_the_last_one(said):
-    seconds = iter(range(0, 100_000, 30))
-    meter = Meter(Display(said.append, now=lambda: next(seconds)), now=lambda: next(seconds))
-    with meter.started(1000, 0, 0):
-        for done in range(0, 1000, 100):
-            meter.show(done, done // 10, done * 10_000)
-    assert 3 <= len(said) <= 10
-    assert all(line.endswith(" left") and len(line) <= 80 for line in said[1:])
-    assert " % " in said[-1] and " documents" in said[-1]
-
-
-def test_lines_tell_the_speed_and_the_time_that_is_left(make, said):
-    index(make(), 1, Meter(said.append, interval=20))
-    assert sum("M tokens" in line and line.endswith(" left") for line in said) >= 3
+def test_the_caller_sees_how_far_it_is(make, said):
+    job, seen = make(), []
+    total = sum(file.stat().st_size for file in job.files)
+    counts = index(job, said.append, lambda *advance: seen.append(advance[:2]))
+    assert seen == sorted(seen) and len(seen) > 10
+    assert seen[-1] == (total, total)
+    assert counts.documents > 0

@@ -9,7 +9,7 @@ import threading
 import pytest
 from mqo.data import mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
-from mqo.data.pair import State
+from mqo.data.pipeline import Counts
 from mqo.data.prepare import STAMP, prepare
 from mqo.errors import UnknownNameError
 from mqo.project import Project
@@ -25,11 +25,12 @@ def project(tmp_path, dump, monkeypatch):
     return project
 
 
-def _count_lines(text, words, stem):
+def _count_lines(kind, inputs, words, stem, **how):
+    [text] = inputs
     lines = text.read_text(encoding="utf-8").splitlines()
     for suffix in (".bin", ".idx"):
         stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
-    return State(documents=len(lines), tokens=10 * len(lines))
+    return Counts(documents=len(lines), tokens=10 * len(lines))
 
 
 def _names(folder):
@@ -107,7 +108,7 @@ _STEPS = [
 
 @pytest.mark.parametrize(("module", "step"), _STEPS, ids=[s for _, s in _STEPS])
 def test_a_kill_at_any_step_leaves_nothing_that_passes_for_done(project, module, step):
-    def die(*_):
+    def die(*_, **__):
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -129,11 +130,11 @@ def test_a_kill_between_the_two_renames_is_made_good(project):
 def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
     waiting, calls, results = threading.Event(), [], []
 
-    def build(*arguments):
+    def build(*arguments, **how):
         calls.append(arguments)
         # Goes on when the other has found the lock taken. The limit only ends a broken test.
         assert waiting.wait(timeout=60)
-        return _count_lines(*arguments)
+        return _count_lines(*arguments, **how)
 
     def report(line):
         if "waiting" in line:
@@ -178,7 +179,7 @@ def test_the_result_cannot_be_changed(project):
 
 def test_preparing_imports_no_torch_and_no_megatron():
     code = (
-        "import sys, mqo.data.prepare, mqo.data.cli, mwparserfromhell, tokenizers, tiktoken; "
+        "import sys, mqo.data.prepare, mqo.data.preprocess, mwparserfromhell, tokenizers; "
         "sys.exit({'torch', 'megatron', 'transformers'} & set(sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,15 +1,11 @@
-"""A run's configuration: its parts, and how it is written and read again, of earlier runs, too."""
+"""A run's configuration: its parts, and how it is written and read again."""
 
 import json
-from pathlib import Path
 
 import pytest
-from mqo.errors import MqoError
+from mqo.errors import MqoError, RunError
 from mqo.launch.config import Cluster, Quantization, Recording, RunConfig, resolve
 from mqo.runs import RunFolder, checkpoints_of
-
-# What a run of the launcher wrote before its configuration had parts.
-FLAT = json.loads((Path(__file__).parent / "cell_of_2026-11-22.json").read_text())
 
 
 @pytest.fixture
@@ -44,44 +40,12 @@ def test_what_is_written_is_read_again(run):
     assert config.recording == Recording(options=recorded)
 
 
-def test_a_run_of_an_earlier_version_is_read(run):
-    run.config.write_text(json.dumps(FLAT))
-    assert RunConfig.read(run) == made()
-    assert checkpoints_of(run.root) == run.checkpoints
-
-
-def test_the_options_of_an_earlier_run_are_kept(run, tmp_path):
-    chosen = FLAT["quantiser"] | {"block": 16, "seed": 0, "tensor_scale": True}
-    changes = {"quantiser": chosen, "exclude": ["output_layer"], "record_every": 0, "dump": [2]}
-    changes |= {"keep_checkpoints": 3, "check_nan": True, "schedule": ["qk: mxfp8"]}
-    changes |= {"checkpoint": str(tmp_path / "saved"), "without": ["quant_sites"]}
-    run.config.write_text(json.dumps(FLAT | changes))
-    assert RunConfig.read(run) == made(
-        block=16,
-        seed=0,
-        tensor_scale=True,
-        exclude=("output_layer",),
-        every=0,
-        dump=(2,),
-        keep_checkpoints=3,
-        check_nan=True,
-        schedule=("qk: mxfp8",),
-        checkpoint=tmp_path / "saved",
-        without=("quant_sites",),
-    )
-    assert checkpoints_of(run.root) == tmp_path / "saved"
-
-
-def test_every_field_of_the_earlier_form_has_its_place(run):
-    """A field that was lost would not differ from its default: each one is changed here."""
-    lost = []
-    for name in FLAT:
-        if name in ("quantiser", "exclude", "record_every", "dump", "keep_checkpoints"):
-            continue  # options, of which the test above tells
-        run.config.write_text(json.dumps(FLAT | {name: "another"}))
-        if "another" not in [v for part in run.read_config().values() for v in part.values()]:
-            lost.append(name)
-    assert lost == ["check_nan"]  # an option, too
+def test_a_run_of_version_0_1_is_refused(run):
+    """Its configuration had no parts."""
+    run.config.write_text(json.dumps({"model": {"name": "llama32-1b"}, "mode": "bf16"}))
+    for read in (RunConfig.read, lambda run: checkpoints_of(run.root)):
+        with pytest.raises(RunError, match=r"version 0\.1"):
+            read(run)
 
 
 def test_a_field_that_no_part_has_is_a_mistake_of_the_caller():

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.data.pair import HEADER, MAGIC
-from mqo.data.pair_check import document_count
+from mqo.data.pair_check import HEADER, MAGIC, document_count
 from mqo.launch import cli
 from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.flags import Length, RunData, _split, architecture_flags, length, megatron_flags

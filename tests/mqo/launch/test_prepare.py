@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from mqo.data.pair import CODES, HEADER, MAGIC
+from mqo.data.pair_check import HEADER, MAGIC
 from mqo.errors import DataError, EditedError, LayoutError, OverlayError
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
@@ -64,7 +64,7 @@ def test_a_missing_data_file_is_named(tmp_path, tokenizer):
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):
-    one_document = HEADER.pack(*MAGIC, CODES[2], 1, 2) + struct.pack("<iqqq", 1, 0, 0, 1)
+    one_document = HEADER.pack(*MAGIC, 8, 1, 2) + struct.pack("<iqqq", 1, 0, 0, 1)
     (tmp_path / "corpus.idx").write_bytes(one_document)
     (tmp_path / "corpus.bin").write_bytes(b"xy")
     with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):

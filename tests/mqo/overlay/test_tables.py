@@ -16,7 +16,6 @@ from mqo import cli
 from mqo.overlay import pin as pins
 from mqo.overlay.pin import Pin
 from mqo.overlay.series import Series
-from mqo.overlay.status import status
 from mqo.overlay.tree import sha256
 from mqo.project import Project
 
@@ -119,19 +118,16 @@ def test_a_series_that_is_nonsense(unchanged, what):
     unchanged("patches/series.toml", content, *parts)
 
 
-def test_names_of_earlier_versions_are_read(mini, mqo):
-    """A series, a patch and a tree's record that say "sweep" for "codemod"."""
-    mini.change_patch("series.toml", '"codemod"', '"sweep"')
-    for old, new in (("CODEMOD", "SWEEP"), ("Codemod", "Sweep"), ("codemod", "sweep")):
-        mini.change_patch("new_engine.py", old, new)
+def test_a_tree_that_version_0_1_patched_is_refused(mini, mqo):
+    """Its record says "sweep" for "codemod"."""
     assert mqo("apply")[0] == 0
     record = mini.tree.store / "manifest.json"
     record.write_text(record.read_text().replace('"codemod"', '"sweep"'))
-    assert '"sweep"' in record.read_text()
-    now = status(mini.tree, mini.series)
-    assert [(entry.kind, entry.state) for entry in now.entries][-1] == ("codemod", "applied")
-    assert mqo("restore")[0] == 0
-    assert b"old_engine" in mini.tree.read("megatron/core/gadget.py")
+    before = record.read_bytes()
+    for command in ("status", "apply", "restore"):
+        code, _, err = mqo(command)
+        assert code != 0 and "Version 0.1" in err and "0340fb9" in err
+    assert record.read_bytes() == before
 
 
 def test_a_series_may_be_extended(mini, mqo):

@@ -64,11 +64,6 @@ def test_keys_left_out_keep_their_defaults(options):
     assert config.current() == QuantConfig(scale_rule="rceil")
 
 
-def test_the_table_of_version_0_1_is_read(options):
-    options("[quantiser]\nblock = 16\n")
-    assert config.current() == QuantConfig(block=16)
-
-
 def test_the_file_is_read_once_until_reset(options):
     path = options("[quantizer]\nblock = 16\n")
     assert config.current().block == 16

@@ -111,15 +111,6 @@ def test_a_site_adds_up_energies_and_averages_underflow(runs):
     assert site.underflow == pytest.approx(0.03)
 
 
-def test_a_folder_of_version_0_1_is_read(runs):
-    folder = runs("one", "mxfp4")
-    text = folder.quant_config.read_text()
-    folder.quant_config.write_text(text + "[quantiser]\nblock = 64\n")
-    folder.coverage.write_text(json.dumps({"quantised_share": 0.25}))
-    run = only(runs)
-    assert (run.variant, run.share) == ("mxfp4, block 64", 0.25)
-
-
 def test_options_of_the_quantizers_make_a_variant(runs):
     folder = runs("one", "mxfp4", gemms="all")
     text = folder.quant_config.read_text()

@@ -3,16 +3,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mqo.launch.config import resolve
-from mqo.launch.plan import meta_job
+from mqo.launch.flags import DTYPES, platform_flags, shape_flags
+from mqo.launch.machine import Machine
 from mqo.matrix import tables
-from mqo.project import Project
 from mqo.scale.layout import Layout
 from mqo.scale.weights import padded_vocabulary, rank_weights
 
-PROGRAM = Project.here().root / "benchmarks/rank_weights.py"
+PROGRAM = Path(__file__).with_name("rank_weights.py")
 # Model, layout, a rank, and its stage: each size that a plan may have.
 RANKS = [
     ("llama32-1b", Layout(8), 0, 0),
@@ -23,6 +24,14 @@ RANKS = [
     ("deepseek2_lite", Layout(8, expert=8), 5, 0),
     ("deepseek2_lite", Layout(64, expert=4), 63, 0),
 ]
+
+
+def meta_job(of, layout, rank):
+    """What rank_weights.py takes to build that rank's part of a model."""
+    shape = shape_flags(of, layout.flags(of.dtype))
+    flags = ["--vocab-size", str(of.model.vocab_size), *shape]
+    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]
+    return {"world": layout.gpus, "rank": rank, "flags": flags}
 
 
 @pytest.fixture(scope="module")

@@ -27,24 +27,19 @@ def prepare(
         Path, typer.Option(help="A folder with tokenizer.json or GPT-2's files, or a rank file.")
     ],
     output: Annotated[Path, typer.Option(help="Prefix of OUTPUT_KEY_document.bin and .idx.")],
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of threads.")] = os.cpu_count() or 1,
     key: Annotated[str, typer.Option(help="The JSON key or column of the text.")] = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Stop at a bad document.")] = False,
-    engine: Annotated[str, typer.Option(help="auto, tiktoken or tokenizers.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenize a corpus into the pair of files that training reads; repeated, it continues."""
+    """Tokenize a corpus into the pair of files that training reads."""
     from mqo.data.corpus import find
-    from mqo.data.encode import ENGINES, load
-    from mqo.data.meter import Meter
-    from mqo.data.pipeline import Job, index
-    from mqo.errors import check_name
+    from mqo.data.preprocess import build_index
 
-    check_name("engine", engine, ENGINES)
-    keys = ("text",) if kind == "text" else (key,)
-    files = tuple(find(input, kind))
-    job = Job(files, kind, keys, load(tokenizer, engine), output, strict=strict)
-    state = index(job, workers, Meter(stderr()))
-    prefix = output.with_name(f"{output.name}_{keys[0]}_document")
-    text = f"{state.documents:,} documents, {state.tokens:,} tokens: {prefix}"
-    emit("data prepare", state, text, as_json, prefix=prefix)
+    find(input, kind)
+    key = "text" if kind == "text" else key
+    how = {"key": key, "workers": workers, "strict": strict, "report": stderr()}
+    counts = build_index(kind, input, tokenizer, output, **how)
+    prefix = output.with_name(f"{output.name}_{key}_document")
+    text = f"{counts.documents:,} documents, {counts.tokens:,} tokens: {prefix}"
+    emit("data prepare", counts, text, as_json, prefix=prefix)

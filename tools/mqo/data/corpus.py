@@ -30,12 +30,10 @@ Row = bytes | tuple[str | None, ...]
 class Chunk:
     """Documents that follow each other in a file: JSON lines unparsed, or the texts of the keys.
 
-    `number` counts the file's chunks from 0, `first` its lines from 1. `position` is how many bytes
-    of the file, as it lies on disk, were read when the chunk was.
+    `first` counts the file's lines from 1. `position` is how many bytes of the file, as it lies on
+    disk, were read when the chunk was.
     """
 
-    file: int
-    number: int
     first: int
     position: int
     rows: list[Row]
@@ -78,18 +76,15 @@ def _ending(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
 
 
-def read(file: int, path: Path, kind: str, keys: tuple[str, ...]) -> Iterator[Chunk]:
-    """Yield the chunks of a file, the same each time; DataError if it cannot be read to its end."""
+def read(path: Path, kind: str, keys: tuple[str, ...]) -> Iterator[Chunk]:
+    """Yield the chunks of a file; DataError if it cannot be read to its end."""
     reader = _lines
     if kind == "text":
         reader = _whole
     elif path.suffix == ".parquet":
         reader = _parquet
-    number = 0
     with _readable(path):
-        for first, position, rows in reader(path, keys):
-            yield Chunk(file, number, first, position, rows)
-            number += 1
+        yield from reader(path, keys)
 
 
 @contextmanager
@@ -124,25 +119,25 @@ def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             yield raw, raw
 
 
-def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     first = 1
     with _unpacked(path) as (stream, raw):
         while rows := stream.readlines(CHUNK):
-            yield first, raw.tell(), rows
+            yield Chunk(first, raw.tell(), rows)
             first += len(rows)
 
 
-def _whole(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+def _whole(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     with _unpacked(path) as (stream, raw):
         content = stream.read()
         try:
             text = content.decode()
         except UnicodeDecodeError:
             text = None
-        yield 1, raw.tell(), [(text,)]
+        yield Chunk(1, raw.tell(), [(text,)])
 
 
-def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list[Row]]]:
+def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     import pyarrow.parquet
 
     size, first = path.stat().st_size, 1
@@ -150,11 +145,10 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, int, list
         names, total = file.schema_arrow.names, file.metadata.num_rows
         if not set(keys) <= set(names):
             raise DataError(f"{path} has the columns {', '.join(names)}", expected=", ".join(keys))
-        # Threads that were there before the workers are would be lost in them.
-        for batch in file.iter_batches(_ROWS, columns=list(keys), use_threads=False):
+        for batch in file.iter_batches(_ROWS, columns=list(keys)):
             columns = [batch.column(key).to_pylist() for key in keys]
             rows: list[Row] = list(zip(*columns, strict=True))
-            yield first, size * (first + len(rows) - 1) // total, rows
+            yield Chunk(first, size * (first + len(rows) - 1) // total, rows)
             first += len(rows)
 
 

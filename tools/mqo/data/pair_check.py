@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mqo.data.pair import HEADER, MAGIC
 from mqo.errors import DataError, MissingError
 from mqo.untrusted import Limit, open_file, read_json, reading
 
 if TYPE_CHECKING:
     import numpy as np
 
+# Upstream's index begins so: magic, version, code of the ids' type, counts of sequences, documents.
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00", 1
 # Upstream's codes of the types that ids may have -> numpy's names of them.
 TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _CHUNK = 1 << 20  # entries that are looked at together

@@ -11,10 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mqo.data import mix, sample, tokenizer
-from mqo.data.encode import load
-from mqo.data.meter import Meter
-from mqo.data.pair import State
-from mqo.data.pipeline import Job, index
+from mqo.data.preprocess import build_index
 from mqo.display import Say
 from mqo.errors import DataError, check_name
 from mqo.project import Project
@@ -133,7 +130,7 @@ def _run_steps(project: Project, folder: Path, dataset: str, report: Say) -> Non
     report(f"Trained a tokenizer of {size} entries, {_seconds(start)}")
 
     start = time.monotonic()
-    counts = build_index(text, words, folder / dataset)
+    counts = build_index("jsonl", [text], words, folder / dataset, strict=True, report=report)
     report(f"Indexed {counts.documents} documents, {counts.tokens} tokens, {_seconds(start)}")
 
     stamp = {
@@ -143,15 +140,6 @@ def _run_steps(project: Project, folder: Path, dataset: str, report: Say) -> Non
         "files": _fingerprints(folder),
     }
     (folder / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
-
-
-def build_index(text: Path, tokenizer: Path, stem: Path) -> State:
-    """Tokenize `text` (JSON lines) into STEM_text_document.bin and .idx, documents ended by EOD.
-
-    In this process alone: a sample is small. Returns the counts. Raises DataError for a bad line.
-    """
-    job = Job((text,), "jsonl", ("text",), load(tokenizer), stem, strict=True)
-    return index(job, workers=1, meter=Meter(lambda line: None))
 
 
 def layout(folder: Path, dataset: str) -> tuple[Path, Path, Path]:

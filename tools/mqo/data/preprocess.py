@@ -1,18 +1,25 @@
-"""Tokenize JSON lines into a .bin/.idx pair, by the flags of upstream's tool preprocess_data.py.
+"""Index a corpus in a process of its own, by the flags of upstream's tool preprocess_data.py.
 
-Megatron-LM/tools/preprocess_data.py starts this module; the work is `mqo data prepare`'s. The last
-line of the output is JSON: documents, tokens, empty documents skipped, bad lines left out.
+Megatron-LM/tools/preprocess_data.py starts this module with the tree on Python's path, and
+`build_index` runs that program for `mqo`. The last line of the output is JSON: documents, tokens,
+empty documents skipped, bad lines left out.
 """
 
 import argparse
 import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from mqo.data import allocator, encode
-from mqo.data.corpus import find
-from mqo.data.meter import Meter
-from mqo.data.pipeline import Job, index
-from mqo.errors import DataError
+from mqo.data import encode
+from mqo.data.corpus import KINDS, find
+from mqo.data.pipeline import Counts, Job, index, no_tree
+from mqo.display import Count, Display, Say
+from mqo.errors import DataError, MqoError
+from mqo.megatron.run.progress import advance
+from mqo.program import ask
+from mqo.project import Project
 from mqo.terminal import guarded
 
 TYPES = ("HuggingFaceTokenizer", "TikTokenizer", "GPT2BPETokenizer")
@@ -26,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    texts = "files, folders or patterns of JSON lines or parquet; .gz and .zst are unpacked"
+    texts = "files, folders or patterns; .gz and .zst are unpacked"
     add("--input", type=Path, nargs="+", required=True, help=texts)
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files a key")
     add("--output-prefix", type=Path, required=True, help="writes PREFIX_KEY_document.bin and .idx")
@@ -40,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tiktoken-pattern", choices=encode.TEKKEN_PATTERNS, default="v2")
     add("--tiktoken-num-special-tokens", type=int, default=encode.TEKKEN_SPECIAL)
     add("--append-eod", action="store_true", help="end every document with the tokenizer's EOS")
-    add("--workers", type=int, default=1, help="processes")
+    add("--kind", choices=KINDS, default="jsonl", help="the KIND of `mqo data prepare`")
+    add("--workers", type=int, default=1, help="threads")
+    add("--counts", type=Path, help="also write the counts there")
     add("--partitions", type=int, default=1, help="taken and not needed: the output is the same")
     add("--keep-sequential-samples", action="store_true", help="taken and not needed: they are")
     add("--log-interval", type=int, default=10_000, help="documents a progress line")
@@ -53,6 +62,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the command line, parsed."""
     options = parser()
     args = options.parse_args(argv)
+    if args.workers < 1:
+        options.error("--workers is 1 or more")
     if args.split_sentences:
         options.error(
             "--split-sentences serves BERT and T5 only, which nothing here trains; "
@@ -79,18 +90,75 @@ def load_tokenizer(args: argparse.Namespace) -> encode.Encoder:
 
 def run(args: argparse.Namespace) -> dict[str, int]:
     """Tokenize the whole input; return the counts, summed over the keys."""
-    files = tuple(find(args.input, "jsonl"))
-    keys, encoder = tuple(args.json_keys), load_tokenizer(args)
-    job = Job(files, "jsonl", keys, encoder, args.output_prefix, args.append_eod, args.strict)
-    state = index(job, args.workers, Meter(print, args.log_interval))
-    return {name: getattr(state, name) for name in ("documents", "tokens", "skipped", "bad")}
+    os.environ |= {"RAYON_NUM_THREADS": str(args.workers), "TOKENIZERS_PARALLELISM": "true"}
+    files, keys = find(args.input, args.kind), tuple(args.json_keys)
+    encoder = load_tokenizer(args)
+    job = Job(files, args.kind, keys, encoder, args.output_prefix, args.append_eod, args.strict)
+    shown, said = 0, []
+
+    def watch(done: int, total: int, counts: Counts) -> None:
+        nonlocal shown
+        advance("MB", done // 10**6, total // 10**6)
+        if counts.documents - shown >= args.log_interval:
+            shown = counts.documents
+            print(f"{counts.documents:,} documents, {counts.tokens:,} tokens", flush=True)
+
+    def say(line: str) -> None:
+        said.append(line)
+        print(line, flush=True)
+
+    counts = asdict(index(job, say, watch))
+    if args.counts:
+        args.counts.write_text(json.dumps({"counts": counts, "said": said}), encoding="utf-8")
+    return counts
+
+
+def build_index(
+    kind: str,
+    inputs: Sequence[Path],
+    tokenizer: Path,
+    prefix: Path,
+    *,
+    key: str = "text",
+    workers: int = 1,
+    strict: bool = False,
+    report: Say,
+) -> Counts:
+    """Index a corpus in a process with Megatron; `report` gets what it says, and the progress.
+
+    Raises:
+        DataError: what the program found; see `index`.
+        RunError: the program failed.
+    """
+    words = ["--kind", kind, "--input", *map(str, inputs), "--output-prefix", str(prefix)]
+    words += ["--tokenizer-model", str(tokenizer), "--json-keys", key, "--append-eod"]
+    words += ["--workers", str(workers), *(["--strict"] if strict else [])]
+    program = Project.here().tree / "tools/preprocess_data.py"
+    if not program.is_file():
+        raise no_tree(f"There is no {program}")
+    display = Display.of(report)
+    with display.live():
+        watch = Count(display, "indexed").show
+        facts = ask(program, [*words, "--counts"], error=DataError, watch=watch)
+    for line in facts["said"]:
+        report(line)
+    return Counts(**facts["counts"])
 
 
 def main() -> None:
     """Run the command line; the last line printed is the counts as JSON."""
-    guarded(lambda: print(json.dumps(run(parse_args()))), "preprocess_data")
+    guarded(_main, "preprocess_data")
+
+
+def _main() -> None:
+    try:
+        print(json.dumps(run(parse_args())))
+    except MqoError as error:
+        if place := os.environ.get("MQO_FAILURE"):
+            facts = {"found": error.found, "expected": error.expected, "help": error.help}
+            Path(place).write_text(json.dumps(facts), encoding="utf-8")
+        raise
 
 
 if __name__ == "__main__":
-    allocator.preload()
     main()

@@ -10,7 +10,10 @@ from mqo.launch.command import read_flags
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import shape_flags
 
-_PARALLEL = ("tensor-model", "pipeline-model", "context", "expert-model")
+PARALLEL = {
+    f"{name}-parallel-size": 1
+    for name in ("tensor-model", "pipeline-model", "context", "expert-model")
+}
 _SIZES = (
     *("expert-tensor-parallel-size", "num-layers", "hidden-size", "num-attention-heads"),
     *("kv-channels", "num-query-groups", "ffn-hidden-size", "num-experts", "moe-ffn-hidden-size"),
@@ -18,7 +21,7 @@ _SIZES = (
 )
 # The flags that a layout is checked by, as `read_flags` takes them.
 _CHECKED = {
-    **{f"{name}-parallel-size": 1 for name in _PARALLEL},
+    **PARALLEL,
     **dict.fromkeys(_SIZES, int),
     **dict.fromkeys(("sequence-parallel", "multi-latent-attention"), False),
 }

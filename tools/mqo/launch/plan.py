@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,18 @@ from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
 from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
-from mqo.launch.command import flag_values, read_flags
+from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import describe
-from mqo.launch.flags import DTYPES, platform_flags, shape_flags
-from mqo.launch.layout import check_layout, read_sizes
+from mqo.launch.flags import shape_flags
+from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
 from mqo.quant.config import parse as parse_quant_config
 from mqo.scale.choose import Fit, Job, choose, measure
-from mqo.scale.devices import GIB, usable
+from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 
@@ -39,6 +40,7 @@ _STRANGE = re.compile(
 )
 # Flags of a layout, and of local attention, as `read_flags` takes them.
 _LAYOUT = {
+    **PARALLEL,
     "use-distributed-optimizer": False,
     "overlap-grad-reduce": False,
     "dist-ckpt-optim-fully-reshardable": False,
@@ -93,6 +95,8 @@ def with_layout(
         LayoutError: no layout fits, or the sizes divide in none.
     """
     bare, of = config.with_layout(()), config.experiment
+    if not decides(of, machine):
+        check_layout(bare)
     if not _is_real(of, machine):
         return Planned(bare)
     if strange := sorted(_names(of, _STRANGE)):
@@ -106,7 +110,7 @@ def with_layout(
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
             f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
-            f"{job.gpus} GPUs of {_gib(job.limit)} usable GiB",
+            f"{job.gpus} GPUs of {gib(job.limit)} usable GiB",
             expected="one whose memory, computed, does",
             help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
             "is",
@@ -114,7 +118,7 @@ def with_layout(
     chosen = bare.with_layout(fit.layout.flags(of.dtype))
     whence = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
-    line = f"{whence}{fit.layout}; {_how(fit)}: {_gib(fit.need)} of {_room(machine)}{teacher}"
+    line = f"{whence}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
@@ -124,14 +128,12 @@ def _unplanned(config: RunConfig, why: str) -> str:
     unknown = f"what it needs is not known, since {why} changes the memory"
     if _names(of, _OWN):
         return f"as given; {unknown}"
-    check_layout(config)
     none = layout_of(of.extra_flags, config.placement.cluster.processes)
     return f"{none}: none is chosen, and {unknown}; flags behind `--` can give one"
 
 
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout that flags of upstream's say, over so many processes."""
-    sizes = read_sizes(flags)
     args = read_flags(flags, _LAYOUT)
     # Other ways to recompute count as none: what is computed is then more than is needed.
     recompute: Recompute = "none"
@@ -139,18 +141,7 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
         recompute = "full"
     elif args.recompute_activations or args.recompute_granularity == "selective":
         recompute = "core_attn" if args.recompute_modules == "core_attn" else "none"
-    return Layout(
-        gpus,
-        tensor=sizes.tensor_model_parallel_size,
-        pipeline=sizes.pipeline_model_parallel_size,
-        expert=sizes.expert_model_parallel_size,
-        context=sizes.context_parallel_size,
-        recompute=recompute,
-        sharded=args.use_distributed_optimizer,
-        overlap=args.overlap_grad_reduce,
-        bucket=args.ddp_bucket_size,
-        reshardable=args.dist_ckpt_optim_fully_reshardable,
-    )
+    return Layout.of_arguments(gpus, vars(args), recompute)
 
 
 def saved_layout(tree: Path, of: Experiment) -> Layout | None:
@@ -162,15 +153,15 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
     Raises:
         CheckpointError: it does not say.
     """
-    flags = _words(of)
-    given = flag_values(flags, "--load")
+    flags = flag_words(of.extra_flags)
+    given = flags.get("--load")
     folder = Path(given[0]) if given else of.checkpoint
-    if folder is None or _FRESH & set(flags) or not (folder / TRACKER).is_file():
+    if folder is None or _FRESH & flags.keys() or not (folder / TRACKER).is_file():
         return None
     if tracked(folder) == RELEASE:
         return None
     args = _arguments(tree, folder.resolve())
-    return None if args.get("no_save_optim") else _layout_of_args(args)
+    return None if args.get("no_save_optim") else Layout.of_arguments(args["world_size"], args)
 
 
 def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
@@ -188,47 +179,13 @@ def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
     )
 
 
-def _layout_of_args(args: Mapping[str, Any]) -> Layout:
-    """Return the layout that upstream's arguments, as a checkpoint has them, say."""
-    data, context = args["data_parallel_size"], args["context_parallel_size"]
-    return Layout(
-        args["world_size"],
-        tensor=args["tensor_model_parallel_size"],
-        pipeline=args["pipeline_model_parallel_size"],
-        expert=args["expert_model_parallel_size"],
-        context=context,
-        sharded=args["use_distributed_optimizer"],
-        overlap=args["overlap_grad_reduce"],
-        # Upstream's default, which later runs on more ranks would not have.
-        bucket=args["ddp_bucket_size"] or max(BUCKET, 1_000_000 * data * context),
-        reshardable=args["dist_ckpt_optim_fully_reshardable"],
-    )
-
-
-def meta_job(of: Experiment, layout: Layout, rank: int) -> dict[str, object]:
-    """Return what benchmarks/rank_weights.py takes to build that rank's part of a model."""
-    shape = shape_flags(of, layout.flags(of.dtype))
-    flags = ["--vocab-size", str(of.model.vocab_size), *shape]
-    flags += [*platform_flags(Machine(1, layout.gpus)), *DTYPES[of.dtype]]
-    return {"world": layout.gpus, "rank": rank, "flags": flags}
-
-
 def _is_real(of: Experiment, machine: Machine) -> bool:
     return machine.has_cuda and not of.training.is_smoke
 
 
-def _words(of: Experiment) -> list[str]:
-    """Return the user's flags with their values as words of their own, whichever way given."""
-    return [
-        part
-        for word in of.extra_flags
-        for part in (word.split("=", 1) if word.startswith("--") else [word])
-    ]
-
-
 def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
     """Return the flags of the user's that match."""
-    return {word for word in _words(of) if word.startswith("--") and pattern.fullmatch(word)}
+    return set(filter(pattern.fullmatch, flag_words(of.extra_flags)))
 
 
 def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
@@ -245,7 +202,7 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
     by_tensor = rounded and spec.scales_by_tensor
-    if keeps_scores(_words(of), config.placement.without, rounded, by_tensor):
+    if keeps_scores(of.extra_flags, config.placement.without, rounded, by_tensor):
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Job(
@@ -316,9 +273,8 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
 
 def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     """Return what the user's own layout needs, and where that is too much what would fit."""
-    check_layout(config)
     own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
-    line = f"as given: {own.layout}; {_how(own)}: {_gib(own.need)} of {_room(machine)}"
+    line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
     if own.need <= job.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
@@ -326,28 +282,22 @@ def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
         flags = " ".join(fit.layout.flags(job.dtype))
-        lines.append(f"warning: the planner's layout needs {_gib(fit.need)} GiB: {flags}")
+        lines.append(f"warning: the planner's layout needs {gib(fit.need)} GiB: {flags}")
     return lines
 
 
 def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
     """Return the flags without those of a layout, and their values."""
-    kept, keep = [], True
-    for word in flags:
-        if word.startswith("--"):
-            keep = not _OWN.fullmatch(word.partition("=")[0])
-        kept += [word] if keep else []
-    return tuple(kept)
+    kept = (
+        [name, *values] for name, values in flag_words(flags).items() if not _OWN.fullmatch(name)
+    )
+    return tuple(itertools.chain.from_iterable(kept))
 
 
 def _how(fit: Fit) -> str:
     return "simulated" if fit.is_simulated else "computed"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f}"
-
-
 def _room(machine: Machine) -> str:
-    what = f"{machine.device} has {_gib(machine.memory)}"
-    return f"{_gib(usable(machine.memory))} GiB usable a GPU ({what})"
+    what = f"{machine.device} has {gib(machine.memory)}"
+    return f"{gib(usable(machine.memory))} GiB usable a GPU ({what})"

@@ -58,11 +58,6 @@ class PatchedFile:
         return self.stages[-1][1]
 
 
-def with_kind(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry's row with the kind's name of today: earlier versions wrote "sweep"."""
-    return row | {"kind": "codemod"} if row.get("kind") == "sweep" else row
-
-
 @dataclass(frozen=True)
 class AppliedEntry:
     """An entry as it was when it was applied; `digest` is of the entry and of upstream."""
@@ -82,7 +77,7 @@ class Manifest:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Manifest:
-        """Read what `asdict` made, by way of JSON."""
+        """Read what `asdict` made, by way of JSON; OverlayError for a tree of version 0.1."""
         files = {
             path: PatchedFile(
                 row["pristine"],
@@ -91,7 +86,13 @@ class Manifest:
             )
             for path, row in table["files"].items()
         }
-        entries = tuple(AppliedEntry(**with_kind(row)) for row in table["entries"])
+        entries = tuple(AppliedEntry(**row) for row in table["entries"])
+        if any(entry.kind == "sweep" for entry in entries):
+            raise OverlayError(
+                "Version 0.1 patched this tree: manifest.json has an entry of kind 'sweep'",
+                expected="a tree that version 0.2 or later patched",
+                help=f"`mqo restore` of version 0.1 (commit 0340fb9) undoes that. Or: {AFRESH}",
+            )
         return cls(table["version"], entries, files)
 
     @property

@@ -16,7 +16,6 @@ from mqo.overlay import runtime
 from mqo.overlay.checkout import PACKAGES
 from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import Edit, FileEdits, covers
-from mqo.overlay.records import with_kind
 from mqo.overlay.runtime import FOLDER
 from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
 from mqo.project import Project
@@ -118,7 +117,7 @@ class Series:
         entries: list[Entry] = []
         for number, row in enumerate(table.entry, start=1):
             where = f"entry {reprlib.repr(row.get('name', number))}"
-            entry = build(Entry, with_kind(row), path, where, folder=folder)
+            entry = build(Entry, row, path, where, folder=folder)
             _check_entry(entry, path, where, [known.name for known in entries])
             _check_files(entry, path, where, ours)
             entries.append(entry)

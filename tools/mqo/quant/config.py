@@ -230,8 +230,6 @@ def load(path: Path) -> QuantConfig:
 def parse(text: str) -> QuantConfig:
     """Read the options from TOML; ValueError names the key, and the valid ones."""
     tables = tomllib.loads(text)
-    if "quantiser" in tables:  # its name in version 0.1
-        tables.setdefault("quantizer", tables.pop("quantiser"))
     operands = parse_operands(tables.pop("operands", {}))
     rules = parse_rules(tables.pop("rules", []))
     for name, table in tables.items():

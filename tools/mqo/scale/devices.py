@@ -43,6 +43,11 @@ def device(name: str) -> Device:
     return pick(DEVICES, "device", name)
 
 
+def gib(size: float) -> str:
+    """Return bytes as GiB."""
+    return f"{size / GIB:.1f}"
+
+
 def usable(memory: int) -> int:
     """Return the bytes that a plan may use: less a tenth, which the allocator cannot."""
     return memory * 9 // 10

@@ -1,7 +1,8 @@
 """How a job's GPUs share the work, and the flags that say so."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from mqo.matrix.tables import Dtype, Model
 
@@ -15,6 +16,17 @@ _RECOMPUTE: dict[Recompute, str] = {
 # Upstream's own up to 40 ranks. From there on its default grows with the ranks, and a checkpoint
 # of the distributed optimizer, which is stored by buckets, could not be loaded on more of them.
 BUCKET = 40_000_000
+# Fields of a layout -> upstream's arguments.
+ARGUMENTS = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "expert": "expert_model_parallel_size",
+    "context": "context_parallel_size",
+    "sharded": "use_distributed_optimizer",
+    "overlap": "overlap_grad_reduce",
+    "bucket": "ddp_bucket_size",
+    "reshardable": "dist_ckpt_optim_fully_reshardable",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,18 @@ class Layout:
     overlap: bool = True
     bucket: int = BUCKET
     reshardable: bool = False
+
+    @classmethod
+    def of_arguments(
+        cls, gpus: int, args: Mapping[str, Any], recompute: Recompute = "none"
+    ) -> Self:
+        """Return the layout that upstream's arguments say."""
+        sizes = {field: args[name] for field, name in ARGUMENTS.items()}
+        # Upstream's default, which later runs on more ranks would not have.
+        sizes["bucket"] = sizes["bucket"] or max(
+            BUCKET, 1_000_000 * args["data_parallel_size"] * sizes["context"]
+        )
+        return cls(gpus, **sizes, recompute=recompute)
 
     @property
     def data(self) -> int:

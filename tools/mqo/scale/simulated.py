@@ -17,13 +17,15 @@ from mqo.scale.memory import Arithmetic
 
 TABLE = Path(__file__).with_name("simulated.csv")
 # What tells a row from the others. Experts get UNEVEN times their even share of tokens.
-Key = tuple[str, int, int, int, int, str, str, str]
+KEYS = ("model", "gpus", "global_batch", "micro_batch", "sequence", "dtype", "attention", "flags")
 
 
-def key_of(model: str, training: Training, attention: str, layout: Layout, dtype: Dtype) -> Key:
-    """Return the key of a layout's row."""
-    sizes = (training.global_batch, training.micro_batch, training.sequence)
-    return (model, layout.gpus, *sizes, dtype, attention, " ".join(layout.flags(dtype)))
+def key_of(
+    model: str, training: Training, attention: str, layout: Layout, dtype: Dtype
+) -> tuple[str, ...]:
+    """Return the values of KEYS in a layout's row."""
+    sizes = (layout.gpus, training.global_batch, training.micro_batch, training.sequence)
+    return (model, *map(str, sizes), dtype, attention, " ".join(layout.flags(dtype)))
 
 
 def simulated_need(
@@ -39,13 +41,6 @@ def simulated_need(
 
 
 @functools.cache
-def _rows() -> Mapping[Key, int]:
+def _rows() -> Mapping[tuple[str, ...], int]:
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return {_key(row): int(row["bytes"]) for row in csv.DictReader(file)}
-
-
-def _key(row: Mapping[str, str]) -> Key:
-    numbers = (int(row[name]) for name in ("gpus", "global_batch", "micro_batch", "sequence"))
-    gpus, batch, micro_batch, sequence = numbers
-    words = (row["dtype"], row["attention"], row["flags"])
-    return (row["model"], gpus, batch, micro_batch, sequence, *words)
+        return {tuple(row[key] for key in KEYS): int(row["bytes"]) for row in csv.DictReader(file)}

@@ -12,7 +12,7 @@ from typing import Any
 from mqo.display import Say
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import distillation_flags, model_flags, vocabulary_flags
-from mqo.launch.layout import check_layout, read_sizes
+from mqo.launch.layout import read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.program_cache import ask_cached, source_of
 from mqo.overlay.series import Series
@@ -95,7 +95,6 @@ def steps(micro_batches: int, stages: int, interleaved: bool, distills: bool = F
 
 def simulate(project: Project, tree: Tree, series: Series, job: Job, say: Say) -> list[RankFacts]:
     """Simulate a rank of each distinct pipeline stage, as many at once as there are cores."""
-    check_layout(job.config)
     words = list(job.words())
     with source_of(project, tree, series, job.config, PROGRAM) as source:
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from mqo.display import WIDTH
-from mqo.scale.devices import GIB, device, usable
+from mqo.scale.devices import GIB, device, gib, usable
 from mqo.scale.memory import CONTEXT
-from mqo.simulate.result import UNSEEN, Simulation, gib, needed
+from mqo.simulate.result import UNSEEN, Simulation, needed
 from mqo.simulate.roofline import Part
 
 SHOWN = 6  # lines of source

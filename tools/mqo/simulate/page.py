@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mqo.report.page import as_script, packed, plotly_source, templates
-from mqo.scale.devices import GIB, device
+from mqo.scale.devices import GIB, device, gib
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.facts import RankFacts, Work
 from mqo.simulate.lines import MEANINGS, answers, heading
-from mqo.simulate.result import UNSEEN, Simulation, gib
+from mqo.simulate.result import UNSEEN, Simulation
 from mqo.simulate.roofline import seconds, wire_seconds
 
 LINES = 40  # of source

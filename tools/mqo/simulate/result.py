@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqo.launch.config import RunConfig
-from mqo.scale.devices import GIB, device, usable
+from mqo.scale.devices import device, usable
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.roofline import Roofline
@@ -104,8 +104,3 @@ def _rank_table(rank: RankFacts) -> dict[str, Any]:
 def needed(rank: RankFacts) -> int:
     """Return the most bytes that a rank's tensors take, while it is set up, too."""
     return max(rank.setup_peak, *rank.step_peaks)
-
-
-def gib(size: float) -> str:
-    """Return bytes as GiB."""
-    return f"{size / GIB:.1f}"

