@@ -7,11 +7,12 @@ and, for its own state, ModelOpt).
 """
 
 import enum
+import functools
 import io
 import os
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,35 @@ def _wanted(error: BaseException) -> str:
     return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
 
 
+def once_per_content(check: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Skip a check of a folder that passed it in this process and has not changed since.
+
+    The finding, the arguments and the weights of a checkpoint each ask for the same checks.
+    """
+    passed: dict[Path, tuple[object, ...]] = {}
+
+    @functools.wraps(check)
+    def checked(checkpoint: Path) -> None:
+        before = _state_of(checkpoint)
+        if before is None or passed.get(checkpoint) != before:
+            check(checkpoint)
+        if before is not None:
+            passed[checkpoint] = before
+
+    return checked
+
+
+def _state_of(folder: Path) -> tuple[object, ...] | None:
+    """Return name, size and times of each file of a folder, links followed; None if they cannot."""
+    try:
+        entries = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
+    except (OSError, UnicodeError):
+        return None
+    rows = ((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in entries)
+    return tuple(sorted(rows))
+
+
+@once_per_content
 def check_metadata(checkpoint: Path) -> None:
     """Read the `.metadata` of a checkpoint's folder, if there is one.
 
@@ -188,6 +218,7 @@ def check_metadata(checkpoint: Path) -> None:
         raise _refusal(error.path, error.clause) from error
 
 
+@once_per_content
 def check_common_state(checkpoint: Path) -> None:
     """Load what is no tensor of an iteration's folder, in a child with limits.
 

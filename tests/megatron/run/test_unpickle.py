@@ -183,6 +183,28 @@ def test_a_missing_file_is_not_refused(tmp_path):
     unpickle.check_metadata(tmp_path)
 
 
+@pytest.mark.parametrize("name", [".metadata", "common.pt"])
+def test_a_folder_is_tried_once_and_again_if_a_file_changes(
+    folder, marker, one_rank, monkeypatch, name
+):
+    tried, try_first = [], unpickle.try_first
+    monkeypatch.setattr(
+        unpickle, "try_first", lambda work, *rest: tried.append(work) or try_first(work, *rest)
+    )
+    made = folder()
+    torch.save({"args": Namespace(iteration=2)}, made / "common.pt")
+    resume(made)
+    resume(made)
+    assert len(tried) == 2
+    status = (made / name).stat()
+    content = pickle.dumps(Command(marker)).ljust(status.st_size, b".")
+    (made / name).write_bytes(content[: status.st_size])
+    os.utime(made / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(CheckpointError):
+        common_state(made)
+    assert len(tried) > 2 and not marker.exists()
+
+
 # -- entries that are no tensors ---------------------------------------------------------------
 
 
