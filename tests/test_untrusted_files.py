@@ -125,6 +125,9 @@ REASONS = {
         f"{T}data/encode.py::huggingface",
         f"{T}launch/hf_tokenizer.py::_own_ids",
     ],
+    "an entry of a shard after check_file, only its list of parts": [
+        f"{M}run/shards.py::entry_fault"
+    ],
     "in a child with limits of time and memory": [f"{M}run/foreign_tokenizer.py::_load"],
     "what open_file or read_bytes of the reader opened": [
         f"{T}data/corpus.py::_unpacked",

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from .isolated import limits_of, try_first
+from .shards import bound_constructors, entry_fault
 from .untrusted import Limit, NoFileError, UntrustedFileError, check_file, list_folder, open_file
 
 METADATA = ".metadata"
@@ -34,6 +35,7 @@ NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 # What torch's messages contain that advise to load without the restriction, or to widen it.
 _ADVICE = re.compile(r"weights_only|safe_globals|skip_data", re.IGNORECASE)
 _load_bytes = DefaultLoadPlanner.load_bytes
+_slice_file = filesystem.FileSystemReader._slice_file
 
 # What torch and Megatron write there.
 _KNOWN = {
@@ -97,6 +99,8 @@ def protect() -> None:
     os.environ[WEIGHTS_ONLY] = "1"
     filesystem.pickle = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
     DefaultLoadPlanner.load_bytes = _load_checked_bytes
+    filesystem.FileSystemReader._slice_file = _checked_slice
+    bound_constructors()
 
 
 @contextmanager
@@ -157,6 +161,13 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
             raise
         entry = f"The entry {item.storage_index.fqn} of the checkpoint"
         raise _refusal(entry, _wanted(error)) from None
+
+
+def _checked_slice(reader: Any, file: BinaryIO, info: Any) -> Any:
+    """Return the part of a shard that is an entry, for torch.load."""
+    if found := entry_fault(file, info):
+        raise _refusal(file.name, found)
+    return _slice_file(reader, file, info)
 
 
 def _wanted(error: BaseException) -> str:
