@@ -240,6 +240,14 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
     assert not marker.exists()
 
 
+def test_arguments_have_the_names_of_this_release(folder, one_rank):
+    from megatron.inference import checkpointing, load_model
+
+    made = folder(args=Namespace(norm_epsilon=1e-6))
+    assert vars(load_model.read_args(made)) == {"layernorm_epsilon": 1e-6}
+    assert checkpointing.read_arguments(made.parent) == {"layernorm_epsilon": 1e-6}
+
+
 def test_a_common_file_that_names_a_command_is_refused_and_runs_nothing(folder, marker, one_rank):
     from megatron.inference import load_model
 
