@@ -110,6 +110,7 @@ def write(
     """
     check_folder(source)
     facts = read_object(source / CONFIG)
+    facts.pop("auto_map", None)  # it names code, which is not copied
     weights = stored_tensors(source)
     found = projections({name: one.shape for name, one in weights.items()}).values()
     if config is not None:
