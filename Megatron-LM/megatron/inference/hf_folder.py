@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..run.untrusted import METADATA, Limit, check_file, open_safetensors, read_safetensors_header
-from .errors import SavedError, reading
+from .errors import SavedError, reading, words_of
 from .hf_kind import BUFFERS, CONFIG, weight_files
 
 
@@ -49,8 +49,7 @@ def check_config(folder: Path) -> None:
     try:
         AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the classes of transformers raise errors of any type
-        found = " ".join(str(error).split())[:300]
         raise SavedError(
-            f"transformers does not take {folder / CONFIG}: {type(error).__name__}: {found}",
+            f"transformers does not take {folder / CONFIG}: {words_of(error)}",
             "a config.json of a model that it loads",
-        ) from error
+        ) from None  # it may advise to run code

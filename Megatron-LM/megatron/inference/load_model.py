@@ -22,7 +22,7 @@ from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
-from .errors import InferenceError, SavedError, leave, reading
+from .errors import InferenceError, SavedError, building_tokenizer, leave, reading
 from .one_process import build, load_weights, typed_build_errors
 
 Row = TypeVar("Row")
@@ -175,12 +175,8 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     if Path(where).exists():
         with reading():
             check_tokenizer(Path(where))
-    try:
+    with building_tokenizer(where, help=help):
         made = build_tokenizer(chosen)
-    except Exception as error:  # each library has its own
-        raise SavedError(
-            f"{where} is no tokenizer: {error}", "a tokenizer's folder", help
-        ) from error
     check_vocabulary(args, made.vocab_size - 1, f"The tokenizer at {where}")
     return made
 
