@@ -8,6 +8,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+from mqo.launch import export  # noqa: E402
 from mqo.launch.export import READERS  # noqa: E402
 
 from ...small_llama import small_llama  # noqa: E402
@@ -103,6 +104,25 @@ def test_a_file_that_cannot_be_copied_is_named(command_line, model, tmp_path, na
     make(model / name)
     code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
     assert (code, f"{model}/{name}" in err) == (2, True), err
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_cannot_be_copied_is_found_before_the_weights_are_packed(
+    command_line, model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(export, "ask", None)
+    (model / "merges.txt").symlink_to("/dev/zero")
+    code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    assert (code, "merges.txt" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("count", [10**9, 2, "1", 0])
+def test_layers_that_the_weights_lack_are_refused(command_line, model, tmp_path, count):
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": count}))
+    code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    words = f"num_hidden_layers = {count!r}, and the weights have 1 layers"
+    assert (code, words in err) == (2, True), err
     assert not (tmp_path / "made").exists()
 
 

@@ -21,7 +21,7 @@ from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
-from mqo.launch.checkpoints import TRACKER, require_tracker
+from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
 from mqo.launch.flags import platform_flags
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.machine import THREADS, detect, threads
@@ -65,6 +65,8 @@ class Place:
                 refuse_hf_folder(path, CheckpointError)
             expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
             require_tracker(folder, CheckpointError, expected)
+        else:
+            require_files(folder, CheckpointError)
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]
         config = next((file for file in options if file.is_file()), None)

@@ -143,8 +143,8 @@ def export(
             with convert.staged(plain) as stage:
                 convert.write_in_full(tree, found, stage, dtype, report)
         with convert.staged(target) as stage:
-            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
             notes = (*(found.notes if found else ()), *_copy_rest(plain, stage))
+            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
             readers = READERS[facts["layout"]].said
             made = Exported(str(target), **facts, readers=readers, notes=notes)
             if made.layout == OWN:
