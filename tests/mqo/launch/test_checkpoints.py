@@ -1,11 +1,11 @@
-"""Files of a checkpoint that its readers would wait for are refused before torch is loaded."""
+"""Files that a program would wait for are refused before it is started."""
 
 import os
 
 import pytest
 from mqo.errors import CheckpointError, ConvertError
 from mqo.launch.checkpoints import TRACKER, require_tracker
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import Place, text
 
 ODD = (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path))
 
@@ -39,3 +39,16 @@ def test_another_kind_of_file_is_refused_by_name(folder, name, make):
     for place in (folder, path.parent):
         with pytest.raises(CheckpointError, match=name):
             Place.of(place)
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_a_text_and_a_tokenizer_are_regular_files(tmp_path, make):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "text").write_text("words")
+    assert text(file=tmp_path / "text", tokenizer=tmp_path / "tokenizer")
+    make(tmp_path / "tokenizer/tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        text(file=tmp_path / "text", tokenizer=tmp_path / "tokenizer")
+    make(tmp_path / "odd")
+    with pytest.raises(CheckpointError, match="odd"):
+        text(file=tmp_path / "odd")

@@ -34,6 +34,7 @@ from mqo.process import temporary_folder
 from mqo.program import Watch, ask
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
+from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 Measured = TypeVar("Measured")
@@ -96,9 +97,21 @@ def text(
     for prefix in data:
         check_prefix(prefix)
     words = [word for prefix in data for word in ("--data", str(prefix.resolve()))]
-    words += ["--text", str(file.resolve())] if file else []
-    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    with reading(CheckpointError):
+        if file:
+            check_file(file, Limit.TEXT)
+            words += ["--text", str(file.resolve())]
+    words += tokenizer_words(tokenizer)
     return words + (["--tokens", str(tokens)] if tokens else [])
+
+
+def tokenizer_words(folder: Path | None) -> list[str]:
+    """Return the words that name a tokenizer; CheckpointError if its files are not safe to read."""
+    if folder is None:
+        return []
+    with reading(CheckpointError):
+        check_tokenizer(folder)
+    return ["--tokenizer", str(folder.resolve())]
 
 
 def ignoring(names: Sequence[str]) -> list[str]:
@@ -216,7 +229,7 @@ def generate(
         CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
     """
     words = [*words]
-    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    words += tokenizer_words(tokenizer)
     how = how_of(tree, place, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
