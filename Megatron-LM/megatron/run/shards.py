@@ -3,8 +3,9 @@
 torch loads each tensor of a shard with torch.load, restricted to weights, and compares its shape
 with the wanted one only afterwards. That runs no code, but a few kilobytes can ask for any amount
 of memory: an archive may be compressed, the older form of torch.save states the size of what
-follows, and two of the functions that torch allows make bytes of any length. With these checks a
-tensor takes no more memory than its shard has bytes.
+follows, and two of the functions that torch allows make bytes of any length. A pickle of a few MiB
+can also take minutes, if the hashes of its keys collide. With these checks a tensor takes no more
+memory than its shard has bytes, and its pickle is short.
 """
 
 import os
@@ -13,8 +14,11 @@ import zipfile
 from typing import Any, BinaryIO
 
 from torch import _weights_only_unpickler as restricted
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.utils import _ReaderView
 
+IS_TENSOR = "mqo_is_tensor"
+_PICKLE_OF_TENSOR = 1 << 16  # bytes; torch writes a few hundred
 _LATIN = ("latin1", "latin-1")  # how torch.save writes bytes
 
 
@@ -41,12 +45,23 @@ def entry_fault(file: BinaryIO, info: Any) -> str | None:
         return f"has an entry in the form {info.transform_descriptors}"
     try:
         with zipfile.ZipFile(_Part(file, *place)) as archive:
-            expanded = sum(part.file_size for part in archive.infolist())
+            parts = archive.infolist()
     except Exception:  # a damaged archive raises anything
         return "has an entry that is not an archive of torch.save"
+    expanded = sum(part.file_size for part in parts)
     if expanded > info.length:
         return f"has an entry of {info.length:,} bytes that expands to {expanded:,}"
+    pickled = sum(part.file_size for part in parts if part.filename.endswith("data.pkl"))
+    if getattr(info, IS_TENSOR, True) and pickled > _PICKLE_OF_TENSOR:
+        return f"describes a tensor in {pickled:,} bytes"
     return None
+
+
+def mark_tensors(metadata: Metadata) -> None:
+    """Note in torch's record of each entry whether it is a tensor, for `entry_fault`."""
+    for index, info in (metadata.storage_data or {}).items():
+        described = metadata.state_dict_metadata.get(index.fqn)
+        setattr(info, IS_TENSOR, not isinstance(described, BytesStorageMetadata))
 
 
 def bound_constructors() -> None:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from .isolated import limits_of, try_first
-from .shards import bound_constructors, entry_fault
+from .shards import bound_constructors, entry_fault, mark_tensors
 from .untrusted import Limit, NoFileError, UntrustedFileError, check_file, list_folder, open_file
 
 METADATA = ".metadata"
@@ -261,6 +261,10 @@ def read_metadata(file: BinaryIO) -> Metadata:
     found = check_pickle(Reader(io.BytesIO(file.read())), path)
     if not isinstance(found, Metadata):
         raise _refusal(path, f"holds a {type(found).__name__}")
+    try:
+        mark_tensors(found)
+    except (AttributeError, TypeError) as error:  # a record of a record's place is another value
+        raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
     for place in (found.storage_data or {}).values():
         name = getattr(place, "relative_path", "")
         if Path(name).name != name or name == "..":

@@ -181,6 +181,11 @@ def test_a_damaged_or_other_file_is_refused(tmp_path, content):
     assert ".metadata" in refused(tmp_path, content)
 
 
+@pytest.mark.parametrize("odd", [[1], {1: 2}, {metadata.MetadataIndex("a"): 3}])
+def test_records_of_places_that_are_other_values_are_refused(tmp_path, odd):
+    refused(tmp_path, pickle.dumps(metadata.Metadata({}, storage_data=odd)))
+
+
 def test_a_missing_file_is_not_refused(tmp_path):
     unpickle.check_metadata(tmp_path)
 
@@ -432,6 +437,10 @@ SHARDS = {  # entry, changes of its place, words of the refusal
         "an entry in the form",
     ),
     "bytes of a length": (lambda: archive(Call(bytearray, 10**9)), {}, "is damaged"),
+    "a long pickle": (
+        lambda: archive(STATE["weight"], pickled=pickle.dumps("x" * 70_000, 2)),
+        *({}, "describes a tensor in 70,"),
+    ),
     "bytes that grow": (lambda: archive(1, pickled=b"\x80\x02" + HEX + b"."), {}, "is damaged"),
 }
 
