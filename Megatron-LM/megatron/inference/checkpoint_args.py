@@ -55,7 +55,7 @@ def common_state(folder: Path) -> dict[str, Any]:
 def read_args(folder: Path) -> Namespace:
     """The arguments that an iteration's folder was written with; raises what `common_state` does.
 
-    Names of older releases are translated. SavedError where it has none, too.
+    Names of older releases are translated. SavedError if it has none, too.
     """
     state = common_state(folder)
     if not isinstance(state.get("args"), Namespace):

@@ -65,7 +65,7 @@ def mark_tensors(metadata: Metadata) -> None:
 
 
 def bound_constructors() -> None:
-    """Have a restricted load make no bytes that are longer than the pickle that they are in."""
+    """Limit bytes that a restricted load makes to the length of the pickle that they are in."""
     allowed = restricted._get_allowed_globals()
     for name, function in (("builtins.bytearray", _bytearray), ("_codecs.encode", _encode)):
         if name in allowed:

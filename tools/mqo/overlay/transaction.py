@@ -84,7 +84,7 @@ def commit(
 ) -> None:
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 
-    `command` is for whoever has to recover it. The caller holds the tree's lock. DiskFullError or
+    `command` is named when the change is recovered. The caller holds the tree's lock. DiskFullError or
     OverlayError, and no change, when the disk is full or a file must not be written.
     """
     store = root / STORE
