@@ -84,8 +84,8 @@ def commit(
 ) -> None:
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 
-    `command` is named when the change is recovered. The caller holds the tree's lock. DiskFullError or
-    OverlayError, and no change, when the disk is full or a file must not be written.
+    `command` is named when the change is recovered. The caller holds the tree's lock. DiskFullError
+    or OverlayError, and no change, if the disk is full or a file must not be written.
     """
     store = root / STORE
     expected = "a writable tree with room for a second copy of the changed files"
