@@ -4,16 +4,18 @@
     .venv/bin/python -m tests.fuzz_files --seed 1 --only runs --case 17 --folder DIR
 
 Each command runs in a fork with limits of time and memory, and so do the programs that it starts.
-Counted are: files that made code run, files outside of the model
-that were copied, limits that were hit, tracebacks, deaths by a signal, errors
-without a sentence, output left behind an error, an exit code of 0 with a wrong result where that
-is known, and files that were used or refused. A case is its group, seed and number; a failed one
-is printed with them, and its folder is kept below DIR. Exits with 1 if a case failed.
+Counted are: files that made code run, files outside of the model that were copied, limits that were
+hit, tracebacks, deaths by a signal, errors without a sentence, advice to load a file unchecked,
+output left behind an error, an exit code of 0 with a wrong result where that is known, and files
+that were used or refused. A case is its group, seed and number; a failed one is printed with them,
+and its folder is kept below DIR. Exits with 1 if a case failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import re
 import shutil
 import sys
 import tempfile
@@ -23,9 +25,11 @@ from pathlib import Path
 
 from . import forking
 from .fuzz.limited import Ending, run
-from .fuzz.makers import COMMANDS, COUNTS, Case, Sound, make
+from .fuzz.makers import COMMANDS, COUNTS, PACKAGES, Case, Sound, make
 
 GOOD = ("used", "refused")
+# What libraries say to have a file loaded without their restriction, or its code run.
+ADVICE = re.compile(r"trust_remote_code=|weights_only|add_safe_globals", re.IGNORECASE)
 
 
 def try_case(
@@ -45,6 +49,8 @@ def judge(case: Case, ended: Ending, sound: Sound) -> str:
     if has_leaked(case.out.with_name("model"), case.out):
         return "leaked"
     name = ended.name()
+    if name == "refused" and ADVICE.search(ended.out + ended.err):
+        return "advice"
     if name == "refused" and case.out.exists():
         return "output left"
     if name == "used" and case.must_refuse:
@@ -91,6 +97,9 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="run only this number")
     parser.add_argument("--folder", type=Path, help="for what failed, and the undamaged files")
     asked = parser.parse_args()
+    for module in PACKAGES:
+        if importlib.util.find_spec(module) is None:
+            parser.error(f"{module} is missing: its commands would refuse each file")
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="mqo-fuzz-"))).resolve()
     sound, total, begun = Sound(folder / "sound"), Counter(), time.monotonic()
     try:

@@ -64,6 +64,8 @@ def test_an_outcome_is_judged_by_what_is_known_of_the_case(tmp_path):
     assert judged(tmp_path, USED, same_output=True) == "wrong"
     assert judged(tmp_path, Ending(0, "1", "", None, 1.0), same_output=True) == "used"
     assert judged(tmp_path, REFUSED, must_refuse=True) == "refused"
+    advice = Ending(2, "", "mqo: pass trust_remote_code=True", None, 1.0)
+    assert judged(tmp_path, advice) == "advice"
     (tmp_path / "out").mkdir()
     assert judged(tmp_path, REFUSED) == "output left"
     (tmp_path / "ran").touch()

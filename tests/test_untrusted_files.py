@@ -126,6 +126,7 @@ REASONS = {
         f"{T}data/encode.py::_huggingface",
         f"{T}launch/hf_tokenizer.py::_own_ids",
     ],
+    "an entry of a shard after check_file, only its list of parts": [f"{R}shards.py::entry_fault"],
     "in a child with limits of time and memory": [f"{R}foreign_tokenizer.py::_load"],
     "what open_file or read_bytes of the reader opened": [
         f"{T}data/corpus.py::_unpacked",

@@ -18,7 +18,7 @@ from . import damages
 from .limited import PROJECT, Ending, run
 
 TRAIN = (str(PROJECT.root / "script/train_config.py"), "--model", "llama32-1b", "--dataset")
-TRAIN += ("wikipedia", "--quantization", "bf16", "--training-config", "tiny")
+TRAIN += ("wikipedia", "--quantization", "linear_mxfp8", "--training-config", "tiny")
 FLAGS = ("--", *TINY, "--micro-batch-size", "4")
 PTQ = str(PROJECT.tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py")
 MQO = "mqo"
@@ -60,8 +60,13 @@ COMMANDS: dict[str, dict[str, tuple[str, ...]]] = {
             *(MQO, "generate", "{sound}", "--prompt", "The", "--tokens", "2"),
             *("--tokenizer", "{model}"),
         ),
+        "ptq": (
+            *(PTQ, "--load", "{sound}", "--save", "{out}", "--tokenizer-model", "{model}"),
+            *CALIBRATE,
+        ),
     },
 }
+PACKAGES = ("mlflow", "modelopt")  # what commands of these cases import
 # Programs that load a model take seconds: a case in N is theirs.
 WEIGHTS = {"ptq": 1, "teacher": 1, "resume": 1, "eval run": 1, "megatron-to-hf": 2, "generate": 2}
 COUNTS = {"payloads": 200, "runs": 200, "hf": 100, "tokenizers": 100}
@@ -102,7 +107,7 @@ class Sound:
         _succeed([*TRAIN, str(self.checkpoint), *FLAGS], self.root)
         _succeed([MQO, "convert", "megatron-to-hf", str(self.checkpoint), str(self.hf)], self.root)
         (self.checkpoint / "finished.json").unlink()  # so that the training starts again
-        (made,) = (self.root / "runs").glob("*_bf16_*")
+        (made,) = (self.root / "runs").glob("*_linear_mxfp8_*")
         shutil.copytree(made, self.run, ignore=shutil.ignore_patterns("source"))
         (self.run / "source").mkdir()
         shutil.copytree(self.checkpoint, self.run / "checkpoints")

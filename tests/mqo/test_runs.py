@@ -1,9 +1,10 @@
 """What a run's folder is read for."""
 
 import json
+from pathlib import Path
 
 import pytest
-from mqo.runs import RunFolder, checkpoints_of, run_of
+from mqo.runs import RunFolder, checkpoints_of, replace_text, run_of
 
 
 @pytest.fixture
@@ -33,3 +34,18 @@ def test_a_run_and_its_own_checkpoints_belong_to_the_run(run, tmp_path):
     assert run_of(run.root) == run_of(run.checkpoints) == run
     assert run_of(run.dumps) is None
     assert run_of(tmp_path) is None
+
+
+def test_two_writers_of_one_file_at_once_do_not_collide(tmp_path, monkeypatch):
+    path, write = tmp_path / "record.json", Path.write_text
+
+    def interrupted(self, text, **options):
+        written = write(self, text, **options)
+        if text == "first":
+            replace_text(path, "second")
+        return written
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    replace_text(path, "first")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

@@ -10,6 +10,7 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.megatron.run import files
+from mqo.output import new_file
 from mqo.run_records import damaged, parsed
 from mqo.untrusted import UntrustedFileError, parse_json, read_lines
 
@@ -148,12 +149,8 @@ class MetricsTail:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file; at any time it is the old one or the new one, whole."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)  # of a disk that is full
+    with new_file(path) as whole:
+        whole.write_text(text, encoding="utf-8")
 
 
 def latest(runs: Path) -> RunFolder:

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from mqo.megatron.run.errors import SavedError, reading
 from mqo.megatron.run.ranks import with_group
+from mqo.megatron.run.saved_args import with_names_of_this_release
 from mqo.megatron.run.unpickle import (
     FORMAT_FILE,
     CheckpointError,
@@ -53,9 +54,11 @@ def common_state(folder: Path) -> dict[str, Any]:
 def read_args(folder: Path) -> Namespace:
     """The arguments that an iteration's folder was written with; raises what `common_state` does.
 
-    SavedError where it has none, too.
+    Names of older releases are translated. SavedError if it has none, too.
     """
     state = common_state(folder)
     if not isinstance(state.get("args"), Namespace):
         raise SavedError(f"{folder} says nothing of its model", "a checkpoint of a training")
-    return state["args"]
+    args = Namespace()
+    vars(args).update(with_names_of_this_release(vars(state["args"])))
+    return args

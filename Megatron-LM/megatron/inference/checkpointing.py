@@ -10,6 +10,7 @@ import mqo.megatron.hooks
 from megatron.training.checkpointing import load_checkpoint
 from mqo.megatron.run import modelopt
 from mqo.megatron.run.checkpoints import TRACKER, loaded
+from mqo.megatron.run.saved_args import with_names_of_this_release
 from mqo.megatron.run.unpickle import FORMAT_FILE, typed_errors
 from torch import nn
 
@@ -48,7 +49,8 @@ def read_arguments(load_dir: str | Path) -> dict[str, Any]:
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / FORMAT_FILE).is_file():
         return {}
-    return dict(vars(common_state(checkpoint).get("args", Namespace())))
+    args = common_state(checkpoint).get("args", Namespace())
+    return with_names_of_this_release(vars(args))
 
 
 def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:

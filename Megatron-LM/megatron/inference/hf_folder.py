@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqo.megatron.run.errors import SavedError, reading
+from mqo.megatron.run.errors import SavedError, reading, words_of
 from mqo.megatron.run.hf_kind import BUFFERS, CONFIG, weight_files
 from mqo.megatron.run.untrusted import (
     METADATA,
@@ -54,8 +54,7 @@ def check_config(folder: Path) -> None:
     try:
         AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the classes of transformers raise errors of any type
-        found = " ".join(str(error).split())[:300]
         raise SavedError(
-            f"transformers does not take {folder / CONFIG}: {type(error).__name__}: {found}",
+            f"transformers does not take {folder / CONFIG}: {words_of(error)}",
             "a config.json of a model that it loads",
-        ) from error
+        ) from None  # it may advise to run code

@@ -14,7 +14,7 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.spec_utils import import_module
 from megatron.training import arguments
 from mqo.megatron.run import checkpoints, guard, resumed_types
-from mqo.megatron.run.errors import InferenceError, SavedError, leave, reading
+from mqo.megatron.run.errors import InferenceError, SavedError, building_tokenizer, leave, reading
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
 from mqo.megatron.run.unpickle import FORMAT_FILE, check_metadata
@@ -175,12 +175,8 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     if Path(where).exists():
         with reading():
             check_tokenizer(Path(where))
-    try:
+    with building_tokenizer(where, help=help):
         made = build_tokenizer(chosen)
-    except Exception as error:  # each library has its own
-        raise SavedError(
-            f"{where} is no tokenizer: {error}", "a tokenizer's folder", help
-        ) from error
     check_vocabulary(args, made.vocab_size - 1, f"The tokenizer at {where}")
     return made
 

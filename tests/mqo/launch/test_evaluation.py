@@ -140,6 +140,7 @@ def test_a_text_is_of_one_kind(tmp_path):
         evaluation.text(tokenizer=tmp_path)
     with pytest.raises(DataError, match="missing"):
         evaluation.text((tmp_path / "a",))
+    (tmp_path / "b").write_text("words")
     words = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)
     assert words == ["--text", f"{tmp_path}/b", "--tokenizer", str(tmp_path), "--tokens", "9"]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+from mqo.launch import export  # noqa: E402
 from mqo.launch.export import READERS  # noqa: E402
 
 from ...small_llama import small_llama  # noqa: E402
@@ -95,10 +96,48 @@ def test_a_target_that_is_there_and_a_source_without_weights_are_refused(
 
 
 @pytest.mark.parametrize("make", ODD)
-@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "chat_template.jinja", "notes"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "merges.txt", "chat_template.jinja", "README.md"]
+)
 def test_a_file_that_cannot_be_copied_is_named(command_line, model, tmp_path, name, make):
     (model / name).unlink(missing_ok=True)
     make(model / name)
     code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
     assert (code, f"{model}/{name}" in err) == (2, True), err
     assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_cannot_be_copied_is_found_before_the_weights_are_packed(
+    command_line, model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(export, "ask", None)
+    (model / "merges.txt").symlink_to("/dev/zero")
+    code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    assert (code, "merges.txt" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("count", [10**9, 2, "1", 0])
+def test_layers_that_the_weights_lack_are_refused(command_line, model, tmp_path, count):
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": count}))
+    code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    words = f"num_hidden_layers = {count!r}, and the weights have 1 layers"
+    assert (code, words in err) == (2, True), err
+    assert not (tmp_path / "made").exists()
+
+
+def test_no_code_and_no_reference_to_it_is_copied(command_line, model, tmp_path):
+    kept = {"README.md": "a page", "LICENSE": "a license", "chat_template.jinja": "{{ x }}"}
+    left = {"modeling.py": "import os", "notes": "n", "pytorch_model.bin": "x", ".hidden.py": ""}
+    for name, text in (kept | left).items():
+        (model / name).write_text(text)
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        path = model / name
+        table = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(table | {"auto_map": {"AutoConfig": "modeling.Config"}}))
+    code, out, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
+    assert code == 0, err
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert kept.keys() <= copied.keys() and not left.keys() & copied.keys()
+    assert not [name for name, content in copied.items() if b"auto_map" in content]
+    assert all(name in out for name in left)

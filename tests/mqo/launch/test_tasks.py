@@ -77,6 +77,7 @@ def test_what_means_nothing_is_refused(tmp_path):
         tasks.options(" , ")
     with pytest.raises(CheckpointError, match="no folder"):
         tasks.options("one", folder=tmp_path / "nowhere")
+    (tmp_path / "a text").write_text("words")
     text = evaluation.text(file=tmp_path / "a text")
     with pytest.raises(CheckpointError, match="--text says nothing"):
         tasks.options("one", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mqo.errors import MqoError
-from mqo.untrusted import Limit, read_text
+from mqo.untrusted import Limit, check_file, list_folder, read_text, reading
 
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
 MOST_DIGITS = 18  # of an iteration
@@ -35,8 +35,13 @@ def saved(folder: Path) -> list[str]:
 
 
 def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose: str = "") -> None:
-    """Raise `error` for a folder without a tracker, with what helps there."""
+    """Raise `error` for a folder without a tracker, with what helps there.
+
+    So does a file of the newest checkpoint that is a pipe or a device: the programs that read it
+    find that only after they have loaded torch.
+    """
     if (folder / TRACKER).is_file():
+        require_files(checkpoint(folder, newest(folder) or RELEASE), error)
         return
     found = ([RELEASE] if (folder / RELEASE).is_dir() else []) + saved(folder)
     what = f"There is no checkpoint{whose} in {folder}"
@@ -48,6 +53,14 @@ def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose
             f"Write it, if checkpoint {found[-1]} is whole: echo {found[-1]} > {folder / TRACKER}"
         )
     raise error(what, expected=expected, help=help)
+
+
+def require_files(iteration: Path, error: type[MqoError]) -> None:
+    """Raise `error` if a file of an iteration's folder is a pipe, a device or a circle of links."""
+    with reading(error):
+        for path in list_folder(iteration) if iteration.is_dir() else ():
+            if not path.is_dir():
+                check_file(path)
 
 
 def checkpoint(folder: Path, iteration: str) -> Path:

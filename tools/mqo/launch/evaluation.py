@@ -21,7 +21,7 @@ from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
-from mqo.launch.checkpoints import TRACKER, require_tracker
+from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
 from mqo.launch.flags import platform_flags
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.machine import THREADS, detect, threads
@@ -34,6 +34,7 @@ from mqo.process import temporary_folder
 from mqo.program import Watch, ask
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
+from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 Measured = TypeVar("Measured")
@@ -65,6 +66,8 @@ class Place:
                 refuse_hf_folder(path, CheckpointError)
             expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
             require_tracker(folder, CheckpointError, expected)
+        else:
+            require_files(folder, CheckpointError)
         near = (path, *folder.parents[:2])
         options = [RunFolder(root).quant_config for root in near]
         config = next((file for file in options if file.is_file()), None)
@@ -94,9 +97,21 @@ def text(
     for prefix in data:
         check_prefix(prefix)
     words = [word for prefix in data for word in ("--data", str(prefix.resolve()))]
-    words += ["--text", str(file.resolve())] if file else []
-    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    with reading(CheckpointError):
+        if file:
+            check_file(file, Limit.TEXT)
+            words += ["--text", str(file.resolve())]
+    words += tokenizer_words(tokenizer)
     return words + (["--tokens", str(tokens)] if tokens else [])
+
+
+def tokenizer_words(folder: Path | None) -> list[str]:
+    """Return the words that name a tokenizer; CheckpointError if its files are not safe to read."""
+    if folder is None:
+        return []
+    with reading(CheckpointError):
+        check_tokenizer(folder)
+    return ["--tokenizer", str(folder.resolve())]
 
 
 def ignoring(names: Sequence[str]) -> list[str]:
@@ -214,7 +229,7 @@ def generate(
         CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
     """
     words = [*words]
-    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    words += tokenizer_words(tokenizer)
     how = how_of(tree, place, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from mqo.display import Say
 from mqo.errors import ConvertError
-from mqo.launch import convert, model_card
+from mqo.launch import convert, hf_tokenizer, model_card
 from mqo.launch.evaluation import Place
 from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
 from mqo.program import ask
 from mqo.quant import formats
-from mqo.untrusted import copy_file, reading
+from mqo.untrusted import shown
 
 PROGRAM, READER = "tools/pack.py", "tools/dequantize.py"
 OWN = "mqo"
@@ -50,6 +50,9 @@ READERS = {
     ),
 }
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
+# What is copied: nothing that may be code.
+_TEXTS = (model_card.PAGE, "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md")
+_BESIDE = (*hf_tokenizer.FILES, hf_tokenizer.GENERATION, *_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,10 @@ def export(
             with convert.staged(plain) as stage:
                 convert.write_in_full(tree, found, stage, dtype, report)
         with convert.staged(target) as stage:
+            notes = (*(found.notes if found else ()), *_copy_rest(plain, stage))
             facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
-            made = Exported(
-                str(target),
-                **facts,
-                readers=READERS[facts["layout"]].said,
-                notes=found.notes if found else (),
-            )
-            _copy_rest(plain, stage)
+            readers = READERS[facts["layout"]].said
+            made = Exported(str(target), **facts, readers=readers, notes=notes)
             if made.layout == OWN:
                 shutil.copyfile(tree / READER, stage / Path(READER).name)
             if found is None:
@@ -157,17 +156,17 @@ def export(
     return made
 
 
-def _copy_rest(plain: Path, stage: Path) -> None:
-    """Copy the other files, except config.json, which was written already.
+def _copy_rest(plain: Path, stage: Path) -> tuple[str, ...]:
+    """Copy the tokenizer, settings of generation and texts; return a note on what is left out.
 
     Raises:
         ConvertError: one of them is a pipe, a device or a link out of the folder.
     """
-    rest = (path for path in plain.iterdir() if not path.name.endswith(_WEIGHTS))
-    for path in rest:
-        if not path.is_dir() and not (stage / path.name).exists():
-            with reading(ConvertError):
-                copy_file(path, stage / path.name, within=plain)
+    hf_tokenizer.copy(plain, stage, _BESIDE)
+    known = (*_BESIDE, "config.json")
+    names = {path.name for path in plain.iterdir() if not path.name.endswith(_WEIGHTS)}
+    left = sorted(map(shown, names.difference(known)))
+    return (f"not copied, as no class of transformers needs it: {', '.join(left)}",) if left else ()
 
 
 def _config(source: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mqo.errors import RunError
+from mqo.errors import MqoError, RunError
 from mqo.launch.checkpoints import checkpoint, newest
 from mqo.launch.command import flag_values, read_flags
 from mqo.launch.config import Experiment, RunConfig
@@ -117,7 +117,7 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
             run=folder.root.resolve(),
             settings=_settings(config),
         )
-        with suppress(OSError):  # without the record the command validates again
+        with suppress(OSError, MqoError):  # without the record the command validates again
             replace_text(saved / FILE, record.model_dump_json(indent=1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,16 +167,17 @@ def _own_ids(folder: Path) -> dict[str, Id]:
     return found
 
 
-def copy(tokenizer: Path, stage: Path) -> None:
-    """Copy a tokenizer's files into `stage`; references to code are left out."""
+def copy(tokenizer: Path, stage: Path, names: Collection[str] = FILES) -> None:
+    """Copy the files of these names into `stage`; references to code are left out."""
     with reading(ConvertError):
-        for path in (tokenizer / name for name in FILES):
+        for path in (tokenizer / name for name in names):
             if os.path.lexists(path):
                 copy_file(path, stage / path.name, within=tokenizer, limit=Limit.TOKENIZER)
-    config = _optional(tokenizer, CONFIG)
-    if CODE in config:
-        del config[CODE]
-        write_json(stage / CONFIG, config)
+    for name in {CONFIG, GENERATION}.intersection(names):
+        config = _optional(stage, name)
+        if CODE in config:
+            del config[CODE]
+            write_json(stage / name, config)
 
 
 def _optional(folder: Path | None, name: str) -> dict[str, Any]:

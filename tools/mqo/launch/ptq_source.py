@@ -17,7 +17,7 @@ from typing import Any
 
 from mqo.errors import ConvertError
 from mqo.launch import convert
-from mqo.launch.checkpoints import TRACKER
+from mqo.launch.checkpoints import require_tracker
 from mqo.launch.flags import DTYPES
 from mqo.launch.hf_config import config_of, context_of, dtype_of_args, shape_of_args
 from mqo.launch.hf_source import is_hf_folder
@@ -63,11 +63,8 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
     if is_hf_folder(load):
         checkpoint = out / "converted"
         convert.hf_to_megatron(tree, load, checkpoint)
-    if not (checkpoint / TRACKER).is_file():
-        raise ConvertError(
-            f"There is no {TRACKER} and no config.json in {load}",
-            expected="Megatron's checkpoints, a run, or a Hugging Face folder",
-        )
+    expected = "Megatron's checkpoints, a run, or a Hugging Face folder with a config.json"
+    require_tracker(checkpoint, ConvertError, expected)
     return checkpoint
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import missing
-from mqo.launch.evaluation import EVALUATE, How, Place, each, heading, run
+from mqo.launch.evaluation import EVALUATE, How, Place, each, heading, run, tokenizer_words
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
@@ -79,7 +79,7 @@ def options(
         )
     words = [word for name in asked for word in ("--task", name)]
     words += ["--tasks-folder", str(folder.resolve())] if folder else []
-    words += ["--tokenizer", str(tokenizer.resolve())] if tokenizer else []
+    words += tokenizer_words(tokenizer)
     words += ["--limit", str(limit)] if limit else []
     words += ["--num-fewshot", str(shots)] if shots is not None else []
     return [*words, *text]

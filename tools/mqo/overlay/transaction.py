@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mqo.errors import OverlayError
+from mqo.errors import OverlayError, full_disk_of
 from mqo.output import target_of
 from mqo.overlay import journal as notes
 from mqo.overlay import writable
@@ -84,25 +84,35 @@ def commit(
 ) -> None:
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 
-    `command` is for whoever has to recover it. The caller holds the tree's lock. OverlayError, and
-    no change, when a file must not be written, or the disk is full.
+    `command` is named when the change is recovered. The caller holds the tree's lock. DiskFullError
+    or OverlayError, and no change, if the disk is full or a file must not be written.
     """
     store = root / STORE
-    try:
-        check(root, changes, records)
-        journal = _stage(root, changes, records, command)
-        step("journal")
-        (store / INCOMING / JOURNAL).replace(store / JOURNAL)
-        _sync(store)
-    except OSError as error:
-        (store / JOURNAL).unlink(missing_ok=True)
-        shutil.rmtree(store / INCOMING, ignore_errors=True)
-        raise OverlayError(
-            f"{root} could not be written ({_reason(error)})",
-            expected="a writable tree with room for a second copy of the changed files",
-            help="Nothing was changed; make room, then repeat the command",
-        ) from error
+    expected = "a writable tree with room for a second copy of the changed files"
+    with typed_errors(root, expected, "Nothing was changed; correct that, then repeat the command"):
+        try:
+            check(root, changes, records)
+            journal = _stage(root, changes, records, command)
+            step("journal")
+            (store / INCOMING / JOURNAL).replace(store / JOURNAL)
+            _sync(store)
+        except OSError:
+            (store / JOURNAL).unlink(missing_ok=True)
+            shutil.rmtree(store / INCOMING, ignore_errors=True)
+            raise
     _finish(root, journal)
+
+
+@contextmanager
+def typed_errors(place: Path, expected: str, help: str) -> Iterator[None]:
+    """Raise DiskFullError or OverlayError for an error of the system in writing at `place`."""
+    try:
+        with full_disk_of(place):
+            yield
+    except OSError as error:
+        raise OverlayError(
+            f"{place} could not be written ({_reason(error)})", expected=expected, help=help
+        ) from error
 
 
 @contextmanager
@@ -110,7 +120,8 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `target` when all went well and is removed when not.
 
     The caller holds the lock of the tree at `root`. Where that may not be written no note is made,
-    and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written.
+    and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written,
+    DiskFullError when its disk or that of the tree is full.
     """
     target = target_of(target)
     if target.exists():
@@ -118,13 +129,12 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     incoming, note = root / STORE / INCOMING, notes.start_building(target.resolve())
     target, folder = note.target, note.folder
     is_noted = os.access(incoming.parent, os.W_OK)
-    try:
+    expected = "a folder that may be made, with room for the files"
+    with typed_errors(target, expected, "Nothing was left behind"):
         try:
             if is_noted:
-                _open_incoming(root, command)
-                write_synced(incoming / BUILDING, notes.as_json(note))
-                _sync(incoming)
-                _sync(incoming.parent)
+                with full_disk_of(root):
+                    _note_building(incoming, command, note)
             step("building")
             folder.mkdir(parents=True)
             yield folder
@@ -140,12 +150,13 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
             _settle_building(note)
             if is_noted:
                 _clear(incoming)
-    except OSError as error:
-        raise OverlayError(
-            f"{target} could not be written ({_reason(error)})",
-            expected="a folder that may be made, with room for the files",
-            help="Nothing was left behind",
-        ) from error
+
+
+def _note_building(incoming: Path, command: str, note: Building) -> None:
+    _open_incoming(incoming.parent.parent, command)
+    write_synced(incoming / BUILDING, notes.as_json(note))
+    _sync(incoming)
+    _sync(incoming.parent)
 
 
 def recover(root: Path) -> Recovered | None:

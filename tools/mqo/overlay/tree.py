@@ -256,18 +256,17 @@ class Tree:
 
         lock = FileLock(self.store / LOCK)
         writable.check_store(self.root)
-        try:
-            self.store.mkdir(exist_ok=True)
-            self._wait(functools.partial(lock.acquire, timeout=0))
-            (self.store / IGNORE).write_text("*\n")
-            (self.store / HOLDER).write_text(f"process {os.getpid()} (mqo {command})")
-        except OSError as error:
-            lock.release()
-            raise OverlayError(
-                f"{self.store} cannot be written ({error.strerror or error})",
-                expected="a tree that may be written",
-                help="Nothing was changed",
-            ) from error
+        with transaction.typed_errors(
+            self.store, "a tree that may be written", "Nothing was changed"
+        ):
+            try:
+                self.store.mkdir(exist_ok=True)
+                self._wait(functools.partial(lock.acquire, timeout=0))
+                (self.store / IGNORE).write_text("*\n")
+                (self.store / HOLDER).write_text(f"process {os.getpid()} (mqo {command})")
+            except OSError:
+                lock.release()
+                raise
         try:
             if recovered := transaction.recover(self.root):
                 _log.warning("%s", recovered)

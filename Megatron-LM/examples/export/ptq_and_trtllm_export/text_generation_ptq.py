@@ -248,7 +248,7 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
         from megatron.inference import export, ptq
-        from mqo.megatron.run.errors import reading
+        from mqo.megatron.run.errors import building_tokenizer, reading
         from mqo.megatron.run.foreign_tokenizer import check_tokenizer
         from transformers import AutoTokenizer
 
@@ -260,7 +260,8 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
     export.check(target, name, args.decoder, "--multi-latent-attention" in source.flags)
     with reading(PtqError):
         check_tokenizer(Path(source.tokenizer))
-    tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False)
+    with building_tokenizer(source.tokenizer, PtqError):
+        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False)
     if wanted:
         batches = calibration(args, source, tokenizer)
         ptq.check_not_quantized(source.checkpoint)

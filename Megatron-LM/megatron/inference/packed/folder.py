@@ -5,6 +5,7 @@ A file at a time: memory is that of the largest one, which transformers writes w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..hf_folder import StoredTensor, stored_tensors
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 
+_LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
 _WHOLE = 4  # elements that fill bytes, in formats of 4 and 6 bits, too
 Weights = Mapping[str, StoredTensor]
 Found = Iterable[Projection]
@@ -90,6 +92,20 @@ def _head_size(model: Mapping[str, Any]) -> int:
     return head
 
 
+def _check_layers(model: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise PtqError if the weights lack a layer that config.json counts, or it does not count."""
+    count = model.get("num_hidden_layers")
+    found = {int(layer[1]) for layer in map(_LAYER.search, names) if layer}
+    if not found or count is None:
+        return
+    if type(count) is not int or count < 1 or sum(layer < count for layer in found) != count:
+        raise PtqError(
+            f"config.json says num_hidden_layers = {count!r:.40}, and the weights have "
+            f"{len(found)} layers",
+            "weights of each layer",
+        )
+
+
 def write(
     source: Path,
     target: Path,
@@ -110,7 +126,9 @@ def write(
     """
     check_folder(source)
     facts = read_object(source / CONFIG)
+    facts.pop("auto_map", None)  # it names code, which is not copied
     weights = stored_tensors(source)
+    _check_layers(facts, weights)
     found = projections({name: one.shape for name, one in weights.items()}).values()
     if config is not None:
         specs = as_trained(found, config, facts)

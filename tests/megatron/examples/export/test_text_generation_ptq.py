@@ -148,7 +148,7 @@ def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, w
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     code, _, err = run("--load", tmp_path, "--save", tmp_path / "new", "--export-quant-cfg", "fp8")
     assert code == 2
-    assert f"no config.json in {tmp_path}" in err and "Traceback" not in err
+    assert f"no checkpoint in {tmp_path}" in err and "Traceback" not in err
 
 
 def test_a_target_appears_whole_or_not_at_all(program, vendored, tmp_path):

@@ -1,5 +1,6 @@
 """A trial in a child: what ends well, and each way not to."""
 
+import mmap
 import os
 import resource
 import signal
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import torch.distributed.checkpoint
 from mqo.megatron.run import isolated
 from mqo.megatron.run.isolated import Limits, try_first
 from mqo.megatron.run.untrusted import UntrustedFileError, read_json
@@ -36,6 +39,29 @@ def fill_and_hide():
         raise ValueError("damaged") from error
 
 
+def fill_a_tensor():
+    return torch.empty(10**11)
+
+
+def fill_in_a_rank():
+    try:
+        fill_a_tensor()
+    except RuntimeError as error:
+        failed = torch.distributed.checkpoint.CheckpointException("load", {0: (error, None)})
+    raise failed
+
+
+def map_much():
+    return mmap.mmap(-1, 10**12)
+
+
+def mention(text):
+    def work():
+        raise ValueError(text)
+
+    return work
+
+
 def recurse():
     return recurse()
 
@@ -48,7 +74,13 @@ def kill(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("work", [lambda: bytearray(1 << 20), fail])
+@pytest.mark.parametrize(
+    "work",
+    [
+        *(lambda: bytearray(1 << 20), fail),
+        *(mention("no key allocate_gradients"), mention("the memory of layer 3 is damaged")),
+    ],
+)
 def test_work_that_ends_is_no_problem_whatever_it_raises(work):
     assert problem(work, PATH, SMALL) is None
 
@@ -58,6 +90,9 @@ def test_work_that_ends_is_no_problem_whatever_it_raises(work):
     [
         (fill, "too much memory"),
         (fill_and_hide, "too much memory"),
+        (fill_a_tensor, "too much memory"),
+        (fill_in_a_rank, "too much memory"),
+        (map_much, "too much memory"),
         (recurse, "nested"),
         (kill(signal.SIGSEGV), "SIGSEGV"),
         (kill(signal.SIGKILL), "SIGKILL"),

@@ -14,6 +14,7 @@ from mqo.megatron.run.saved_args import (
     model_arguments,
     refuse_unknown,
     upstream_parser,
+    with_names_of_this_release,
 )
 from mqo.megatron.run.unpickle import CheckpointError
 
@@ -275,6 +276,16 @@ def test_a_name_may_be_no_text(name):
     for value in (10**5000, NESTED):
         with pytest.raises(CheckpointError):
             model_arguments(SIZES | {name: value, "of_another_release": value}, "CHECKPOINT")
+
+
+def test_the_epsilon_of_an_older_release_is_taken_under_its_new_name():
+    saved = SIZES | {"norm_epsilon": 1e-6}
+    found = with_names_of_this_release(saved)
+    assert "norm_epsilon" in saved and "norm_epsilon" not in found
+    assert model_arguments(found, "CHECKPOINT")["layernorm_epsilon"] == 1e-6
+    both = with_names_of_this_release(saved | {"layernorm_epsilon": 1e-5})
+    with pytest.raises(CheckpointError, match="norm_epsilon = 1e-06"):
+        model_arguments(both, "CHECKPOINT")
 
 
 def test_a_known_argument_cannot_be_ignored():

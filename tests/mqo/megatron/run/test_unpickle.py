@@ -6,9 +6,11 @@ import json
 import os
 import pickle
 import random
+import resource
 import subprocess
 import tarfile
 import traceback
+import zipfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -180,8 +182,35 @@ def test_a_damaged_or_other_file_is_refused(tmp_path, content):
     assert ".metadata" in refused(tmp_path, content)
 
 
+@pytest.mark.parametrize("odd", [[1], {1: 2}, {metadata.MetadataIndex("a"): 3}])
+def test_records_of_places_that_are_other_values_are_refused(tmp_path, odd):
+    refused(tmp_path, pickle.dumps(metadata.Metadata({}, storage_data=odd)))
+
+
 def test_a_missing_file_is_not_refused(tmp_path):
     unpickle.check_metadata(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt"])
+def test_a_folder_is_tried_once_and_again_if_a_file_changes(
+    folder, marker, one_rank, monkeypatch, name
+):
+    tried, try_first = [], unpickle.try_first
+    monkeypatch.setattr(
+        unpickle, "try_first", lambda work, *rest: tried.append(work) or try_first(work, *rest)
+    )
+    made = folder()
+    torch.save({"args": Namespace(iteration=2)}, made / "common.pt")
+    resume(made)
+    resume(made)
+    assert len(tried) == 2
+    status = (made / name).stat()
+    content = pickle.dumps(Command(marker)).ljust(status.st_size, b".")
+    (made / name).write_bytes(content[: status.st_size])
+    os.utime(made / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(CheckpointError):
+        common_state(made)
+    assert len(tried) > 2 and not marker.exists()
 
 
 # -- entries that are no tensors ---------------------------------------------------------------
@@ -215,6 +244,14 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
         else:
             checkpointing.load_modelopt_state(made.parent)
     assert not marker.exists()
+
+
+def test_arguments_have_the_names_of_this_release(folder, one_rank):
+    from megatron.inference import checkpointing, load_model
+
+    made = folder(args=Namespace(norm_epsilon=1e-6))
+    assert vars(load_model.read_args(made)) == {"layernorm_epsilon": 1e-6}
+    assert checkpointing.read_arguments(made.parent) == {"layernorm_epsilon": 1e-6}
 
 
 def test_a_common_file_that_names_a_command_is_refused_and_runs_nothing(folder, marker, one_rank):
@@ -372,6 +409,65 @@ def test_no_tensor_of_a_shard_makes_torch_advise_to_load_it(folder, marker, tmp_
     assert not marker.exists()
 
 
+def archive(content, compression=zipfile.ZIP_STORED, *, pickled=None):
+    """What torch.save writes of `content`, packed again, with another pickle in it."""
+    saved, packed = io.BytesIO(), io.BytesIO()
+    torch.save(content, saved)
+    with zipfile.ZipFile(saved) as read, zipfile.ZipFile(packed, "w", compression) as written:
+        for name in read.namelist():
+            other = pickled if name.endswith("/data.pkl") else None
+            written.writestr(name, other or read.read(name))
+    return packed.getvalue()
+
+
+def old_form():
+    file = io.BytesIO()
+    torch.save(STATE["weight"], file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+HEX = b"".join([b"c_codecs\nencode\n("] * 40 + [b"X\x01\0\0\0a"] + [b"X\x03\0\0\0hextR"] * 40)
+SHARDS = {  # entry, changes of its place, words of the refusal
+    "a bomb": (lambda: archive(torch.zeros(1 << 24), zipfile.ZIP_DEFLATED), {}, "expands to"),
+    "an older form": (old_form, {}, "not an archive"),
+    "no archive": (lambda: b"x" * 1000, {}, "not an archive"),
+    "a cut shard": (lambda: archive(STATE["weight"]), {"length": 10**9}, "are expected"),
+    "a negative place": (lambda: archive(STATE["weight"]), {"offset": -1}, "an entry at"),
+    "another form": (
+        *(lambda: archive(STATE["weight"]), {"transform_descriptors": ["stream.zstd"]}),
+        "an entry in the form",
+    ),
+    "bytes of a length": (lambda: archive(Call(bytearray, 10**9)), {}, "is damaged"),
+    "a long pickle": (
+        lambda: archive(STATE["weight"], pickled=pickle.dumps("x" * 70_000, 2)),
+        *({}, "describes a tensor in 70,"),
+    ),
+    "bytes that grow": (lambda: archive(1, pickled=b"\x80\x02" + HEX + b"."), {}, "is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_an_entry_takes_no_more_memory_than_its_shard_has_bytes(folder, kind):
+    made = folder()
+    known = read(made)
+    make, changes, words = SHARDS[kind]
+    (made / "payload").write_bytes(make())
+    at = next(index for index in known.storage_data if index.fqn == "weight")
+    place = {"relative_path": "payload", "offset": 0, "length": len(make())} | changes
+    known.storage_data[at] = dataclasses.replace(known.storage_data[at], **place)
+    (made / ".metadata").write_bytes(pickle.dumps(known))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=words), unpickle.typed_errors():
+        load(made)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 19)  # KiB
+
+
+def test_bytes_as_pickle_writes_them_are_loaded(tmp_path):
+    content = {"a": b"\0\xff" * 9, "b": bytearray(b"12"), "c": bytearray()}
+    torch.save(content, tmp_path / "file")
+    assert torch.load(tmp_path / "file", weights_only=True) == content
+
+
 @pytest.mark.parametrize("wrap", [ValueError, RuntimeError, None])
 def test_a_refusal_that_another_error_wraps_is_explained(wrap):
     try:
@@ -416,6 +512,6 @@ def test_a_metadata_file_names_only_files_of_its_folder(folder, name):
 @pytest.mark.parametrize("load", [common_state, resume])
 def test_a_pickle_that_asks_for_a_terabyte_is_refused(folder, one_rank, load):
     made = folder()
-    write(made, Namespace(x=Call(bytearray, 10**11)))
+    write(made, Namespace(x=Call(torch.UntypedStorage, 10**13)))
     with pytest.raises(CheckpointError, match="memory"):
         load(made)

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mqo.errors import EditedError, OverlayError, UnknownNameError
+from mqo.errors import DiskFullError, EditedError, OverlayError, UnknownNameError
 from mqo.overlay import literals, records, transaction
 from mqo.overlay import tree as tree_module
 from mqo.overlay.apply import apply
@@ -383,7 +383,7 @@ def test_a_full_disk_changes_nothing(root, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OverlayError, match="No space left on device"):
+    with pytest.raises(DiskFullError, match=r"The disk of .* is full"):
         modifier.modify(root, ALL)
     assert everything(root) == before
 

@@ -50,6 +50,25 @@ def reading(kind: type[InferenceError] = SavedError) -> Iterator[None]:
         raise kind(refused.found, refused.expected) from refused
 
 
+@contextmanager
+def building_tokenizer(
+    where: object, kind: type[InferenceError] = SavedError, help: str = ""
+) -> Iterator[None]:
+    """Raise `kind` for whatever a library raises of the files of a tokenizer."""
+    try:
+        yield
+    except Exception as error:
+        found = f"{where} is no tokenizer: {words_of(error)}"
+        raise kind(found, "a tokenizer's folder", help) from None  # it may advise to run code
+
+
+def words_of(error: Exception) -> str:
+    """Return what an error of transformers says, in one line, without advice to run code."""
+    if "trust_remote_code" in str(error):
+        return "it names code of its own, which is not run"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
+
+
 def leave(error: Exception) -> NoReturn:
     """Exit with the error's text, and write it to the file that MQO_FAILURE names."""
     if place := os.environ.get("MQO_FAILURE"):

@@ -8,8 +8,10 @@ A fork of a process that has initialized CUDA is not safe: there `try_first` tri
 only the standard library.
 """
 
+import errno
 import faulthandler
 import os
+import re
 import resource
 import select
 import signal
@@ -28,6 +30,7 @@ _ENDED, _MEMORY, _NESTED, _REFUSED, _PANIC = "ended", "memory", "nested", "refus
 _LONGEST = 4000  # bytes of an answer; a pipe takes it at once
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_NO_MEMORY = re.compile("an(?:no|')t allocate memory|not enough memory|std::bad_alloc")
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,22 @@ def _restrict(memory: int, seconds: float) -> None:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it follows from, is that memory was refused."""
-    while error is not None:
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or "memory" in text or "alloc" in text:
+    """Return whether an error, or one that it follows from or collects, is that memory was refused.
+
+    torch's is a RuntimeError, known by its words; its CheckpointException collects `failures`.
+    """
+    left, seen = [error], set()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM:
             return True
-        error = error.__cause__ or error.__context__
+        if isinstance(one, RuntimeError) and _NO_MEMORY.search(str(one)):
+            return True
+        left += [one.__cause__, one.__context__]
+        left += [part[0] for part in getattr(one, "failures", {}).values()]
     return False
 
 

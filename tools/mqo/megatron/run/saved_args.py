@@ -21,6 +21,8 @@ _LONGEST_TEXT, _LONGEST_LIST = 1 << 20, 1 << 16
 _LARGEST_INT, _LARGEST_FLOAT = (1 << 31) - 1, 1e12
 _HETEROGENEOUS = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 _HELP = "Give another checkpoint"
+# {name in older releases: name of the same value in this one}
+_RENAMED = {"norm_epsilon": "layernorm_epsilon"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ def check_kinds(saved: Mapping[str, Any], where: object) -> None:
             raise _refused(where, name, value, kinds[name].words)
         if name in table.files and isinstance(value, str) and not _is_readable(value):
             raise _refused(where, name, value, "a file or a folder")
+
+
+def with_names_of_this_release(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's arguments with the names that this release has for older ones.
+
+    An older name stays, and is refused as unknown, if the checkpoint has both.
+    """
+    known, found = upstream_parser().keys(), dict(saved)
+    for older, name in _RENAMED.items():
+        if older in found and older not in known and name in known and name not in found:
+            found[name] = found.pop(older)
+    return found
 
 
 def checked_arguments(saved: Namespace) -> Namespace:

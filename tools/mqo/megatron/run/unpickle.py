@@ -7,11 +7,12 @@ and, for its own state, ModelOpt).
 """
 
 import enum
+import functools
 import io
 import os
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from mqo.megatron.run.isolated import limits_of, try_first
+from mqo.megatron.run.shards import bound_constructors, entry_fault, mark_tensors
 from mqo.megatron.run.untrusted import (
     Limit,
     NoFileError,
@@ -40,6 +42,7 @@ NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 # What torch's messages contain that advise to load without the restriction, or to widen it.
 _ADVICE = re.compile(r"weights_only|safe_globals|skip_data", re.IGNORECASE)
 _load_bytes = DefaultLoadPlanner.load_bytes
+_slice_file = filesystem.FileSystemReader._slice_file
 
 # What torch and Megatron write there.
 _KNOWN = {
@@ -103,6 +106,8 @@ def protect() -> None:
     os.environ[WEIGHTS_ONLY] = "1"
     filesystem.pickle = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
     DefaultLoadPlanner.load_bytes = _load_checked_bytes
+    filesystem.FileSystemReader._slice_file = _checked_slice
+    bound_constructors()
 
 
 @contextmanager
@@ -165,12 +170,48 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
         raise _refusal(entry, _wanted(error)) from None
 
 
+def _checked_slice(reader: Any, file: BinaryIO, info: Any) -> Any:
+    """Return the part of a shard that is an entry, for torch.load."""
+    if found := entry_fault(file, info):
+        raise _refusal(file.name, found)
+    return _slice_file(reader, file, info)
+
+
 def _wanted(error: BaseException) -> str:
     """Return a clause on what a restricted load refused."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
 
 
+def once_per_content(check: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Skip a check of a folder that passed it in this process and has not changed since.
+
+    The finding, the arguments and the weights of a checkpoint each ask for the same checks.
+    """
+    passed: dict[Path, tuple[object, ...]] = {}
+
+    @functools.wraps(check)
+    def checked(checkpoint: Path) -> None:
+        before = _state_of(checkpoint)
+        if before is None or passed.get(checkpoint) != before:
+            check(checkpoint)
+        if before is not None:
+            passed[checkpoint] = before
+
+    return checked
+
+
+def _state_of(folder: Path) -> tuple[object, ...] | None:
+    """Return name, size and times of each file of a folder, links followed; None if they cannot."""
+    try:
+        entries = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
+    except (OSError, UnicodeError):
+        return None
+    rows = ((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in entries)
+    return tuple(sorted(rows))
+
+
+@once_per_content
 def check_metadata(checkpoint: Path) -> None:
     """Read the `.metadata` of a checkpoint's folder, if there is one.
 
@@ -195,6 +236,7 @@ def check_metadata(checkpoint: Path) -> None:
         raise _refusal(error.path, error.clause) from error
 
 
+@once_per_content
 def check_common_state(checkpoint: Path) -> None:
     """Load what is no tensor of an iteration's folder, in a child with limits.
 
@@ -226,6 +268,10 @@ def read_metadata(file: BinaryIO) -> Metadata:
     found = check_pickle(Reader(io.BytesIO(file.read())), path)
     if not isinstance(found, Metadata):
         raise _refusal(path, f"holds a {type(found).__name__}")
+    try:
+        mark_tensors(found)
+    except (AttributeError, TypeError) as error:  # a record of a record's place is another value
+        raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
     for place in (found.storage_data or {}).values():
         name = getattr(place, "relative_path", "")
         if Path(name).name != name or name == "..":
