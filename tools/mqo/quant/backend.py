@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
@@ -116,8 +117,19 @@ def implementations(device: str, load: Callable[[str], F | ImportError]) -> tupl
             raise RuntimeError(
                 f"{ENVIRONMENT_VARIABLE}={asked}, but that cannot be imported here: {chosen}"
             ) from chosen
+        _warn_of_reference(str(chosen))
         chosen = reference
     return (chosen, reference)
+
+
+@functools.cache
+def _warn_of_reference(why: str) -> None:
+    """Say once that the kernels are missing: their bits are the reference's, their speed is not."""
+    warnings.warn(
+        f"mqo.quant computes with its reference, in torch operations: {why}. The CPU kernels need "
+        "numba, those for GPUs need triton",
+        stacklevel=2,
+    )
 
 
 @functools.cache
