@@ -152,7 +152,7 @@ def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--fp8-recipe", "tensorwise"), "--fp8-quantizer-factory mqo.quant"),
+        (("--fp8-recipe", "tensorwise"), "--fp8-quantizer-factory mqo.megatron"),
         (("--first-last-layers-bf16",), "--first-last-layers-bf16"),
     ],
 )

@@ -43,9 +43,9 @@ def upstream(vendored):
 
 
 def test_the_check_sees_what_upstream_does_not_have():
-    assert used("import os\nfrom megatron import device\n") == {"mqo.megatron.device"}
+    assert used("import os\nfrom mqo.megatron import device\n") == {"mqo.megatron.device"}
     assert used("import mqo.megatron.run.modelopt, megatron.core\n") == {"mqo.megatron.run"}
-    assert used("from megatron.device_of_theirs import x\n") == set()
+    assert used("from mqo.megatron.device_of_theirs import x\n") == set()
     assert len(OURS) > 3
 
 

@@ -6,7 +6,7 @@ from mqo.launch.ptq_source import find_checkpoint, find_tokenizer
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ConvertError, match=r"no config\.json in"):
+    with pytest.raises(ConvertError, match=r"no checkpoint in"):
         find_checkpoint(tmp_path, tmp_path, tmp_path)
 
 

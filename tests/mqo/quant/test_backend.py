@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from types import ModuleType
 
 import pytest
@@ -26,6 +27,7 @@ def normal(*shape, dtype=torch.float32, seed=0):
 def no_choice(monkeypatch):
     monkeypatch.delenv(backend.ENVIRONMENT_VARIABLE, raising=False)
     backend._load.cache_clear()
+    backend._warn_of_reference.cache_clear()
     yield
     backend._load.cache_clear()
 
@@ -156,10 +158,13 @@ def test_what_it_does_not_support_the_reference_does(implementation):
     assert fake_quantize(x, MXFP8).equal(reference.qdq(x, MXFP8))
 
 
-def test_one_that_cannot_be_imported_is_passed_over(missing):
+def test_the_reference_is_used_where_the_kernels_are_missing_and_said_once(missing):
     missing("cpu")
     x = normal(4, 32)
-    assert fake_quantize(x, MXFP8).equal(reference.qdq(x, MXFP8))
+    with pytest.warns(UserWarning, match="with its reference"):
+        assert fake_quantize(x, MXFP8).equal(reference.qdq(x, MXFP8))
+    with warnings.catch_warnings(action="error"):
+        fake_quantize(x, MXFP8)
 
 
 @pytest.mark.parametrize("name", ["cpu", "triton"])
