@@ -198,7 +198,7 @@ PROGRAMS_OF_A_TREE = [
     f"tools/{name}.py"
     for name in (
         *("check_run", "coverage", "evaluate", "generate", "convert", "pack", "tensor_stats"),
-        "simulate",
+        *("preprocess_data", "simulate"),
     )
 ]
 # The sites that the tree in miniature lacks.
