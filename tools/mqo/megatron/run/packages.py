@@ -23,13 +23,15 @@ def loaded_packages() -> dict[str, str]:
 
     That is a Python module, or a shared library that one of them brought along: the wheels of CUDA
     libraries have no module. A distribution that lists no files counts if its module is loaded.
+    mqo itself does not count: the source of a run has a copy, which is imported instead.
     """
     files = _loaded_files()
     modules = {name.partition(".")[0] for name in sys.modules}
     found = {}
     for one in distributions():
         listed = set(_listed_files(one))
-        if listed & files if listed else set(_module_names(one)) & modules:
+        loaded = listed & files if listed else set(_module_names(one)) & modules
+        if loaded and one.metadata["Name"] != "mqo":
             found.setdefault(one.metadata["Name"], one.version)  # the first on the path is imported
     return dict(sorted(found.items()))
 
