@@ -15,7 +15,7 @@ import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mqo.cli import app
-from mqo.launch.cli import parser
+from mqo.launch.arguments import parser
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - runs under any python3
 from mqo import process
 
 with process.command():
-    from mqo.overlay.quant_types.cli import main
+    from mqo.commands.quant_type_modifier import main
 
     try:
         code = main()

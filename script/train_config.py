@@ -12,6 +12,6 @@ bootstrap.reexec()
 from mqo import process  # noqa: E402
 
 with process.command():
-    from mqo.launch.cli import main
+    from mqo.commands.train_config import main
 
     main()

@@ -371,7 +371,8 @@ class Twin:
 NODE = """
 import json, sys
 from pathlib import Path
-from mqo.launch import cli, run
+from mqo.launch import run
+from mqo.terminal import guarded
 from mqo.launch.config import Cluster, resolve
 from mqo.project import Project
 
@@ -381,7 +382,7 @@ cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(fl
                cluster=where, checkpoint=Path(checkpoint))
 project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
 run.coverage.record = lambda *args: None
-cli.guarded(lambda: run.run(project(Project.here().root), cell))
+guarded(lambda: run.run(project(Project.here().root), cell))
 """
 
 

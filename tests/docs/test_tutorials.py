@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 from mqo import cli
+from mqo.commands.quant_type_modifier import options_of as options_of_modifier
 from mqo.errors import MqoError
-from mqo.launch.cli import parser, split_flags
-from mqo.overlay.quant_types.cli import options_of as options_of_modifier
+from mqo.launch.arguments import parser, split_flags
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]

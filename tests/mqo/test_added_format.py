@@ -31,7 +31,7 @@ light = "{LIGHT}"
 dark = "{DARK}"
 """
 FORMATS = tuple(formats.FORMATS)
-TRAIN = "from mqo.launch.cli import main; main()"
+TRAIN = "from mqo.commands.train_config import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,16 @@ def test_a_snapshot_without_an_entry(mqo, patched, tmp_path):
     assert (tmp_path / "shot" / gadget).read_bytes() == FILES[gadget]
 
 
+def test_a_command_is_in_the_file_of_its_name():
+    folder = Project.here().root / "tools/mqo/commands"
+    files = {file.stem for file in folder.glob("[!_]*.py")}
+    found = typer.main.get_command(cli.app).commands
+    for name, command in found.items():
+        for one in getattr(command, "commands", {"": command}).values():
+            assert one.callback.__module__ == f"mqo.commands.{name}"
+    assert files == {*found, "options", "train_config", "quant_type_modifier"}
+
+
 # -- what is refused ---------------------------------------------------------------------------
 
 

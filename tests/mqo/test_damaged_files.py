@@ -8,12 +8,12 @@ import sys
 from dataclasses import asdict
 
 import pytest
+from mqo.commands import sweep as sweeps
 from mqo.errors import ConvertError
 from mqo.launch import bytecode, convert, evaluation, export, machine
 from mqo.perf.comparability import RECORD, read
 from mqo.project import Project
 from mqo.simulate import command as simulation
-from mqo.sweep import cli as sweeps
 from mqo.sweep import local
 from mqo.track import content, session
 

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 import pytest
 import typer
 from mqo import cli, process
+from mqo.commands import quant_type_modifier as modifier
+from mqo.commands import train_config as launcher
 from mqo.data import preprocess
-from mqo.launch import cli as launcher
+from mqo.launch import arguments
 from mqo.matrix import tables
 from mqo.overlay.apply import apply
-from mqo.overlay.quant_types import cli as modifier
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.sweep import local, slurm
@@ -161,8 +162,11 @@ def commands():
     click, known = typer.main.get_command(cli.app), {}
     for names, options in _options_of(click):
         known[("mqo", *names)] = cli.main, options
-    for name, (entry, parser) in PROGRAMS.items():
-        known[(name,)] = entry, [word for one in parser()._actions for word in one.option_strings]
+    for name, (entry, options_of) in PROGRAMS.items():
+        known[(name,)] = (
+            entry,
+            [word for one in options_of()._actions for word in one.option_strings],
+        )
     lines = [line.partition(":") for line in SOUND.strip().splitlines()]
     found = [(tuple(name.split()), shlex.split(rest)) for name, _, rest in lines]
     assert {name for name, _ in found} == known.keys()
@@ -181,10 +185,10 @@ def _options_of(group, names=()):
 
 
 PROGRAMS = {
-    "train_config.py": (launcher.main, launcher.parser),
+    "train_config.py": (launcher.main, arguments.parser),
     "flash_attention_config.py": (
         lambda: launcher.main(front_end=True),
-        lambda: launcher.parser(front_end=True),
+        lambda: arguments.parser(front_end=True),
     ),
     "quant_type_modifier.py": (lambda: sys.exit(modifier.main()), modifier.parser),
     "preprocess_data.py": (preprocess.main, preprocess.parser),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 from mqo import cli
+from mqo.commands import train_config as launcher
 from mqo.errors import DiskFullError, OutputError
-from mqo.launch import cli as launcher
 from mqo.output import folder_of, new_file, target_of
 from mqo.project import Project
 

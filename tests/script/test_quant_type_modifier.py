@@ -41,7 +41,8 @@ def root(tmp_path):
 def project(tmp_path):
     """A checkout whose .venv is a program that starts this very Python, with what it has."""
     here, there = Project.here().root, tmp_path / "project"
-    for folder in ("tools/mqo/overlay", "tools/mqo/quant", "tools/mqo/megatron", "script"):
+    parts = ("commands", "overlay", "quant", "megatron")
+    for folder in (*(f"tools/mqo/{part}" for part in parts), "script"):
         shutil.copytree(here / folder, there / folder)
     modules = ("__init__", "errors", "output", "process", "project", "untrusted")
     for name in modules:
@@ -87,7 +88,7 @@ def test_check_and_a_dry_run_need_the_standard_library_alone(root):
 def test_check_imports_nothing_heavy(root):
     program = (
         "import sys\n"
-        "from mqo.overlay.quant_types.cli import main\n"
+        "from mqo.commands.quant_type_modifier import main\n"
         f"code = main(['--check', '--tree', {str(root)!r}])\n"
         f"sys.exit(code or ', '.join(m for m in {HEAVY!r} if m in sys.modules) or 0)\n"
     )

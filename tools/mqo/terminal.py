@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mqo import process
 from mqo.errors import FULL, DiskFullError, FileError, MqoError, is_full
@@ -19,19 +17,6 @@ from mqo.untrusted import UntrustedFileError
 
 SCHEMA = 1
 MARK = "mqo: "  # begins an error
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-
-TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
-FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")]
-GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
-# Ways to quantize, as mqo.launch.variants reads them.
-RecipesOption = Annotated[str, typer.Option(help="Recipes, or files of them, with commas between.")]
-AxisOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
-    ),
-]
 
 
 def guarded(command: Callable[[], Any], name: str = "mqo") -> None:

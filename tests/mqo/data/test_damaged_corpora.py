@@ -7,9 +7,9 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
+from mqo.commands import train_config as launcher
 from mqo.data import encode, preprocess
 from mqo.data.encode import TEKKEN_SPECIAL
-from mqo.launch import cli as launcher
 from mqo.launch import run as launch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mqo.data.pair_check import HEADER, MAGIC, document_count
-from mqo.launch import cli
+from mqo.launch import arguments
 from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.flags import Length, RunData, _split, architecture_flags, length, megatron_flags
 from mqo.launch.machine import imagined
@@ -216,7 +216,9 @@ def cell_of_script(name, training):
     script = Path(generate.__file__).parents[3] / "script" / name
     words = shlex.split(script.read_text().partition('train_config.py"')[2], comments=True)
     args = [word for word in words if word.strip() and word != "$@"]
-    return cli.config_from(cli.parser().parse_args([*args, "--training-config", training]), [])
+    return arguments.config_from(
+        arguments.parser().parse_args([*args, "--training-config", training]), []
+    )
 
 
 def on(cell, processes):
@@ -357,7 +359,7 @@ def test_apexs_kernel_adds_weight_gradients_whose_gemm_is_known_to_be_unquantize
 
 
 def test_no_fusions_leaves_all_of_them_out():
-    args = cli.parser().parse_intermixed_args(
+    args = arguments.parser().parse_intermixed_args(
         [
             "--model",
             "llama32-1b",
@@ -368,5 +370,5 @@ def test_no_fusions_leaves_all_of_them_out():
             "--no-fusions",
         ]
     )
-    found = megatron_flags(cli.config_from(args, [], ACCUMULATES), ACCUMULATES, *NOWHERE)
+    found = megatron_flags(arguments.config_from(args, [], ACCUMULATES), ACCUMULATES, *NOWHERE)
     assert {NO_ACCUMULATION, "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"} <= set(found)

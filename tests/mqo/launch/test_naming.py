@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import DataError, MqoError, UnknownNameError
-from mqo.launch import cli, naming
+from mqo.launch import arguments, naming
 from mqo.launch.config import resolve
 from mqo.launch.flags import RunData
 from mqo.launch.prepare import check_config
@@ -12,8 +12,8 @@ WORDS = ["--model", "llama32-1b", "--quantization", "bf16", "--training-config",
 
 
 def cell(*words):
-    own, extra = cli.split_flags([*WORDS, *words])
-    return cli.config_from(cli.parser().parse_intermixed_args(own), extra)
+    own, extra = arguments.split_flags([*WORDS, *words])
+    return arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
 
 
 def test_own_data_have_any_name():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from mqo.errors import MqoError, UnknownNameError
-from mqo.launch import cli
+from mqo.launch import arguments
 from mqo.launch.config import resolve
 from mqo.launch.options import OPTIONS, given, quant_toml, schedules
 from mqo.project import Project
@@ -52,7 +52,7 @@ def test_only_what_was_chosen_is_written():
 def test_each_option_goes_from_its_flag_into_its_table(name):
     option = OPTIONS[name]
     value = a_value_of(option)
-    args = cli.parser().parse_args(words_of(option, value))
+    args = arguments.parser().parse_args(words_of(option, value))
     assert given(args) == {name: value}
     written = tomllib.loads(
         resolve(
@@ -140,4 +140,4 @@ def test_an_unknown_value_is_refused(options, message):
 def test_a_value_that_is_none_is_refused_on_the_command_line():
     for words in (["--block", "48"], ["--dump", "-1"], ["--record-every", "x"]):
         with pytest.raises((MqoError, argparse.ArgumentError)):
-            cli.parser().parse_args(words)
+            arguments.parser().parse_args(words)

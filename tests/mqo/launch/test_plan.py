@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
-from mqo.launch import cli, plan
+from mqo.launch import arguments, plan, preview
 from mqo.launch.checkpoints import TRACKER
 from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, Placement, resolve
@@ -58,14 +58,14 @@ def of_script(name, *words):
     """The arguments of a committed script's own words and of `words`."""
     text = (SCRIPTS / name).read_text().partition('train_config.py"')[2]
     own = [word for word in shlex.split(text, comments=True) if word.strip() and word != "$@"]
-    return cli.parser().parse_intermixed_args([*own, *words])
+    return arguments.parser().parse_intermixed_args([*own, *words])
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
-    made = cli.config_from(of_script(name, "--nnodes", str(nodes)), [], H100)
-    printed = cli.describe(Project(tmp_path), made, H100)
+    made = arguments.config_from(of_script(name, "--nnodes", str(nodes)), [], H100)
+    printed = preview.describe(Project(tmp_path), made, H100)
     comments = [line for line in printed.splitlines() if line.startswith("#")]
     command, _ = from_shell(printed[printed.index("MQO_QUANT_CONFIG") :])
     assert command[command.index("--nproc-per-node") + 1] == "8"
@@ -511,7 +511,7 @@ def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, 
 
 def processes(*words, machine=H100):
     args = of_script(NAMES[0], *words)
-    return cli.config_from(args, [], machine).placement.cluster.nproc_per_node
+    return arguments.config_from(args, [], machine).placement.cluster.nproc_per_node
 
 
 def test_a_real_configuration_takes_all_gpus_and_a_small_one_takes_one():
@@ -523,11 +523,11 @@ def test_a_real_configuration_takes_all_gpus_and_a_small_one_takes_one():
 
 def test_a_device_is_for_dry_runs():
     with pytest.raises(MqoError, match="--dry-run"):
-        cli._machine(of_script(NAMES[0], "--device", "h100-80gb"))
-    made = cli._machine(of_script(NAMES[0], "--device", "h200", "--dry-run"))
+        arguments.machine_of(of_script(NAMES[0], "--device", "h100-80gb"))
+    made = arguments.machine_of(of_script(NAMES[0], "--device", "h200", "--dry-run"))
     assert (made.gpus, made.memory) == (8, DEVICES["h200"].memory)
 
 
 def test_an_unknown_device_lists_the_valid_ones():
     with pytest.raises(UnknownNameError, match=r"a100-40gb, a100-80gb, b200, h100-80gb, h200"):
-        cli._machine(of_script(NAMES[0], "--device", "h1000", "--dry-run"))
+        arguments.machine_of(of_script(NAMES[0], "--device", "h1000", "--dry-run"))

@@ -2,8 +2,8 @@
 
 import pytest
 from mqo import pip
+from mqo.commands import quant_type_modifier as modifier
 from mqo.errors import SetupError
-from mqo.overlay.quant_types import cli as modifier
 from mqo.overlay.tree import sha256
 
 from ..conftest import FILES, contents

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from mqo.errors import MqoError
-from mqo.launch import cli
+from mqo.launch import arguments
 from mqo.launch.machine import Machine
 from mqo.launch.variants import variants
 from mqo.perf import measure
@@ -108,8 +108,8 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         threads = words.pop(0) if planned.threads else ""
         assert threads == (f"OMP_NUM_THREADS={planned.threads}" if planned.threads else "")
         assert words[:2] == ["python3", "script/train_config.py"]
-        own, extra = cli.split_flags(words[2:])
-        cell = cli.config_from(cli.parser().parse_intermixed_args(own), extra)
+        own, extra = arguments.split_flags(words[2:])
+        cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
         assert cell == planned.config.with_experiment(training=cell.experiment.training)
 
 

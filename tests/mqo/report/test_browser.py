@@ -1,9 +1,9 @@
 """The page in a real browser: it draws, it answers a click, it fits a phone, it turns dark."""
 
 import pytest
-from mqo.report.cli import write
 from mqo.report.collect import collect
 from mqo.report.compare import compare
+from mqo.report.folder import write
 
 from .conftest import make_run
 

@@ -2,10 +2,10 @@
 
 import pytest
 from mqo.launch.libraries import LibraryQuantization
-from mqo.report.cli import summary
 from mqo.report.collect import collect
 from mqo.report.compare import compare
 from mqo.report.curves import of_runs
+from mqo.report.lines import summary
 from mqo.report.rows import quantized
 from mqo.runs import QUANTIZERS
 

@@ -11,10 +11,10 @@ import sys
 import pytest
 from mqo.errors import RunError, SetupError
 from mqo.report import page as program
-from mqo.report.cli import replaced
 from mqo.report.collect import collect
 from mqo.report.compare import compare
 from mqo.report.evidence import evidence
+from mqo.report.folder import replaced
 from mqo.report.page import MINUS, NOTHING, Diffs, number, page, shown, unseen
 from mqo.report.rows import Spread
 from mqo.report.series import DIFFERENCES

@@ -15,7 +15,6 @@ from mqo.overlay.apply import refuse_edits
 from mqo.overlay.diff import tree_diff
 from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.quant_types import modifier
-from mqo.overlay.quant_types.cli import OPTIONS
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
@@ -87,8 +86,8 @@ def types_of(tree: Tree) -> dict[str, str]:
             raise OverlayError(
                 f"The literal of {site} in {tree.root} is '{value}'",
                 expected=f"one of {', '.join(formats.QUANT_TYPES)}",
-                help=f"`{modifier.COMMAND} --tree {_quoted(tree)} --{OPTIONS[site]}-quant T` sets "
-                "it",
+                help=f"`{modifier.COMMAND} --tree {_quoted(tree)} "
+                f"--{modifier.OPTIONS[site]}-quant T` sets it",
             )
     return types
 
@@ -110,7 +109,7 @@ def _check_by_hand(tree: Tree, config: RunConfig) -> None:
     said, asked = said_by_hand(tree), config.quantization
     wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
     if wrong:
-        options = " ".join(f"--{OPTIONS[s]}-quant {t}" for s, t in wrong.items())
+        options = " ".join(f"--{modifier.OPTIONS[s]}-quant {t}" for s, t in wrong.items())
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
             f"the types of {asked.mode}; it says {_listed(said, wrong)}",

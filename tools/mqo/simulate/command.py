@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import MqoError
-from mqo.launch import cli
+from mqo.launch import arguments as command_line
 from mqo.launch.config import RunConfig
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
@@ -48,10 +48,12 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
     own = [*words, *asked.words]
     if strange := next(filter(_PROCESSES.match, own), None):
         raise MqoError(f"{strange} stands behind the script", expected="--nodes and --device")
-    args = cli.parser(of_attention).parse_intermixed_args([*own, "--nnodes", str(asked.nodes)])
-    args.nproc_per_node = args.nproc_per_node or cli.GPUS_PER_NODE
+    args = command_line.parser(of_attention).parse_intermixed_args(
+        [*own, "--nnodes", str(asked.nodes)]
+    )
+    args.nproc_per_node = args.nproc_per_node or command_line.GPUS_PER_NODE
     machine = imagined(asked.device, args.nproc_per_node)
-    config = cli.config_from(args, list(asked.megatrons), machine)
+    config = command_line.config_from(args, list(asked.megatrons), machine)
     _refuse(config)
     if config.placement.megatron:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)

@@ -1,6 +1,6 @@
 from mqo.overlay.series import Series
-from mqo.overlay.verify.cli import lines
 from mqo.overlay.verify.release import EntryResult, Verified
+from mqo.overlay.verify.table import lines
 from mqo.project import Project
 
 APPLIED = (EntryResult("sites", "applied", 2), EntryResult("wide_rule", "not needed"))

@@ -23,6 +23,8 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.project import Project
 
+# {site: what stands for it in the option --...-quant}.
+OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
 COMMAND = (
     "quant_type_modifier"
     if Project.here().is_installed

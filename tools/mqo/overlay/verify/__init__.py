@@ -1,5 +1,5 @@
 """`mqo verify`: tries the patch series on other upstream releases, in temporary trees.
 
 `release` tries one of them; `source` checks what the patches wrote, `forward` runs a small model,
-`cli` prints what came of it.
+`table` shows what came of it.
 """

@@ -1,7 +1,7 @@
 """Tries the patch series on a release: vendor, apply, compile, train one step, restore, compare.
 
 Everything happens in a temporary tree. The checks of the source are in `source`, the forward
-and backward pass in `forward`, the command and its table in `cli`.
+and backward pass in `forward`, its table in `table`.
 """
 
 from __future__ import annotations

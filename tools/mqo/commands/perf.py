@@ -5,7 +5,13 @@ from typing import Annotated
 
 import typer
 
-from mqo.terminal import AxisOption, FlagsArgument, GemmsOption, RecipesOption, TrainingOption
+from mqo.commands.options import (
+    AxisOption,
+    FlagsArgument,
+    GemmsOption,
+    RecipesOption,
+    TrainingOption,
+)
 
 NoScaling = Annotated[
     bool, typer.Option("--no-scaling", help="Do not compare one process with two.")

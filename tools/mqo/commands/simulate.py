@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from mqo.overlay.cli import TreeOption, settled
-from mqo.terminal import JsonOption, emit
+from mqo.commands.options import JsonOption, TreeOption, settled
+from mqo.terminal import emit
 
 ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -3,10 +3,11 @@ import os
 import shlex
 
 import pytest
-from mqo.overlay.quant_types import cli, modifier
+from mqo.commands import quant_type_modifier as cli
+from mqo.overlay.quant_types import modifier
 from mqo.project import Project
 
-from .lookalike import ATTENTION, LAYERS, attention, layers, read, write
+from ..overlay.quant_types.lookalike import ATTENTION, LAYERS, attention, layers, read, write
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import tomllib
 from contextlib import nullcontext
 
 import pytest
+from mqo.commands import train_config
 from mqo.errors import (
     DataError,
     EditedError,
@@ -17,7 +18,7 @@ from mqo.errors import (
     RunError,
     UnknownNameError,
 )
-from mqo.launch import cli, run
+from mqo.launch import arguments, preview, run
 from mqo.launch.checkpoint_lock import locked
 from mqo.launch.config import Cluster
 from mqo.launch.effects import NoEffectError
@@ -30,8 +31,8 @@ NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "F
 
 
 def cell(*words, names=NAMES, front_end=False):
-    own, extra = cli.split_flags([*names, "--training-config", "smoke", *words])
-    return cli.config_from(cli.parser(front_end).parse_intermixed_args(own), extra)
+    own, extra = arguments.split_flags([*names, "--training-config", "smoke", *words])
+    return arguments.config_from(arguments.parser(front_end).parse_intermixed_args(own), extra)
 
 
 def types(made):
@@ -81,9 +82,9 @@ def test_the_default_of_standard_removes_no_checkpoint_that_it_finds(there, kept
 
 
 def test_a_missing_name_says_how_to_see_them_all():
-    args = cli.parser().parse_args(["--model", "llama32-1b"])
+    args = arguments.parser().parse_args(["--model", "llama32-1b"])
     with pytest.raises(MqoError, match=r"--dataset is missing.*--list"):
-        cli.config_from(args, [])
+        arguments.config_from(args, [])
 
 
 def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
@@ -93,13 +94,13 @@ def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
 
 
 def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
-    monkeypatch.setattr(cli.sys, "argv", ["train_config.py", "--version"])
-    cli.main()
+    monkeypatch.setattr(train_config.sys, "argv", ["train_config.py", "--version"])
+    train_config.main()
     assert capsys.readouterr().out == f"{Project.here().version()}\n"
 
 
 def test_the_listing_names_everything():
-    text, _, rest = cli.listing().partition("recipes:\n")
+    text, _, rest = arguments.listing().partition("recipes:\n")
     assert "  mxfp4-backward\n" in rest
     text += rest.partition("training configs:\n")[2]
     names = ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "bf16", "FA_linear_T", "T", "smoke")
@@ -109,7 +110,7 @@ def test_the_listing_names_everything():
 
 @pytest.mark.parametrize("front_end", [False, True])
 def test_the_help_names_modes_by_pattern_and_each_type_once(front_end):
-    said = " ".join(cli.parser(front_end).format_help().split())
+    said = " ".join(arguments.parser(front_end).format_help().split())
     modes = "qk_T, pv_T, qk_pv_T" if front_end else "FA_T, linear_T, FA_linear_T, T, qk_T"
     assert modes in said
     listed = said.partition("T is one of ")[2].partition(".")[0].split(", ")
@@ -151,7 +152,7 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
         cell("--fa-quantization", "FA_mxfp8", names=NAMES[:4], front_end=True)
     with pytest.raises(MqoError, match=r"--fa-quantization is missing"):
         cell(names=NAMES[:4], front_end=True)
-    text = cli.listing(front_end=True)
+    text = arguments.listing(front_end=True)
     assert "  pv_T\n" in text
     assert "linear" not in text
 
@@ -161,7 +162,7 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
 
 def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     project = Project(tmp_path)
-    text = cli.describe(project, cell("--", "--seed", "7"))
+    text = preview.describe(project, cell("--", "--seed", "7"))
     assert "# source: qk = mxfp8" in text
     assert f"# source: {project.tree} holds no Megatron yet" in text
     assert "--hidden-size 256" in text
@@ -171,17 +172,17 @@ def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
 
 def test_a_dry_run_shows_the_lines_that_the_source_would_change(vendored, monkeypatch):
     project = Project(vendored.root.parent)
-    lines = cli.describe(project, cell()).splitlines()
+    lines = preview.describe(project, cell()).splitlines()
     assert lines.count("# +        custom_quant_type = 'mxfp8'") == 2
     assert [line for line in lines if line.startswith("# -  ")] == [
         "# -        custom_quant_type = 'none'"
     ] * 2
-    text = cli.describe(project, cell("--quantization", "source"))
+    text = preview.describe(project, cell("--quantization", "source"))
     assert f"# source: as {project.tree} has it, to the byte\n" in text
 
 
 def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
-    text = cli.describe(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
+    text = preview.describe(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
     # Quoted where the checkout's own path has a space.
     python = shlex.quote(sys.executable)
     command = text[text.index("MQO_QUANT_CONFIG=") :].replace(python, "printf '%s\\n'")
@@ -196,18 +197,18 @@ def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
 
 
 def test_with_a_teacher_the_program_distils(tmp_path):
-    text = cli.describe(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
+    text = preview.describe(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
     assert "_smoke_distilled/source/distill_gpt.py" in text
     assert f"--export-kd-teacher-load '{tmp_path}/a run'" in text
     assert "--export-kd-cfg" not in text
     made = cell("--teacher", "t", "--distillation-config", "/kd.yaml")
-    assert "--export-kd-cfg /kd.yaml" in cli.describe(Project(tmp_path), made)
+    assert "--export-kd-cfg /kd.yaml" in preview.describe(Project(tmp_path), made)
 
 
 def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.experiment.dataset.model_copy(update={"sample": False})
-    text = cli.describe(Project(tmp_path), made.with_experiment(dataset=bare))
+    text = preview.describe(Project(tmp_path), made.with_experiment(dataset=bare))
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
 
@@ -230,11 +231,11 @@ def test_a_dry_run_lists_what_is_missing_where_its_run_ends(
 ):
     monkeypatch.chdir(tmp_path)
     words = [*NAMES, "--training-config", "smoke", "--runs", str(tmp_path / "runs"), *words]
-    cli._main(["--dry-run", *words], False)
+    train_config._main(["--dry-run", *words], False)
     missing = [line for line in capsys.readouterr().out.splitlines() if "# missing: " in line]
     assert any(named in line for line in missing)
     with pytest.raises(MissingError) as refused:
-        cli._main(words, False)
+        train_config._main(words, False)
     assert f"# missing: {refused.value}" in missing
     assert not (tmp_path / "runs").exists()
 
@@ -281,11 +282,11 @@ def test_a_dry_run_is_refused_where_its_run_is(words, error, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "train", lambda *args: pytest.fail("it trains"))
     words = [*NAMES, "--training-config", "smoke", "--runs", str(tmp_path / "runs"), *words]
-    own, flags = cli.split_flags(words)
+    own, flags = arguments.split_flags(words)
     texts = []
     for argv in ([*own, "--dry-run", "--", *flags], [*own, "--", *flags]):
         with pytest.raises(error) as refused:
-            cli._main(argv, False)
+            train_config._main(argv, False)
         texts.append(str(refused.value))
     assert texts[0] == texts[1]
     assert not (tmp_path / "runs").exists()
@@ -300,7 +301,7 @@ def test_an_unknown_literal_in_the_tree_is_refused(patched, tmp_path, monkeypatc
     words += ["--megatron", str(patched.tree.root), "--runs", str(tmp_path / "runs")]
     for more in (["--dry-run"], []):
         with pytest.raises(OverlayError, match="mxfp9"):
-            cli._main([*words, *more], False)
+            train_config._main([*words, *more], False)
 
 
 def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path):
@@ -310,8 +311,8 @@ def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path)
     edited = root / patched.tree.manifest().touched_by("quant_sites")[0]
     edited.write_text(edited.read_text() + "# by hand\n")
     with pytest.raises(EditedError):
-        cli._main(words, False)
-    cli._main([*words, "--allow-edits"], False)
+        train_config._main(words, False)
+    train_config._main([*words, "--allow-edits"], False)
 
 
 @pytest.mark.parametrize("edited", [True, False])
@@ -324,7 +325,9 @@ def test_the_shared_tree_is_checked_as_its_run_does(edited, vendored, monkeypatc
 
 
 def test_for_a_device_that_is_not_there_missing_data_are_a_note(capsys):
-    cli._main([*NAMES, "--training-config", "standard", "--dry-run", "--device", "h200"], False)
+    train_config._main(
+        [*NAMES, "--training-config", "standard", "--dry-run", "--device", "h200"], False
+    )
     assert "# missing: No data was given for" in capsys.readouterr().out
 
 
@@ -334,7 +337,7 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
     types = {"fprop": "mxfp8", "dgrad": "none"}
     asked = made.quantization.model_copy(update={"types": types})
     made = made.model_copy(update={"quantization": asked})
-    text = cli.describe(Project(tmp_path), made)
+    text = preview.describe(Project(tmp_path), made)
     assert "# +        custom_quant_type = 'mxfp8'\n" in text
     assert f"{tmp_path}/runs/TIME" in text
 
@@ -342,11 +345,11 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
 def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     made = cell("--exclude", "output_layer", "--exclude", "qk:decoder.layers.[01].*")
     exclude = ["output_layer", "qk:decoder.layers.[01].*"]
-    text = cli.describe(Project(tmp_path), made)
+    text = preview.describe(Project(tmp_path), made)
     assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
     written = tomllib.loads(made.quant_toml({"qk": "mxfp8"}))
     assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": exclude}}
-    assert "# quant.toml" not in cli.describe(Project(tmp_path), cell())
+    assert "# quant.toml" not in preview.describe(Project(tmp_path), cell())
 
 
 def test_what_is_measured_and_dumped_goes_into_quant_toml():
@@ -370,7 +373,7 @@ def test_an_error_is_one_paragraph_and_exit_code_2():
 
 def test_the_launcher_never_imports_torch():
     code = (
-        "import sys; from mqo.launch import cli; cli.listing(); "
+        "import sys; from mqo.commands import train_config; train_config.listing(); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'megatron')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -384,9 +387,9 @@ def test_a_run_whose_checkpoint_is_in_use_is_refused_and_makes_no_folder(tmp_pat
     words = [str(saved), *NAMES, "--training-config", "smoke", "--runs", str(runs)]
     with locked(saved, tmp_path / "first", Cluster(), print):
         with pytest.raises(RunError, match=f"in use by run {tmp_path}/first"):
-            cli._main(words, False)
-        cli._main([*words, "--dry-run"], False)
+            train_config._main(words, False)
+        train_config._main([*words, "--dry-run"], False)
         assert f"# not yet: {saved} is in use by run {tmp_path}/first" in capsys.readouterr().out
     assert not runs.exists()
-    cli._main([*words, "--dry-run"], False)
+    train_config._main([*words, "--dry-run"], False)
     assert "in use" not in capsys.readouterr().out

@@ -23,7 +23,6 @@ from mqo.project import Project
 
 WIDTH = 80
 SCHEMA = 1
-OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
 WHAT = {
     "fprop": "forward GEMM of linear layers",
     "dgrad": "input gradient of linear layers",
@@ -92,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--check", action="store_true", help="show the sites and their types")
-    for site, name in OPTIONS.items():
+    for site, name in modifier.OPTIONS.items():
         made.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
     made.add_argument(
         "--shared", action="store_true", help="set a literal that several sites read for all"

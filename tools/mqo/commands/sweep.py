@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqo.terminal import AxisOption, FlagsArgument, GemmsOption, RecipesOption, TrainingOption
+from mqo.commands.options import (
+    AxisOption,
+    FlagsArgument,
+    GemmsOption,
+    RecipesOption,
+    TrainingOption,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,16 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mqo.terminal import JsonOption, emit
+from mqo.commands.options import JsonOption, WithOption, WithoutOption
+from mqo.terminal import emit
 from mqo.untrusted import read_text
 
-WithoutOption = Annotated[
-    list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
-]
-WithOption = Annotated[
-    list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
-]
-recipe = typer.Typer(help="Show how recipes quantize linear layers.", no_args_is_help=True)
+recipe = typer.Typer(
+    name="recipe", help="Show how recipes quantize linear layers.", no_args_is_help=True
+)
 
 
 @recipe.command("list")

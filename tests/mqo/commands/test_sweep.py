@@ -3,13 +3,13 @@
 import sys
 
 import pytest
+from mqo.commands import sweep as sweeps
 from mqo.launch import machine
 from mqo.project import Project
-from mqo.sweep import cli as sweeps
 from mqo.sweep import local
 from mqo.sweep.state import SweepFolder
 
-from .conftest import program
+from ..sweep.conftest import program
 
 TWO = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,FA_mxfp8")
 

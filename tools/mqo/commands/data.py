@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from mqo.commands.options import JsonOption
 from mqo.display import stderr
-from mqo.terminal import JsonOption, emit
+from mqo.terminal import emit
 
-data = typer.Typer(help="Prepare corpora of your own.", no_args_is_help=True)
+data = typer.Typer(name="data", help="Prepare corpora of your own.", no_args_is_help=True)
 
 
 @data.callback()

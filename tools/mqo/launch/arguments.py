@@ -1,4 +1,4 @@
-"""script/train_config.py and script/flash_attention_config.py: the documented command lines.
+"""The documented command line of a training: its options, and the run that they ask for.
 
 argparse rather than typer: five optional positional arguments, options between them, and Megatron's
 own flags behind `--`.
@@ -7,37 +7,19 @@ own flags behind `--`.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from mqo.display import Display
-from mqo.errors import MissingError, MqoError
-from mqo.launch.checks import check_run
-from mqo.launch.command import as_shell
+from mqo.errors import MqoError
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
-from mqo.launch.coverage import differing_of
-from mqo.launch.finished import finished
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
-from mqo.launch.plan import Planned, place
-from mqo.launch.prepare import check_config, check_tree
-from mqo.launch.run import check_checkpoint, dry_run, run, with_checkpoint_library
-from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
-from mqo.output import folder_of
-from mqo.overlay.series import Series
-from mqo.overlay.tree import Tree
-from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.recipes.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe
-from mqo.runs import RunFolder
 from mqo.scale.devices import DEVICES
-from mqo.terminal import guarded
-from mqo.track.session import check as check_tracker
 
 GPUS_PER_NODE = 8  # of a machine that is planned for
 MODE, FA_MODE = "--quantization", "--fa-quantization"
@@ -51,96 +33,6 @@ _POSITIONAL = {
     "(smoke, study, tiny alone)",
     "dtype": "fp32, bf16 or fp16; default: the training configuration's",
 }
-
-
-def main(front_end: bool = False) -> None:
-    """Train a model, or list the names there are.
-
-    `front_end` is the command line for attention alone.
-    """
-    guarded(lambda: _main(sys.argv[1:], front_end))
-
-
-def _main(argv: list[str], front_end: bool) -> None:
-    own, extra = split_flags(argv)
-    args = parser(front_end).parse_intermixed_args(own)
-    if args.version:
-        print(Project.here().version())
-        return
-    if args.list:
-        print(listing(front_end))
-        return
-    if args.tracker is not None:
-        check_tracker(args.tracker)
-    machine = _machine(args)
-    config = config_from(args, extra, machine)
-    for folder in filter(None, (args.checkpoint, args.tensorboard)):
-        folder_of(folder)
-    project = Project.here(args.runs and folder_of(args.runs))
-    if args.dry_run:
-        _dry_run(project, config, machine, args)
-        return
-    say = Display.on(sys.stdout)
-    if (done := finished(config)) is not None:
-        say(f"finished : {done.line()}")
-        return
-    result = run(
-        project,
-        config,
-        allow_edits=args.allow_edits,
-        report=say,
-        tracker=args.tracker,
-        take_lock=args.take_lock,
-    )
-    say(f"result   : {result.line()}")
-    for line in differing_of(RunFolder(Path(result.run))):
-        say(f"         : {line}")
-    say(f"folder   : {result.run}")
-
-
-def _dry_run(
-    project: Project, config: RunConfig, machine: Machine, args: argparse.Namespace
-) -> None:
-    """Print what the command would do, and what is missing; raise what it would refuse.
-
-    For a machine that is planned for, the tree on this one is not the run's: its edits are a note.
-    """
-    missing: list[MissingError] = []
-    check_config(config, machine, missing)
-    notes = [f"missing: {error}" for error in missing]
-    try:
-        check_tree(project, config, allow_edits=args.allow_edits)
-    except MqoError as error:
-        if args.device is None:
-            raise
-        notes.append(f"not yet: {error}")
-    try:
-        check_checkpoint(project, config)
-    except MqoError as error:  # another run saves there now
-        notes.append(f"not yet: {error}")
-    planned = _planned(project, config, machine)
-    notes += _checked(project, planned.config, machine)
-    text = describe(project, config, machine, planned)
-    print("\n".join([*(f"# {note}" for note in notes), text]))
-
-
-def _planned(project: Project, config: RunConfig, machine: Machine) -> Planned:
-    """Return the run with its layout, and with what a checkpoint's library quantizes."""
-    if Tree(project.tree).manifest():
-        config = with_checkpoint_library(project, config)
-    types = config.quantization.types or _types_there(project, config.placement.megatron)
-    return place(project.tree, config, machine, types)
-
-
-def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]:
-    """Return notes of the checks that need Megatron's source; raise what it refuses."""
-    tree = Tree(project.tree)
-    if config.placement.megatron is not None:
-        return ["not checked here: the flags, which the checkout's own program reads"]
-    if tree.manifest() is None:
-        return ["not checked yet: flags and patterns of layers, since there is no patched Megatron"]
-    types = config.quantization.types or types_of(tree)
-    return check_run(project, tree, Series.of(project), config, machine, types)
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -245,7 +137,7 @@ def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
     add("--with", dest="with_", metavar="NAME", help=head, action="append", default=[])
 
 
-def _machine(args: argparse.Namespace) -> Machine:
+def machine_of(args: argparse.Namespace) -> Machine:
     """Return this machine, or with --device the one to plan for."""
     if args.device is None:
         return detect()
@@ -334,52 +226,3 @@ def listing(front_end: bool = False) -> str:
 
 def _modes(front_end: bool) -> list[str]:
     return [name for name, mode in tables.modes().items() if mode.front_end or not front_end]
-
-
-def describe(
-    project: Project,
-    config: RunConfig,
-    machine: Machine | None = None,
-    planned: Planned | None = None,
-) -> str:
-    """Return what a run would do, as shell: its command, and in comments what it would write.
-
-    That is the types in its source, how that source would differ from the tree's, its options, and
-    on GPUs the layout with the memory that it needs. `machine` is by default this one, and
-    `planned` the run as `place` returns it. Reads the tree if it is there, and changes nothing.
-    """
-    machine, asked = machine or detect(), config.quantization.types
-    lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
-    planned = planned or _planned(project, config, machine)
-    config = planned.config
-    lines += [f"library: {library.label}" for library in config.quantization.libraries]
-    tree, diff = _source_of(project, config)
-    # With `source` the tree gives the sites their types, which are known when it is read.
-    sites = asked or dict.fromkeys(tables.SITES, SOURCE)
-    options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
-    lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    lines += [f"layout: {line}" for line in planned.lines]
-    command, variables = dry_run(project, config, machine, tree)
-    return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
-
-
-def _types_there(project: Project, megatron: Path | None) -> Mapping[str, str]:
-    """Return the types that stand in the tree; none where it is not there yet."""
-    tree = Tree((megatron or project.tree).resolve())
-    return types_of(tree) if megatron or tree.manifest() else {}
-
-
-def _source_of(project: Project, config: RunConfig) -> tuple[Path | None, list[str]]:
-    """Return a tree that would be run as it is, and how the source would differ from the tree's."""
-    if config.placement.megatron:
-        tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
-        if tree.manifest() is None:
-            return tree.root, [f"source: {tree.root} as it is"]
-    else:
-        tree = Tree(project.tree)
-        if tree.manifest() is None:
-            there = tree.root / "megatron/core"
-            what = "is not patched" if there.exists() else "holds no Megatron"
-            return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
-    diff = source_diff(tree, config.quantization.types).splitlines()
-    return None, diff or [f"source: as {tree.root} has it, to the byte"]

@@ -1,0 +1,33 @@
+"""`mqo apply`: the patches of the series, in the tree."""
+
+from __future__ import annotations
+
+from mqo.commands.options import (
+    EntriesArgument,
+    ForceOption,
+    JsonOption,
+    TreeOption,
+    patch_series,
+    settled,
+)
+from mqo.terminal import emit
+
+
+def apply(
+    names: EntriesArgument = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Apply the patch series, or the named entries with what they require."""
+    from mqo.overlay import apply as overlay
+
+    outcome = overlay.apply(settled(tree), patch_series(), names or (), force=force)
+    match outcome:
+        case overlay.Applied(changed, entries, not_placed, kept):
+            lines = [f"applied {', '.join(entries)}: {changed} files written"]
+            lines += [f"not placed, since upstream has its own: {path}" for path in not_placed]
+            lines += [f"kept a copy of a hand edit: {path}" for path in kept]
+        case overlay.AlreadyApplied(files):
+            lines = [f"nothing to do: applied already ({files} files)"]
+    emit("apply", outcome, "\n".join(lines), as_json)

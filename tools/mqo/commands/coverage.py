@@ -1,0 +1,54 @@
+"""`mqo coverage`: the matrix products of a training step, and which of them are quantized."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mqo.commands.options import (
+    GemmsOption,
+    JsonOption,
+    TreeOption,
+    WithOption,
+    WithoutOption,
+    settled,
+)
+from mqo.errors import MqoError
+from mqo.project import Project
+from mqo.terminal import emit
+
+
+def coverage(
+    model: Annotated[str, typer.Option(help="A model.")],
+    mode: Annotated[
+        str | None, typer.Option(help="A mode; or 'source', the types in the tree.")
+    ] = None,
+    gemms: GemmsOption = "fprop",
+    recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
+    without: WithoutOption = None,
+    with_: WithOption = None,
+    training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Show every matrix product of a training step, its type, and the share that is quantized."""
+    from mqo.launch import coverage as program
+    from mqo.launch.config import resolve
+    from mqo.matrix import tables
+    from mqo.overlay.series import Series
+    from mqo.recipes.recipe import chosen
+
+    project = Project.here()
+    choice = tables.check_gemms(gemms)
+    how = chosen(recipe, without or (), with_ or ())
+    if mode is None and how is None:
+        raise MqoError("Neither a mode nor a recipe was named", expected="--mode or --recipe")
+    mode = mode or tables.UNQUANTIZED  # of attention, which no recipe is for
+    # The sizes do not depend on the dataset.
+    dataset = next(iter(tables.datasets()))
+    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
+    found = program.of_config(project, settled(tree), Series.of(project), config)
+    differing = program.differing_layers(config, found)
+    facts = program.names(config) | found.as_table() | {"differing": differing}
+    emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)

@@ -1,0 +1,85 @@
+"""`mqo eval`: what a saved model loses on a text, or scores at tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.commands.options import (
+    CHECKPOINTS,
+    IgnoreOption,
+    JsonOption,
+    TokenizerOption,
+    TreeOption,
+    settled,
+)
+from mqo.display import stderr
+from mqo.errors import CheckpointError
+from mqo.terminal import emit
+
+Modes = Annotated[
+    str | None, typer.Option(help="Modes and globs with commas between; by default the run's own.")
+]
+Data = Annotated[
+    list[Path] | None, typer.Option(help="An indexed dataset, read as a whole; repeatable.")
+]
+Tasks = Annotated[
+    str | None,
+    typer.Option(help="Tasks of lm-evaluation-harness in the loss's place, with commas."),
+]
+TasksFolder = Annotated[
+    Path | None, typer.Option(help="YAML of further tasks, which may run code of its folder.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Documents a task, at most.")]
+Fewshot = Annotated[
+    int | None, typer.Option(min=0, help="Examples before a question, where a task has any.")
+]
+
+
+def evaluate(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help=CHECKPOINTS)],
+    modes: Modes = None,
+    data: Data = None,
+    text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
+    tokenizer: TokenizerOption = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read, at most.")] = None,
+    tasks: Tasks = None,
+    tasks_folder: TasksFolder = None,
+    limit: Limit = None,
+    num_fewshot: Fewshot = None,
+    ignore_argument: IgnoreOption = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Measure the loss of checkpoints on held-out text, or tasks, under any training mode."""
+    from mqo.launch import evaluation
+    from mqo.launch import tasks as harness
+    from mqo.launch.evaluation import AS_TRAINED, Place
+    from mqo.matrix import tables
+
+    names = tables.expand_modes(modes) if modes else [AS_TRAINED]
+    places = [Place.of(path) for path in checkpoints]
+    if tasks is not None:
+        words = evaluation.ignoring(ignore_argument or ()) + harness.options(
+            tasks,
+            evaluation.text(data or (), text, tokens=tokens),
+            folder=tasks_folder,
+            tokenizer=tokenizer,
+            limit=limit,
+            shots=num_fewshot,
+        )
+        scores = harness.evaluate(settled(tree), places, names, words, stderr())
+        rows = [vars(score) for score in scores]
+        emit("eval", None, "\n".join(harness.lines(scores)), as_json, tasks=rows)
+        return
+    if tasks_folder or limit or num_fewshot is not None:
+        raise CheckpointError(
+            "--tasks-folder, --limit and --num-fewshot are of tasks", expected="--tasks beside them"
+        )
+    words = evaluation.text(data or (), text, tokenizer, tokens)
+    words += evaluation.ignoring(ignore_argument or ())
+    found = evaluation.evaluate(settled(tree), places, names, words, stderr())
+    rows = [loss.as_table() for loss in found]
+    emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)

@@ -1,0 +1,65 @@
+"""`mqo generate`: prompts in, what a saved model writes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.commands.options import (
+    CHECKPOINTS,
+    IgnoreOption,
+    JsonOption,
+    TokenizerOption,
+    TreeOption,
+    settled,
+)
+from mqo.errors import CheckpointError
+from mqo.terminal import emit
+from mqo.untrusted import read_text, reading
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help=CHECKPOINTS)],
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token.")] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Most likely tokens to sample from; 0: all.")
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the probability to sample from."),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampling.")] = 0,
+    mode: Annotated[str | None, typer.Option(help="A mode; by default the run's own.")] = None,
+    tokenizer: TokenizerOption = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
+    ] = False,
+    ignore_argument: IgnoreOption = None,
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Generate text from prompts with a checkpoint."""
+    from mqo.launch import evaluation
+    from mqo.launch.evaluation import AS_TRAINED, Place
+
+    given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
+    if not given:
+        raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    words = evaluation.sampling(tokens=tokens, cache=not no_cache, **drawn)
+    words += evaluation.ignoring(ignore_argument or ())
+    place, mode = Place.of(checkpoint), mode or AS_TRAINED
+    found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
+    written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
+    emit("generate", None, written, as_json, **found)
+
+
+def _lines(file: Path) -> list[str]:
+    with reading(CheckpointError):
+        text = read_text(file)
+    return [line for line in text.splitlines() if line.strip()]

@@ -1,0 +1,54 @@
+"""`mqo matrix`: the training scripts, and the names that they are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.errors import MqoError
+from mqo.output import folder_of
+from mqo.project import Project
+
+matrix = typer.Typer(
+    name="matrix", help="Write the training scripts, and list the names.", no_args_is_help=True
+)
+
+
+@matrix.command()
+def generate(
+    types: Annotated[
+        str | None, typer.Option(help="Quant types whose scripts to write, as nvfp4,hif4; or all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="With --types: the folder for them.")
+    ] = None,
+) -> None:
+    """Write the pretrain scripts, and the tables of modes and formats in the documentation.
+
+    With --types and --out: write the scripts of other types, and nothing else.
+    """
+    project = Project.here()
+    own = project.root / "script"
+    if project.is_installed:
+        raise MqoError("Scripts start the launcher of a clone", expected="a clone of mqo")
+    from mqo.matrix.generate import write
+    from mqo.matrix.tables import expand, quant_types
+
+    if (types is None) != (out is None) or (out and out.resolve() == own):
+        raise MqoError(
+            f"{own} holds the documented scripts alone",
+            expected="--types with --out and another folder, or neither",
+        )
+    named = types and expand("quant type", dict.fromkeys(quant_types()), types)
+    changed = write(folder_of(out) if out else own, named)
+    print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
+
+
+@matrix.command(name="list")
+def list_names() -> None:
+    """List models, datasets, modes and training configurations."""
+    from mqo.launch.arguments import listing
+
+    print(listing())

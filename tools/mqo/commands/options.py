@@ -1,0 +1,75 @@
+"""What several commands take: their options, the tree that --tree names, and the patch series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqo.project import Project
+
+if TYPE_CHECKING:
+    from mqo.overlay.series import Series
+    from mqo.overlay.tree import Tree
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
+FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")]
+GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
+# Ways to quantize, as mqo.launch.variants reads them.
+RecipesOption = Annotated[str, typer.Option(help="Recipes, or files of them, with commas between.")]
+AxisOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
+    ),
+]
+TreeOption = Annotated[
+    Path | None, typer.Option("--tree", help="The Megatron tree; by default Megatron-LM/.")
+]
+EntriesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Entries of the series; by default all.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
+]
+CHECKPOINTS = "A run, a folder of checkpoints, or of one iteration."
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore-argument",
+        metavar="NAME",
+        help="An argument of the checkpoint that Megatron does not know; repeatable.",
+    ),
+]
+WithoutOption = Annotated[
+    list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
+]
+WithOption = Annotated[
+    list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
+]
+
+
+def root_of(path: Path | None) -> Path:
+    """Return the folder of the tree that --tree names."""
+    return (path or Project.here().tree).resolve()
+
+
+def settled(path: Path | None) -> Tree:
+    """Return the tree that --tree names, once what a killed command left there is in order."""
+    from mqo.overlay.tree import Tree
+
+    tree = Tree(root_of(path))
+    tree.settle()
+    return tree
+
+
+def patch_series() -> Series:
+    """Return the project's patch series."""
+    from mqo.overlay.series import Series
+
+    return Series.of(Project.here())

@@ -1,0 +1,38 @@
+"""`mqo plot`: loss curves, or what quantizers measured, as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.output import target_of
+from mqo.project import Project
+
+
+def plot(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; default: the newest.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="A .png, .svg or .pdf; default: loss.png, or operands.png."
+        ),
+    ] = None,
+    operands: Annotated[
+        bool,
+        typer.Option("--operands", help="Draw SQNR, underflow, saturation by operand and depth."),
+    ] = False,
+) -> None:
+    """Draw the loss curves of runs, or what the quantizers of one mode measured."""
+    from mqo.report import pictures
+    from mqo.runs import RunFolder, latest
+
+    target = out or Path("operands.png" if operands else "loss.png")
+    target_of(target)  # before the runs are read
+    chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
+    draw = pictures.plot_operands if operands else pictures.plot
+    draw(chosen, target)
+    print(target)

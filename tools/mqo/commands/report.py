@@ -1,0 +1,44 @@
+"""`mqo report`: runs in, a folder with the page, pictures and tables out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.output import target_of
+from mqo.project import Project
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of them; by default all.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to make or replace.")] = Path(
+        "report"
+    ),
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict puts up with."),
+    ] = 0.5,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Write each comparison as a LaTeX table, too.")
+    ] = False,
+) -> None:
+    """Compare runs on one page that works offline, with pictures and tables beside it."""
+    from mqo.report.collect import collect
+    from mqo.report.compare import compare
+    from mqo.report.folder import PAGE, write
+    from mqo.report.lines import summary
+
+    target_of(out)  # before the runs are read
+    found, left_out = collect(runs or [Project.here().runs])
+    groups, repeated = compare(found, tolerance / 100)
+    left_out += repeated
+    write(groups, left_out, out, latex=latex)
+    for line in (line for group in groups for line in summary(group)):
+        print(line)
+    if left_out:
+        print(f"left out, with the reason of each: {len(left_out)}")
+    print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")

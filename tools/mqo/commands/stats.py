@@ -1,0 +1,30 @@
+"""`mqo stats`: how well formats represent a saved tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqo.commands.options import JsonOption
+from mqo.project import Project
+from mqo.terminal import emit
+
+
+def stats(
+    file: Annotated[Path, typer.Argument(help="A safetensors file, such as a run's dumps/ hold.")],
+    tensor: Annotated[
+        list[str] | None, typer.Option(help="A tensor to measure, by name or pattern; repeatable.")
+    ] = None,
+    axis: Annotated[
+        int | None,
+        typer.Option(help="Axis of MX blocks; default: a dumped operand's own, else the last."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how well each format, block and scale rule represents a saved tensor."""
+    from mqo.report.stats import lines, measure
+
+    found = measure(Project.here().ours, file, tensor or (), axis)
+    emit("stats", found, "\n".join(lines(found)), as_json)

@@ -1,0 +1,49 @@
+"""A comparison as lines for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqo.report.compare import Group
+
+WIDTH, MOST_OF_LABEL = 80, 27  # columns of a line, and of a mode's name in it
+
+
+def summary(group: Group) -> Iterator[str]:
+    """Yield a comparison for the terminal, in lines of at most WIDTH columns.
+
+    First what tells it from other comparisons, then each mode's gap, then what the rule chooses.
+    """
+    from mqo.report.page import shown, unseen
+
+    count, longest = len(group.runs), max(len(row.label) for row in group.rows)
+    width = min(longest, MOST_OF_LABEL)
+    yield from _wrapped(f"{group.title}: {count} run{'s' * (count > 1)}", "")
+    if group.subtitle:
+        yield from _wrapped(f"only here: {group.subtitle}")
+    yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
+    for row in group.rows:
+        gap, short = row.evidence.get("gap"), row.label
+        if len(row.label) > width:
+            yield from _wrapped(row.label)
+            short = ""
+        yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
+        if words := unseen(gap):
+            yield from _wrapped(words, " " * (width + 4))
+    found = group.verdict
+    if found.choice:
+        rule = f"By the rule of docs/report.md, with T = {found.tolerance:.2%}"
+        firm = "." if not found.doubts else ", but the evidence does not separate the modes:"
+        yield from _wrapped(f"{rule}, take {group.choice}{firm}")
+    for text in found.doubts:
+        yield from _wrapped(text)
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    """Return a text in lines of at most WIDTH columns, those after the first indented further."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
