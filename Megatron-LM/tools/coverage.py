@@ -285,9 +285,9 @@ def take_over(products: Products) -> None:
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
     from mqo.megatron import device
-    from mqo.quant import operands
+    from mqo.quant import gemms
 
-    operands.gemm_operands = products.operands
+    gemms.gemm_operands = products.operands
     meta = torch.device("meta")
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"

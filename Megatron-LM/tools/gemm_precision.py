@@ -56,7 +56,7 @@ def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
     """Measure a site's row: the sizes that were multiplied, and both errors."""
     from mqo.megatron.device import accelerator_type
-    from mqo.quant.operands import gemm_operands
+    from mqo.quant.gemms import gemm_operands
 
     site, quant_type = product["gemm"], product["quant_type"]
     sizes = {"batch": min(product["batch"], HEADS), "k": product["k"]}

@@ -13,8 +13,8 @@ from mqo.megatron.coverage import (
     site_coverage,
 )
 from mqo.quant.formats import SITES
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
-from mqo.quant.operands import gemm_operands
 from mqo.quant.record import RECORDER, QuantRecord
 
 

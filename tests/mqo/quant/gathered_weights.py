@@ -18,7 +18,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 from megatron.core.transformer.module import MegatronModule
 from mqo.quant import config, operands, weights
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from torch import nn
 
 HIDDEN, STEPS, PASSES = 64, 4, 2

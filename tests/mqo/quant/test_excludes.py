@@ -5,8 +5,8 @@ import torch
 from mqo.megatron.coverage import missing
 from mqo.quant import excludes
 from mqo.quant.excludes import unmatched
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
-from mqo.quant.operands import gemm_operands
 from mqo.quant.record import RECORDER
 
 LAYERS = [

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.micro_batches import extra_pass, set_replica
-from mqo.quant.operands import gemm_operands
 from mqo.quant.packed_activations import saved_operands
 from mqo.quant.progress import set_step
 from mqo.quant.spec import QuantSpec

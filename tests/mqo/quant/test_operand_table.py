@@ -9,8 +9,8 @@ from mqo.quant import config
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import is_excluded, spec_of, type_of
 from mqo.quant.formats import SITES
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.hadamard import transform
-from mqo.quant.operands import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import Hadamard, QuantSpec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.packed_activations import saved_operands
 from mqo.quant.spec import QuantSpec
 

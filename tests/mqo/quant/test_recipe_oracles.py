@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from mqo.launch.config import resolve
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.hadamard import signs_of
-from mqo.quant.operands import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.spec import Hadamard
 from mqo.quant.stochastic import derive_seed, draws

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.measurement import merge_measurements
 from mqo.quant.micro_batches import extra_pass
-from mqo.quant.operands import gemm_operands
 from mqo.quant.record import RECORDER, QuantRecord, Recorder, merge
 from mqo.quant.spec import QuantSpec
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mqo.quant.config import current
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.schedule import Phase, parse_schedule, starts, type_at

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqo.quant import stochastic
 from mqo.quant.backend import fake_quantize
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.reference import qdq
 from mqo.quant.spec import QuantSpec

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mqo.megatron.layers import label_layers, shards_of
 from mqo.project import Project
 from mqo.quant.backend import fake_quantize
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import Shards, largest, shared_amax

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant import operands, weights
+from mqo.quant import gemms, weights
 from mqo.quant.backend import fake_quantize
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.spec import QuantSpec
 from mqo.quant.weights import cached_bytes, weights_changed
@@ -35,7 +35,7 @@ def quantized(monkeypatch):
         done.append(x)
         return fake_quantize(x, *args, **kwargs)
 
-    monkeypatch.setattr(operands, "fake_quantize", counting)
+    monkeypatch.setattr(gemms, "fake_quantize", counting)
     return done
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from mqo.megatron import linear
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.packed_activations import saved_operands
 
 # CUDA's grouped product takes rows in multiples of 16 bytes where it sums over them.

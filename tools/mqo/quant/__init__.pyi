@@ -7,11 +7,11 @@ from mqo.quant.formats import QUANT_TYPES as QUANT_TYPES
 from mqo.quant.formats import ROUNDINGS as ROUNDINGS
 from mqo.quant.formats import SCALE_RULES as SCALE_RULES
 from mqo.quant.formats import SITES as SITES
+from mqo.quant.gemms import GemmOperands as GemmOperands
+from mqo.quant.gemms import gemm_operands as gemm_operands
 from mqo.quant.labels import exempt as exempt
 from mqo.quant.measurement import Measurement as Measurement
 from mqo.quant.measurement import measure as measure
-from mqo.quant.operands import GemmOperands as GemmOperands
-from mqo.quant.operands import gemm_operands as gemm_operands
 from mqo.quant.packed_activations import saved_operands as saved_operands
 from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack

@@ -10,7 +10,7 @@ from mqo.megatron.attention.context import chunk_mask, chunk_starts
 from mqo.megatron.attention.paths import chunked_context
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.parts import OperandParts
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER

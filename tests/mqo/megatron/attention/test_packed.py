@@ -7,7 +7,7 @@ import torch
 from mqo.megatron.attention.choice import FusedAttentionError, without_scores
 from mqo.megatron.attention.chunks import Span
 from mqo.megatron.attention.packed import document_starts, spans_of
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 
 from .conftest import Layer, Tracker

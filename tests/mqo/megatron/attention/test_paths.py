@@ -5,7 +5,7 @@ import torch
 from mqo.megatron.attention import paths
 from mqo.megatron.attention.fused import fused_attention
 from mqo.quant.backend import fake_quantize
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 

@@ -16,8 +16,8 @@ from mqo.megatron.run.resumed_types import note_checkpoint
 from mqo.megatron.run.setup import read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup
 from mqo.quant import config, micro_batches, operands, progress
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
-from mqo.quant.operands import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER, QuantRecord, merge
 from torch import nn

@@ -7,7 +7,7 @@ import torch
 from mqo.megatron.run.nan import watch
 from mqo.quant import config
 from mqo.quant.finite import FiniteError
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from torch import nn
 

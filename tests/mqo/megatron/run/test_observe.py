@@ -11,8 +11,8 @@ from mqo.megatron.run.guard import after_step, before_step
 from mqo.megatron.run.record import recorded
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import current
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.measurement import Measurement
-from mqo.quant.operands import gemm_operands
 from mqo.quant.record import RECORDER
 from safetensors import safe_open
 from torch.utils.tensorboard import SummaryWriter

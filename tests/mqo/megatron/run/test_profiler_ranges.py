@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 import torch
 from mqo.megatron.run.profiler_ranges import LABELED, label, label_timers
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from torch.profiler import ProfilerActivity, profile
 
 

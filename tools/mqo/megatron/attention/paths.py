@@ -13,7 +13,7 @@ from mqo.megatron.attention.context import Part
 from mqo.megatron.attention.fused import fused_attention
 from mqo.megatron.attention.packed import spans_of
 from mqo.quant.config import current
-from mqo.quant.operands import GemmOperands, gemm_operands
+from mqo.quant.gemms import GemmOperands, gemm_operands
 
 
 class FusedAttentionError(RuntimeError):

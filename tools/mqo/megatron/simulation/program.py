@@ -76,9 +76,9 @@ def prepare(job: Job, watch: Watch, tags: Tags) -> None:
     """Put what is replaced in its place, before upstream is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     os.environ |= {"WORLD_SIZE": str(job.world), "RANK": str(job.rank), "LOCAL_RANK": "0"}
-    from mqo.quant import operands
+    from mqo.quant import gemms
 
-    operands.gemm_operands = tagging(operands.gemm_operands, tags)
+    gemms.gemm_operands = tagging(gemms.gemm_operands, tags)
     as_cuda.import_megatron(watch)
     as_cuda.chunk_sizes()
     routing.with_counts(job.imbalance)

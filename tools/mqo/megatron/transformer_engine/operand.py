@@ -11,7 +11,7 @@ from mqo.megatron.transformer_engine.passes import Bystander, Pass
 from mqo.megatron.transformer_engine.releases import EngineError
 from mqo.quant import micro_batches
 from mqo.quant.formats import LINEAR, SITES
-from mqo.quant.operands import operands_of
+from mqo.quant.gemms import operands_of
 
 # The engine's names of tensors, and ours of operands.
 _OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}

@@ -5,7 +5,7 @@ import torch
 from mqo.megatron.layers import label_layers
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import SITES
-from mqo.quant.operands import gemm_operands
+from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec

@@ -1,4 +1,15 @@
-"""What the patched Megatron source calls: quantizes the two operands of a GEMM on their way in."""
+"""Quantizes the two operands of each GEMM on their way in: what patched Megatron calls.
+
+    site   product                          sums over
+    fprop  y = x weight^T                   input features
+    dgrad  dx = grad weight                 output features
+    wgrad  dweight = grad^T x               tokens
+    qk     scores = query key^T             features of a head
+    pv     context = probs value            keys
+
+Blocks and scales run along the axis that a product sums over; `[sites]` of formats.toml has it for
+each operand. patches/quant_sites.py puts the calls into Megatron's source.
+"""
 
 import functools
 from collections.abc import Callable
