@@ -17,7 +17,7 @@ import world  # before megatron: it makes its tree's megatron the one that is fo
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 from megatron.core.transformer.module import MegatronModule
-from mqo.quant import config, operands, weights
+from mqo.quant import config, gemms, weights
 from mqo.quant.gemms import gemm_operands
 from torch import nn
 
@@ -73,13 +73,13 @@ def train(cache, folder):
     )
     adam = get_megatron_optimizer(chosen, [model])
     done = [0]
-    quantize = operands.fake_quantize
+    quantize = gemms.fake_quantize
 
     def counting(x, *args, **kwargs):
         done[0] += isinstance(x, nn.Parameter)
         return quantize(x, *args, **kwargs)
 
-    operands.fake_quantize = counting
+    gemms.fake_quantize = counting
     for step in range(STEPS):
         model.zero_grad_buffer()
         for number in range(PASSES):
@@ -90,7 +90,7 @@ def train(cache, folder):
         adam.step()
         assert differ(net), "the step has gathered already: nothing is tested"
     model.start_param_sync(force_sync=True)
-    operands.fake_quantize = quantize
+    gemms.fake_quantize = quantize
     return world.weights_of(net), done[0]
 
 
