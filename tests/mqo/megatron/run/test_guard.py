@@ -15,7 +15,7 @@ from mqo.megatron.run.guard import (
 from mqo.megatron.run.resumed_types import note_checkpoint
 from mqo.megatron.run.setup import read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup
-from mqo.quant import config, micro_batches, operands, progress
+from mqo.quant import config, gemms, micro_batches, progress
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
 from mqo.quant.progress import set_step
@@ -508,7 +508,7 @@ def test_upstreams_arguments_without_a_trap_are_the_defaults():
 @pytest.fixture
 def identity(monkeypatch):
     """What stands in the quantizer's place, and changes nothing."""
-    monkeypatch.setattr(operands, "fake_quantize", lambda x, *args, **kwargs: x.clone())
+    monkeypatch.setattr(gemms, "fake_quantize", lambda x, *args, **kwargs: x.clone())
 
 
 def test_an_identity_in_the_quantizers_place_ends_the_run(run, identity):
