@@ -1,10 +1,26 @@
 """What stands for CUDA's kernels, against torch's own on a CPU."""
 
+import sys
+
 import pytest
 import torch
 from mqo.megatron.simulation.as_cuda import _compiled, _rms_norm, adam
 from mqo.megatron.simulation.watch import Watch
 from torch.nn.functional import rms_norm
+
+from .... import forking
+
+# In a process of its own, since it changes torch and what Megatron binds once.
+IMPORT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from mqo.megatron.simulation.as_cuda import import_megatron
+from mqo.megatron.simulation.watch import Watch
+import_megatron(Watch())
+import torch
+from megatron.core.jit import jit_fuser
+assert jit_fuser is torch.compile, jit_fuser
+"""
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -46,6 +62,11 @@ def test_what_is_compiled_counts_as_one_operation():
     assert torch.equal(made, (torch.ones(4) * 3).exp() + 1)
     assert seen.count(None) == 1
     assert len(seen) == 2  # and torch.ones
+
+
+def test_what_megatron_has_compiled_on_gpus_is_compiled(vendored):
+    done = forking.run([sys.executable, "-c", IMPORT, vendored.root])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_adam_updates_a_group_at_once():

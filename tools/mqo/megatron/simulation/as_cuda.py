@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ def import_megatron(watch: Watch) -> None:
 
     torch.compile = functools.partial(_compiled, watch)
     with patch.object(device.accelerator, "is_available", lambda: True, create=True):
-        pass
+        import_module("megatron.core.jit")  # chooses torch.compile if there is a GPU
     mqo.megatron.run.start.compile_late = lambda: None
     # gloo's stand-ins for collectives of parts of different sizes.
     device.all_gather = torch.distributed.all_gather
