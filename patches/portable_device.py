@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mqo.errors import DriftError
-from mqo.overlay.codemod import Codemod, Source, Splice
+from mqo.overlay.codemod import Codemod, Source, Splice, end_of
 from mqo.overlay.drift import Place
 
 DEVICE_KEYWORDS = {"device", "map_location"}
@@ -25,7 +25,7 @@ class _Rule(ast.NodeVisitor):
         self.found: list[Splice] = []
         self.needed: set[str] = set()
 
-    def _put(self, node: ast.AST, text: str, name: str) -> None:
+    def _put(self, node: ast.expr, text: str, name: str) -> None:
         self.found.append(Splice.over(node, text))
         self.needed.add(name)
 
@@ -51,14 +51,15 @@ class _Rule(ast.NodeVisitor):
 
     def _to_device(self, node: ast.Call) -> None:
         """Turn `x.cuda(rest)` into `x.to(accelerator_type(), rest)`; a given device is kept."""
-        line, end = node.func.end_lineno, node.func.end_col_offset
+        line, end = end_of(node.func)
         self.found.append(Splice(line, end - len("cuda"), line, end, b"to"))
         if not node.args and all(keyword.arg != "device" for keyword in node.keywords):
             if node.keywords:
                 first = node.keywords[0]
                 line, at, text = first.lineno, first.col_offset, b"accelerator_type(), "
             else:
-                line, at, text = node.end_lineno, node.end_col_offset - 1, b"accelerator_type()"
+                line, end = end_of(node)
+                at, text = end - 1, b"accelerator_type()"
             self.found.append(Splice(line, at, line, at, text))
             self.needed.add("accelerator_type")
         self.generic_visit(node)
@@ -96,7 +97,8 @@ class _Rule(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         pass
 
-    visit_ImportFrom = visit_Import  # noqa: N815
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        pass
 
 
 def splices(source: Source) -> Iterator[Splice]:
@@ -112,7 +114,7 @@ def splices(source: Source) -> Iterator[Splice]:
 def leftovers(source: Source) -> Iterable[Place]:
     """Yield every form above that the result still has, imports apart."""
     for node in source.walk():
-        if is_torch_cuda(node):
+        if isinstance(node, ast.Attribute) and is_torch_cuda(node):
             yield Place(node.lineno, "torch.cuda")
         elif isinstance(node, ast.Call):
             if is_cuda_device(node) or is_to_cuda(node) or is_cuda_argument(node):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -46,6 +47,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_command: Callable[..., None]
 for _command in (vendor, apply, restore, status, diff, verify, snapshot):
     app.command()(_command)
 app.command(name="eval")(evaluate)

@@ -27,7 +27,6 @@ State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
 LITTLE_DISK_GIB, LITTLE_MEMORY_GIB = 5, 4
 WIDTH = 80
-_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -117,7 +116,8 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     for finding in diagnosis.findings:
         label = f"{finding.state:7}  {finding.what:{wide}}  "
         for text in (finding.found, finding.cost):
-            for line in textwrap.wrap(text, WIDTH - len(label), **_WHOLE_WORDS):
+            room = WIDTH - len(label)
+            for line in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False):
                 yield label + line
                 label = " " * len(label)
     todo = [finding.what for finding in diagnosis.findings if finding.needs_action]

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from mqo.report import rows as rules
+from mqo.report.series import less
 
 from .conftest import falling, only, trio
 
@@ -53,7 +53,7 @@ def test_the_difference_is_taken_step_by_step(runs):
     runs("base", loss=6.0)
     runs("other", "mxfp4", loss=6.5)
     base, other = only(runs).runs
-    steps, values = zip(*rules.difference(other, base), strict=True)
+    steps, values = zip(*less(other.train, base.train), strict=True)
     assert steps == tuple(range(1, 201))
     assert values[0] == 0
     assert values[-1] == pytest.approx(0.5, abs=2e-3)  # e^-6 of the way is left

@@ -39,8 +39,9 @@ def prepare(
 
     find(input, kind)
     key = "text" if kind == "text" else key
-    how = {"key": key, "workers": workers, "strict": strict, "report": stderr()}
-    counts = build_index(kind, input, tokenizer, output, **how)
+    counts = build_index(
+        kind, input, tokenizer, output, key=key, workers=workers, strict=strict, report=stderr()
+    )
     prefix = output.with_name(f"{output.name}_{key}_document")
     text = f"{counts.documents:,} documents, {counts.tokens:,} tokens: {prefix}"
     emit("data prepare", counts, text, as_json, prefix=prefix)

@@ -50,8 +50,14 @@ def generate(
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
         raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    words = evaluation.sampling(tokens=tokens, cache=not no_cache, **drawn)
+    words = evaluation.sampling(
+        tokens=tokens,
+        cache=not no_cache,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
     words += evaluation.ignoring(ignore_argument or ())
     place, mode = Place.of(checkpoint), mode or AS_TRAINED
     found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)

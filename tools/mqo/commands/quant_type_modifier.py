@@ -14,12 +14,12 @@ from typing import NoReturn
 
 from mqo import process
 from mqo.errors import FULL, DiskFullError, MqoError
-from mqo.overlay.literals import TYPES
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
 from mqo.overlay.quant_types.sites import ABSENT
 from mqo.project import Project
+from mqo.quant.formats import QUANT_TYPES
 
 WIDTH = 80
 SCHEMA = 1
@@ -31,7 +31,7 @@ WHAT = {
     "pv": "weighted values of attention",
 }
 EXIT_CODES = f"""
-T is one of {", ".join(TYPES)}. Exit codes: 0 done; 1 --check found something that
+T is one of {", ".join(QUANT_TYPES)}. Exit codes: 0 done; 1 --check found something that
 needs action; 2 error, and nothing was changed.
 """
 
@@ -180,8 +180,9 @@ def _note(state: SiteState) -> str:
 
 def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
     """Return lines of at most WIDTH columns; paths, commands and types stay whole."""
-    indents = {"initial_indent": " " * first, "subsequent_indent": " " * behind}
-    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * first, " " * behind
+    return wrapper.wrap(text)
 
 
 def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) -> None:

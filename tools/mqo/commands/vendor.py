@@ -32,8 +32,10 @@ def vendor(
     if version and source:
         raise OverlayError("--version and --from were both given", expected="one of them")
     pin = overlay.Pin.load(project.upstream_pin)
-    chosen = {"version": version, "source": source, "force": force}
-    outcome = overlay.vendor(settled(tree), pin, project.cache, **chosen, report=stderr())
+    place, say = settled(tree), stderr()
+    outcome = overlay.vendor(
+        place, pin, project.cache, version=version, source=source, force=force, report=say
+    )
     match outcome:
         case overlay.Vendored():
             text = f"vendored megatron-core {outcome.version}: {outcome.files} files\n"

@@ -3,11 +3,10 @@
 import glob
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from mqo.errors import DataError, check_name
 from mqo.untrusted import Limit, open_file
@@ -36,7 +35,7 @@ class Chunk:
 
     first: int
     position: int
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def _unpacked(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
     """Yield the content as a stream, and the file below it, which knows how far it was read."""
     with open_file(path, Limit.STREAM) as raw:
         if path.suffix == ".gz":

@@ -149,7 +149,7 @@ def no_tree(why: str) -> MissingError:
 
 def _add(job: Job, builder: Any, texts: Sequence[str], counts: Counts) -> None:
     """Add the texts of one key; one without ids would be a sequence that teaches nothing."""
-    end = [job.encoder.eod] if job.eod else []
+    end = [job.encoder.eod] if job.eod and job.encoder.eod is not None else []
     found = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
     for ids in found:
         builder.add_document(ids, [len(ids)])

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,7 @@ def _build(project: Project, target: Path, dataset: str, report: Say) -> None:
 def _run_steps(project: Project, folder: Path, dataset: str, report: Say) -> None:
     text, words, _ = layout(folder, dataset)
     start = time.monotonic()
+    documents: Iterable[sample.Article | mix.Document]
     if dataset == "dolma":
         documents = mix.documents(project.cache, report)
     else:

@@ -7,8 +7,9 @@ own flags behind `--`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mqo.errors import MqoError
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
@@ -75,7 +76,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--runs", type=Path, metavar="DIR", help="where run folders go; default: runs/")
     add("--tracker", metavar="NAME", help="send the run to wandb or mlflow while it trains")
     add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
-    repeatable = {"action": "append", "default": []}
+    repeatable: dict[str, Any] = {"action": "append", "default": []}
     what = "a patch to leave out, or what the recipe has of: " + ", ".join(INGREDIENTS)
     add("--without", metavar="NAME", help=f"{what}; repeatable", **repeatable)
     add("--no-fusions", action="store_true", help="leave out fused kernels, for comparisons")
@@ -97,7 +98,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
-    add, number = group.add_argument, {"type": int, "metavar": "N"}
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    add = group.add_argument
     add("--nnodes", default=1, help=f"nodes, each with a launcher {_DEFAULT}", **number)
     add("--node-rank", default=0, help=f"the index of this node, from 0 {_DEFAULT}", **number)
     what = "processes per node, one per GPU (default: all GPUs for standard and fast, else 1)"
@@ -211,7 +213,7 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
 def listing(front_end: bool = False) -> str:
     """Return all names, by kind; T in that of a mode stands for a type."""
     modes = tables.patterns(_modes(front_end))
-    rows = {
+    rows: dict[str, Iterable[str]] = {
         "models": tables.models(),
         "datasets": tables.datasets(),
         **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),

@@ -44,7 +44,8 @@ class CheckpointLock:
     def __init__(self, folder: Path, run: Path, where: Cluster, report: Say) -> None:
         self.folder, self.path, self.report = folder, folder / FILE, report
         self.job, self.node, self.here = Job.of(where), where.node_rank, Host.here()
-        self.run, self.processes = run, (Process.of(os.getpid()),)
+        self.run = run
+        self.processes: tuple[Process, ...] = (Process.of(os.getpid()),)
         self.beaten = -inf
         self._made = self._told = False
 

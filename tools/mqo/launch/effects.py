@@ -19,7 +19,7 @@ from mqo.quant import formats
 from mqo.quant import table as option_table
 from mqo.quant.config import parse
 
-Layers = Mapping[str, Iterable[str]]  # the names of a model's layers, by site
+Layers = option_table.Layers
 
 
 class NoEffectError(MqoError):
@@ -135,7 +135,9 @@ def _pattern_faults(
     if layers is None:
         return
     recipe = config.quantization.recipe
-    for rule in recipe.rules if recipe is not None and recipe.own else ():
+    if recipe is None or not recipe.own:
+        return
+    for rule in recipe.rules:
         if rule.is_of_ends:
             continue
         others = tuple(one for one in resolved.rules if one.layers != rule.pattern)

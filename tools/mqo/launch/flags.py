@@ -151,7 +151,7 @@ def tokenizer_flags(folder: Path) -> list[str]:
 
 def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
     paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
-    documents = of.data_prefix and document_count(of.data_prefix)
+    documents = document_count(of.data_prefix) if of.data_prefix else None
     split = ["--split", _split(of.training, documents)]
     # No layer needs a causal mask as a tensor; one of documents is in no other form.
     masked = "--reset-attention-mask" in of.extra_flags

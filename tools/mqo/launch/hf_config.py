@@ -18,7 +18,7 @@ from mqo.errors import ConvertError
 from mqo.matrix import tables
 from mqo.matrix.tables import Dtype, Llama3Rope, Mla, Moe, Shape, Yarn
 
-Values = Mapping[str, tuple[Any, ...]]
+Values = dict[str, tuple[Any, ...]]
 LLAMA, DEEPSEEK = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 MODEL_TYPES = {LLAMA: "llama", DEEPSEEK: "deepseek_v2"}  # by which transformers chooses its class
 _WITHOUT_EFFECT = Path(__file__).with_name("hf_keys.toml")
@@ -246,12 +246,13 @@ def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     if kind == "default":
         return None
     made: Llama3Rope | Yarn
+    known: Llama3Rope | Yarn
     if kind == "llama3":
-        made = Llama3Rope(**_read(table, _LLAMA3))
-        known = _llama3_rope(made.factor)
+        made = llama3 = Llama3Rope(**_read(table, _LLAMA3))
+        known = _llama3_rope(llama3.factor)
     else:
-        made = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
-        known = _yarn(made.factor, made.mscale, made.mscale_all_dim)
+        made = yarn = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
+        known = _yarn(yarn.factor, yarn.mscale, yarn.mscale_all_dim)
     if made != known:
         raise ConvertError(
             f"config.json scales positions by {made}",
@@ -267,7 +268,7 @@ def _published(model: str) -> Any:
     return tables.models()[model]
 
 
-def _llama3_rope(factor: float) -> Llama3Rope:
+def _llama3_rope(factor: int) -> Llama3Rope:
     rest = _published("llama31-8b").rope.model_dump(exclude={"factor"})
     return Llama3Rope(factor=factor, **rest)
 

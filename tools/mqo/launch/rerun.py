@@ -82,12 +82,12 @@ def rerun(
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]
     env = {name: _moved(value, was, folder) for name, value in env.items()}
-    command = redirected(moved, folder, facts.inputs.iteration)
+    command = redirected(moved, folder, facts.inputs.iteration if facts.inputs else None)
     write_facts(folder, config, command, env)
     if own:
         sign(project, folder)
     saves, where = flag_table(command).get("--save"), config.placement.cluster
-    with locked(saves and Path(saves), folder.root, where, report) as lock:
+    with locked(Path(saves) if saves else None, folder.root, where, report) as lock:
         result = train(folder, config, command, env, *_known(original), report, lock=lock)
     _note_additional(original, folder, report)
     return compare(original, RunFolder(Path(result.run)))
@@ -111,7 +111,9 @@ def _first(
 ) -> tuple[int, float | None, float | None] | None:
     """Return (step, was, now) of the first row of `old` that `new` has not just so."""
     for n, (step, was) in enumerate(old):
-        other, now = new[n] if n < len(new) else (math.inf, None)
+        if n == len(new):
+            return step, was, None
+        other, now = new[n]
         if step < other:
             return step, was, None
         if other < step:

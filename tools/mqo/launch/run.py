@@ -11,7 +11,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -383,11 +383,12 @@ def _output(process: subprocess.Popen) -> Iterator[str]:
     Until it has ended: what a killed worker leaves behind holds the output open.
     """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    assert process.stdout is not None  # it was started with a pipe
     ended = False
     while True:
         chunk = b""
         if select.select([process.stdout], [], [], 0 if ended else 1)[0]:
-            chunk = os.read(process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
             if not chunk:
                 break
         elif ended:
@@ -437,5 +438,5 @@ def _trained_before(folder: RunFolder, config: RunConfig) -> int | None:
     return step if step is not None and step >= length(config.experiment).steps else None
 
 
-def _types(types: object) -> str:
-    return " ".join(f"{site}={value}" for site, value in dict(types).items()) or "no quant sites"
+def _types(types: Mapping[str, str]) -> str:
+    return " ".join(f"{site}={value}" for site, value in types.items()) or "no quant sites"

@@ -50,12 +50,13 @@ def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
 def render(model: Model, dataset: Dataset, mode: Mode, launcher: Path | None = None) -> str:
     """Return the text of one script."""
     loader = jinja2.FileSystemLoader(tables.HERE)
-    options = {
-        "keep_trailing_newline": True,
-        "trim_blocks": True,
-        "undefined": jinja2.StrictUndefined,
-    }
-    template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
+    environment = jinja2.Environment(
+        loader=loader,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template = environment.get_template(TEMPLATE)
     name = file_name(model, dataset, mode)
     trainings = tables.trainings()
     return template.render(
@@ -88,9 +89,9 @@ def format_table() -> str:
     for row in formats.FORMATS.values():
         grid, smallest, largest = _grid(row.element)
         where = f"a block of {row.block}" + f" or {row.block} x {row.block}" * row.square
-        cells = (f"`{row.name}`", f"{row.element.name.upper()}: {grid}", str(row.element.bits))
-        cells += (f"±2^{smallest} .. ±{largest:g}", SCALES[row.scale].format(where=where))
-        lines.append(f"| {' | '.join((*cells, f'{8 * row.packed_bytes:g}', row.source))} |")
+        cells = [f"`{row.name}`", f"{row.element.name.upper()}: {grid}", str(row.element.bits)]
+        cells += [f"±2^{smallest} .. ±{largest:g}", SCALES[row.scale].format(where=where)]
+        lines.append(f"| {' | '.join([*cells, f'{8 * row.packed_bytes:g}', row.source])} |")
     return "\n".join(lines) + "\n"
 
 

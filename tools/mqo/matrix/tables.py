@@ -280,6 +280,7 @@ class Training(Row):
         return self.samples // self.global_batch
 
 
+PickedT = TypeVar("PickedT")
 RowT = TypeVar("RowT", bound=Row)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
 TYPES_T = f"T is one of {', '.join(formats.FORMATS)}"
@@ -311,9 +312,9 @@ def modes() -> dict[str, Mode]:
         for quant_type in family.types:
             sites = dict.fromkeys(family.sites, quant_type)
             scripts = family.scripts and quant_type in SCRIPT_TYPES
-            flags = {"scripts": scripts, "front_end": family.front_end}
             name = family.mode(quant_type)
-            found[name] = Mode(name=name, **flags, **sites)
+            shared: dict[str, Any] = {"front_end": family.front_end, **sites}
+            found[name] = Mode(name=name, scripts=scripts, **shared)
     return found
 
 
@@ -369,7 +370,7 @@ def quant_types() -> tuple[str, ...]:
     return tuple(formats.FORMATS)
 
 
-def pick(table: Mapping[str, RowT], kind: str, name: str) -> RowT:
+def pick(table: Mapping[str, PickedT], kind: str, name: str) -> PickedT:
     """Return the row called `name`; UnknownNameError lists the valid ones."""
     check_choice(kind, name, table)
     return table[name]

@@ -10,10 +10,10 @@ from mqo.quant.operand_table import member
 from mqo.quant.record import EXCLUDED, QuantRecord
 
 # (site, operand, layer, the site's type) -> the format of that operand, 'none' for none.
-TypeOf = Callable[[str, str, str, str], str]
+TypeOf = Callable[[str, str, str, str], str | None]
 
 
-def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str:
+def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str | None:
     """Return the format of an operand where no recipe says otherwise."""
     del site, layer
     return member(quant_type, operand)
@@ -142,7 +142,7 @@ def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: Ty
     if wanted != NONE and not records:
         why = "every layer is excluded" if excluded else "its quantizer never ran"
         return [f"{name}: asked for {wanted}, but {why}"]
-    wrong: dict[tuple[str, str], list[QuantRecord]] = {}
+    wrong: dict[tuple[str | None, str], list[QuantRecord]] = {}
     for record in records:
         asked = type_of(name, record.operand, record.layer, wanted)
         if record.quant_type != asked:

@@ -51,12 +51,12 @@ def cut_blocks(
     """
     cut: dict[tuple[str, int, int, int], list] = {}
     for layer, module, _ in found:
-        part, whole = linear.split_size(module) or (0, 0)
-        if layer.kind != LINEAR or part == whole:
+        side, (part, whole) = linear.side(module), linear.split_size(module) or (0, 0)
+        if layer.kind != LINEAR or part == whole or side is None:
             continue
         # Gate and up lie one behind the other, and are each dealt out.
         pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
-        for site, block in _through(_SPLIT[linear.side(module)], blocks, squares):
+        for site, block in _through(_SPLIT[side], blocks, squares):
             if part // pieces % block and not is_excluded(site, layer.name):
                 key = (site, part // pieces, whole // pieces, block)
                 cut.setdefault(key, []).append(layer)

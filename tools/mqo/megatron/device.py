@@ -97,7 +97,7 @@ class CpuFacade:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
 
-    def current_stream(self, device: object = None) -> Stream:
+    def current_stream(self, device: object = None) -> _Inert:
         """Return the one queue there is."""
         return Stream(device)
 
@@ -150,7 +150,7 @@ def accelerator_type() -> str:
     return "cuda" if HAS_CUDA else "cpu"
 
 
-def accelerator_device(*address: object) -> torch.device:
+def accelerator_device(*address: Any) -> torch.device:
     """Return `torch.device(*address)` on CUDA; without CUDA the CPU, whatever the index."""
     return torch.device(*address) if HAS_CUDA else torch.device("cpu")
 

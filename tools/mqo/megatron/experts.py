@@ -23,7 +23,7 @@ from mqo.quant.packed_activations import saved_operands
 ROWS = 8
 
 
-def experts_class(grouped: bool, one_by_one: type[Module]) -> type[Module]:
+def experts_class(grouped: bool, one_by_one: Any) -> type[Module]:
     """Return the class of a rank's experts; the patched upstream calls it.
 
     `one_by_one` is upstream's SequentialMLP.
@@ -143,10 +143,10 @@ class _GroupedGemm(torch.autograd.Function):
         of_tokens = _product(lhs, torch.stack(rhs), ctx.counts)
 
         operands = _operands("wgrad", ctx.weights)
-        lhs = [_padded(of.lhs(g)) for of, g in zip(operands, grads, strict=True)]
-        rhs = [_padded(of.rhs(x)) for of, (x, _) in zip(operands, pairs, strict=True)]
-        counts = [len(part) for part in lhs]
-        of_weights = _product(_as_one_tensor(lhs, grad).t(), torch.cat(rhs), counts)
+        left = [_padded(of.lhs(g)) for of, g in zip(operands, grads, strict=True)]
+        right = [_padded(of.rhs(x)) for of, (x, _) in zip(operands, pairs, strict=True)]
+        counts = [len(part) for part in left]
+        of_weights = _product(_as_one_tensor(left, grad).t(), torch.cat(right), counts)
         return of_tokens, None, *of_weights.unbind()
 
 

@@ -1,7 +1,7 @@
 """Names the layers of a model, so that the quantizer's records can say which GEMM they are of."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.nn import Module, Parameter
 
@@ -126,6 +126,7 @@ def _has_attention_sites(module: Module) -> bool:
 
 
 def _claims(model: Module) -> Iterator[_Claim]:
+    module: Any
     for path, module in _own_modules(model):
         name = _global_name(model, path)
         for i, (own, weight) in enumerate(linear.weights(module)):
@@ -180,7 +181,7 @@ def _global_name(model: Module, path: str) -> str:
     names = list(parts)
     for i in range(1, len(parts)):
         if parts[i - 1] == "layers":
-            layer = model.get_submodule(".".join(parts[: i + 1]))
+            layer: Any = model.get_submodule(".".join(parts[: i + 1]))
             if hasattr(layer, "layer_number"):
                 # Megatron counts from 1 over all stages, a path from 0 within its own.
                 names[i] = str(layer.layer_number - 1)

@@ -62,7 +62,7 @@ def is_grouped(module: Module) -> bool:
     return _engine_class(module) == _GROUPED
 
 
-def weights(module: Module) -> list[tuple[str, Parameter]]:
+def weights(module: Any) -> list[tuple[str, Parameter]]:
     """Return (name, weight) of the 2-D weights of a layer, by GEMM where it is the engine's."""
     kind = _engine_class(module)
     if kind == _GROUPED:
@@ -82,7 +82,7 @@ def group(module: Module) -> Any:
     return getattr(module, "_tp_group" if is_engines(module) else "tp_group", None)
 
 
-def split_size(module: Module) -> tuple[int, int] | None:
+def split_size(module: Any) -> tuple[int, int] | None:
     """Return the elements along the split axis, on this rank and on all; None if not split."""
     which = side(module)
     if which is None:
@@ -92,7 +92,7 @@ def split_size(module: Module) -> tuple[int, int] | None:
         ranks = group(module)
         return part, part * (ranks.size() if ranks is not None else 1)
     name = "input_size" if which == ROW else "output_size"
-    whole = getattr(module, name, None)
+    whole = getattr(module, name, 0)
     return getattr(module, f"{name}_per_partition", whole), whole
 
 
@@ -100,6 +100,7 @@ def split_size(module: Module) -> tuple[int, int] | None:
 def source_types() -> dict[str, str]:
     """Return the types of the linear sites, which the source of upstream's linear layers says."""
     found = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
+    assert found is not None and found.origin is not None
     return site_types(found.origin)
 
 

@@ -15,7 +15,7 @@ class LayerNormOnly(torch.nn.Module):
     The patch `local_norms` makes it the base of upstream's FusedLayerNorm.
     """
 
-    def __new__(cls, config: Any, *args: object, **kwargs: object) -> torch.nn.Module:
+    def __new__(cls, config: Any, *args: object, **kwargs: object) -> Any:
         """Return an instance for LayerNorm, else upstream's WrappedTorchNorm of `config`."""
         if config.normalization == "LayerNorm":
             return super().__new__(cls)

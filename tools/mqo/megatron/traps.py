@@ -66,7 +66,7 @@ def find_traps(
 def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded) -> list[str]:
     """Return those of `find_traps` that need no model, only the run's arguments."""
     kinds = {site.layer for site in _wanted(asked)}
-    traps = []
+    traps: list[str] = []
     if LINEAR in kinds and setup.transformer_impl == releases.NAME:
         traps += setup.engine_faults
     elif kinds and setup.transformer_impl not in ("local", releases.NAME):

@@ -103,9 +103,7 @@ def restore(
         return Restored(len(target.changes), undone, rest.names, kept, left)
 
 
-def _names_to_restore(
-    series: Series, applied: Collection[str], names: Sequence[str]
-) -> Collection[str]:
+def _names_to_restore(series: Series, applied: Collection[str], names: Sequence[str]) -> set[str]:
     known = {*series.names, *applied}
     for name in names:
         check_name("patch", name, known)

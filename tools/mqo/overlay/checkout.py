@@ -70,7 +70,7 @@ def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
-    command = ["git", "-C", root, *arguments]
+    command = ["git", "-C", str(root), *arguments]
     env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     try:
         done = process.run(command, input=stdin, env=env)

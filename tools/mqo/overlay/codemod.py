@@ -29,11 +29,9 @@ class Splice:
     text: bytes
 
     @classmethod
-    def over(cls, node: ast.AST, text: str) -> Splice:
-        """Return a splice in the place of `node`, an expression or statement with a position."""
-        return cls(
-            node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text.encode()
-        )
+    def over(cls, node: ast.expr | ast.stmt, text: str) -> Splice:
+        """Return a splice in the place of `node`."""
+        return cls(node.lineno, node.col_offset, *end_of(node), text.encode())
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Source:
         if not isinstance(node, ast.stmt):
             return True
         at = bisect_left(self._hits, _first_line(node))
-        return at < len(self._hits) and self._hits[at] <= node.end_lineno
+        return at < len(self._hits) and self._hits[at] <= end_of(node)[0]
 
     def walk(self) -> Iterator[ast.AST]:
         """Yield the nodes of the statements that hold the needle, and of what encloses them."""
@@ -97,14 +95,15 @@ class Source:
         """Return the byte offset of a 1-based line and a 0-based column."""
         return self._starts[line - 1] + column + (self._bom if line == 1 else 0)
 
-    def segment(self, node: ast.AST) -> bytes:
+    def segment(self, node: ast.expr | ast.stmt) -> bytes:
         """Return the bytes of a node."""
         start = self.offset(node.lineno, node.col_offset)
-        return self.content[start : self.offset(node.end_lineno, node.end_col_offset)]
+        return self.content[start : self.offset(*end_of(node))]
 
     def spliced(self, splices: Iterable[Splice]) -> bytes:
         """Return the content with the splices; of two at one place, an insertion goes first."""
-        parts, done = [], 0
+        parts: list[bytes] = []
+        done = 0
         for s in sorted(splices, key=lambda s: (s.line, s.column, s.end_line, s.end_column)):
             start = self.offset(s.line, s.column)
             assert start >= done, f"splices overlap at line {s.line}"
@@ -127,7 +126,7 @@ class Source:
             )
             future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if docstring or future:
-                after = node.end_lineno
+                after, _ = end_of(node)
             else:
                 break
         if after == 0 and self.tree.body:
@@ -175,6 +174,12 @@ def apply_codemod(
             help="The rule in patches/ needs this form added",
         )
     return new
+
+
+def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """Return the line and the column where a parsed node ends."""
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
 
 
 def _first_line(node: ast.stmt) -> int:

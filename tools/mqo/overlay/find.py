@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -79,7 +80,7 @@ def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
     )
 
 
-def _paths(path: list[cst.CSTNode]) -> Iterator[list[cst.CSTNode]]:
+def _paths(path: list[Any]) -> Iterator[list[Any]]:
     """Yield the definitions below the last node of `path`, each behind those that it is in."""
     for definition in _definitions(path[-1]):
         yield [*path, definition]

@@ -104,9 +104,10 @@ def read_building(path: Path) -> Building:
             tuple(_absolute(parent) for parent in table["made"]),
         )
         name = _PART.fullmatch(note.folder.name)
-        is_ours = name is not None and note.folder == note.target.with_name(note.folder.name)
+        is_beside = note.folder == note.target.with_name(note.folder.name)
+        is_ours = is_beside and name is not None and name["name"] == note.target.name
         _require(
-            is_ours and name["name"] == note.target.name and _is_own_folder(note.folder),
+            is_ours and _is_own_folder(note.folder),
             f"it names {note.folder}",
         )
         for parent in note.made:

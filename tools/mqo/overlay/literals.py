@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mqo.errors import OverlayError
-from mqo.quant import formats, source
-
-NONE, TYPES = formats.NONE, formats.QUANT_TYPES
-VARIABLE, Literal, Source = source.VARIABLE, source.Literal, source.Source
-splice = source.splice
+from mqo.quant.formats import NONE
+from mqo.quant.source import VARIABLE, Literal, Source, splice
 
 
 def read(content: bytes) -> list[Literal]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -32,7 +33,7 @@ from mqo.overlay.find import (
     find_pattern,
 )
 
-Statement = cst.BaseStatement
+Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 _FUTURE = m.SimpleStatementLine([m.ImportFrom(module=m.Name("__future__"))])
 
 
@@ -99,6 +100,7 @@ class _Changes:
                 self._insert(self.module, _before_imports(self.module), edit.code)
             case PrependBody():
                 function = self._scope(edit.scope).root
+                assert isinstance(function, Function)
                 if not isinstance(function.body, Block):
                     raise CountOffError(f"`{edit.scope}` has its body on the line of its `def`")
                 has_docstring = function.get_docstring() is not None
@@ -180,7 +182,7 @@ class _Maker(cst.CSTTransformer):
     def on_visit(self, node: cst.CSTNode) -> bool:
         return not isinstance(node, DEFINITIONS) or id(node) in self.changes.definitions
 
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:
+    def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         key, changes = id(original_node), self.changes
         self.done += key in changes.replaced or key in changes.inserted or key in changes.parameters
         if key in changes.replaced:
@@ -193,10 +195,11 @@ class _Maker(cst.CSTTransformer):
         return updated_node
 
 
-def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[cst.CSTNode]:
+def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[Any]:
     """Return the statements of `block` with the insertions, those of one place in order."""
-    body: list[cst.CSTNode] = []
-    for i, old in enumerate([*block.body, None]):
+    body: list[Any] = []
+    statements: list[Any] = [*block.body, None]
+    for i, old in enumerate(statements):
         for insertion in (new for new in insertions if new.at == i):
             first, *rest = insertion.statements
             if insertion.take_comments and old is not None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mqo.errors import OverlayError, VendorError
 from mqo.overlay import checkout, literals, records, transaction, writable
@@ -226,7 +226,7 @@ class Tree:
                 )
             yield
 
-    def _wait(self, take: Callable[[], object]) -> None:
+    def _wait(self, take: Callable[[], Any]) -> None:
         """Call `take` until it raises nothing, for as long as one may wait; tell the user once."""
         start, told = time.monotonic(), False
         while True:

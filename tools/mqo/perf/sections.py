@@ -291,10 +291,10 @@ def breakdown(measured: Measured) -> Section:
 def memory(measured: Measured) -> Section:
     """Show the peak of the mode's process and what it consists of, beside the baseline's peak."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
-    parts = _states(mode)
-    peak = mode.peak_memory
-    if peak and parts:
-        parts["activations and all else"] = peak - sum(parts.values())
+    states, peak = _states(mode), mode.peak_memory
+    parts: dict[str, float | None] = {**states}
+    if peak and states:
+        parts["activations and all else"] = peak - sum(states.values())
     parts |= {"peak, mode": peak, "peak, baseline": base.peak_memory}
     rows = tuple(
         {"part": name, "MiB": None if size is None else size / MIB} for name, size in parts.items()
@@ -315,7 +315,7 @@ def memory(measured: Measured) -> Section:
     return Section("memory", "Peak memory", about, rows, (verdict,), commands)
 
 
-def _states(run: Run) -> dict[str, int | None]:
+def _states(run: Run) -> dict[str, float]:
     """Return bytes of one process that holds the whole model; nothing without a coverage."""
     if not run.folder.coverage.exists():
         return {}

@@ -72,7 +72,8 @@ def fake_quantize(
         return _quantize(x, spec, axis, out, seed, amax)
     arguments = (amax, axis, signed(seed or 0), *fields_of(spec))
     if out is None:
-        return torch.ops.megatron_quant.fake_quantize(x, *arguments)
+        quantized: Tensor = torch.ops.megatron_quant.fake_quantize(x, *arguments)
+        return quantized
     torch.ops.megatron_quant.fake_quantize_out(x, out, *arguments)
     return out
 
@@ -112,6 +113,8 @@ def implementations(device: str, load: Callable[[str], F | ImportError]) -> tupl
         check_choice(ENVIRONMENT_VARIABLE, asked, tuple(MODULES))
     chosen = load(asked or _BY_DEVICE.get(device, "reference"))
     reference = load("reference")
+    if isinstance(reference, ImportError):
+        raise reference
     if isinstance(chosen, ImportError):
         if asked:
             raise RuntimeError(
@@ -135,9 +138,10 @@ def _warn_of_reference(why: str) -> None:
 @functools.cache
 def _load(name: str) -> Qdq | ImportError:
     try:
-        return import_module(f".{MODULES[name]}", __package__).qdq
+        qdq: Qdq = import_module(f".{MODULES[name]}", __package__).qdq
     except ImportError as error:
         return error
+    return qdq
 
 
 def describe(x: Tensor) -> str:

@@ -102,7 +102,7 @@ class QuantConfig(Options):
             raise ValueError(
                 f"{site} is '{site_type}', and [operands] has no quant_type for {name}"
             )
-        hadamard = row.hadamard and Hadamard(row.hadamard, row.signs or "fixed")
+        hadamard = Hadamard(row.hadamard, row.signs or "fixed") if row.hadamard else None
         smooth = self.smooth_key and name == "qk.key" and kind != NONE
         return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth)
 

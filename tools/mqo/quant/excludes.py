@@ -10,12 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mqo.quant.formats import ATTENTION, LINEAR, SITES, GemmSite, check_choice
-
-if TYPE_CHECKING:
-    from mqo.quant.labels import Layer
 
 NEAREST = 3
 
@@ -47,10 +44,10 @@ def matches(pattern: str, site: str, layer: str) -> bool:
     return is_for(pattern, SITES[site]) and fnmatchcase(layer, split(pattern)[1])
 
 
-def unmatched(patterns: Iterable[str], layers: Iterable[Layer]) -> list[str]:
+def unmatched(patterns: Iterable[str], layers: Iterable[Any]) -> list[str]:
     """Say, one text each, which patterns match nothing: a misspelt one must not go unnoticed.
 
-    `layers` are those of all ranks, for a pipeline stage holds only some.
+    `layers` have a name and a kind. They are those of all ranks: a pipeline stage has only some.
     """
     layers, faults = list(layers), []
     for pattern in patterns:

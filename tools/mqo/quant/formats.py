@@ -81,6 +81,12 @@ class TaperedFormat:
     max_exponent: int
 
 
+def minifloat(element: Minifloat | TaperedFormat) -> Minifloat:
+    """Return an element that is a minifloat."""
+    assert isinstance(element, Minifloat), f"{element.name} is tapered"
+    return element
+
+
 @dataclass(frozen=True)
 class Format:
     """A row of formats.toml, which says what each field means."""
@@ -98,6 +104,17 @@ class Format:
     scripts: bool = False
     least_sqnr: float | None = None
     sqnr_reason: str = ""
+
+    @property
+    def minifloat(self) -> Minifloat:
+        """The element of a format with a scale that is not a tapered format's."""
+        return minifloat(self.element)
+
+    @property
+    def tapered(self) -> TaperedFormat:
+        """The element of a format whose element is tapered."""
+        assert isinstance(self.element, TaperedFormat), f"{self.element.name} is not tapered"
+        return self.element
 
     @property
     def is_mx(self) -> bool:

@@ -131,7 +131,8 @@ class QuantizedOperands(GemmOperands):
         quantize = partial(self._quantize, operand, how, axis)
         if how.spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
-        return _StraightThrough.apply(tensor, quantize)
+        rounded: Tensor = _StraightThrough.apply(tensor, quantize)
+        return rounded
 
     def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
         spec = how.spec

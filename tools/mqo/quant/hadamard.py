@@ -43,8 +43,9 @@ def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:
         return torch.ones(hadamard.points)
     if hadamard.signs == "fixed":
         return torch.tensor(_FIXED, dtype=torch.float32).repeat(hadamard.points // len(_FIXED))
+    assert seed is not None  # `transform` refuses it
     negative = draws(torch.Size([hadamard.points]), seed) < 2 ** (RANDOM_BITS - 1)
-    return 1.0 - 2.0 * negative
+    return torch.where(negative, -1.0, 1.0)
 
 
 def factor_of(hadamard: Hadamard) -> Tensor:
@@ -134,7 +135,9 @@ Implementation = Callable[[Tensor, Tensor, Hadamard, int, int | None, Tensor | N
 def reference(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> Tensor:
     """Return the transform by torch's operators, on any device and in memory of any order."""
     points, size = hadamard.points, x.shape[axis]
-    y = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(-1, (-1, points))
+    y: Tensor = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(
+        -1, (-1, points)
+    )
     y = y * signs_of(hadamard, seed).to(y.device)
     stride = 1
     while stride < points:
@@ -165,9 +168,10 @@ def _load(name: str) -> Implementation | ImportError:
     if name == "reference":
         return _by_reference
     try:
-        return import_module(f".{MODULES[name]}.hadamard", __package__).transform
+        found: Implementation = import_module(f".{MODULES[name]}.hadamard", __package__).transform
     except ImportError as error:
         return error
+    return found
 
 
 def _transform(x: Tensor, *arguments: Any) -> None:

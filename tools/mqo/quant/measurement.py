@@ -69,8 +69,7 @@ def _energies(original: Tensor, quantized: Tensor) -> Tensor:
 def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
     element = spec.format.element
-    minifloat = isinstance(element, Minifloat)
-    limit = element.max_value if minifloat else 2.0**element.max_exponent
+    limit = element.max_value if isinstance(element, Minifloat) else 2.0**element.max_exponent
     encode = spread(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
     # A block without a scale is lost, not saturated: NaN is not larger.
     return ((x.float() * encode).abs() > limit).sum()
@@ -85,6 +84,9 @@ def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
     found = exponent(decode).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
     found = torch.where(decode.isnan(), SCALE_EXPONENT_NAN, found) - SCALE_EXPONENT_MIN
     return bins.scatter_add_(0, found, torch.ones_like(found))
+
+
+_SUMS = ("signal", "noise", "elements", "nonzero", "underflowed", "saturated")
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,10 @@ class Measurement:
     def of(cls, key: tuple[str, str, str, str], flat: list[float]) -> "Measurement":
         """Make one of (site, layer, operand, type) and of the numbers of `Sums.flat`."""
         *numbers, amax = flat[:-BINS]
+        sums: dict[str, Any] = dict(zip(_SUMS, numbers, strict=True))
         counts = enumerate(flat[-BINS:], SCALE_EXPONENT_MIN)
         scales = {exponent: int(count) for exponent, count in counts if count}
-        return cls(*key, *numbers, amax, scales)
+        return cls(*key, **sums, amax=amax, scales=scales)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -163,9 +166,8 @@ def merged(ranks: Iterable[Iterable[T]], add: Callable[[T, T], T]) -> list[T]:
 
 
 def _add(one: Measurement, two: Measurement) -> Measurement:
-    sums = ("signal", "noise", "elements", "nonzero", "underflowed", "saturated")
-    added = (getattr(one, name) + getattr(two, name) for name in sums)
+    sums: dict[str, Any] = {name: getattr(one, name) + getattr(two, name) for name in _SUMS}
     exponents = sorted(one.scales.keys() | two.scales.keys())
     scales = {e: one.scales.get(e, 0) + two.scales.get(e, 0) for e in exponents}
     amax = math.nan if math.isnan(one.amax + two.amax) else max(one.amax, two.amax)
-    return Measurement(*one.key, *added, amax, scales)
+    return Measurement(*one.key, **sums, amax=amax, scales=scales)

@@ -28,7 +28,7 @@ ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"  # names the file
 class Option:
     """An option: the key `name` in `[table]` of quant.toml, and `flag` of train_config.py.
 
-    `check` raises ValueError for a value that is none; `valid` are the values where they can be
+    `checked_by` raises ValueError for a value that is none; `valid` are the values, if they can be
     listed. `kind` is the type of a value, or of its items where the option is a list, `many`.
     `shown` says in words what the default is. `metavar` stands for the value in the help.
     """
@@ -37,12 +37,19 @@ class Option:
     flag: str
     default: Any
     help: str
-    check: Callable[[object], None] | None = None
+    checked_by: Callable[[object], object] | None = None
     valid: tuple[Any, ...] = ()
     kind: type = str
     metavar: str | None = None
     shown: str = ""
     name: str = ""
+
+    def check(self, value: object) -> None:
+        """Raise ValueError, naming what is valid, for a value that is none."""
+        if self.checked_by is not None:
+            self.checked_by(value)
+        else:
+            check_choice(self.name.replace("_", " "), value, self.valid)
 
     @property
     def many(self) -> bool:
@@ -63,13 +70,14 @@ def _check_dump(value: object) -> None:
 
 def _option(table: str, flag: str, default: Any, of: Any, help: str, **more: Any) -> Any:
     """Return a field; `of` are its valid values, or checks one."""
-    checked = {"check": of} if callable(of) else {"valid": of, "kind": type(of[0])}
-    option = Option(table, flag, default, help, **checked, **more)
+    more |= {"checked_by": of} if callable(of) else {"valid": of, "kind": type(of[0])}
+    option = Option(table, flag, default, help, **more)
     return field(default=default, metadata={"option": option})
 
 
 _how, _record, _run = (partial(_option, name) for name in ("quantizer", "record", "run"))
-_SWITCH, _N = (False, True), {"kind": int, "metavar": "N"}
+_SWITCH = (False, True)
+_N: dict[str, Any] = {"kind": int, "metavar": "N"}
 
 
 @dataclass(frozen=True)
@@ -142,12 +150,9 @@ class Options:
     )
 
 
-def _named(name: str, option: Option) -> Option:
-    choice = partial(check_choice, name.replace("_", " "), valid=option.valid)
-    return replace(option, name=name, check=option.check or choice)
-
-
-OPTIONS = {f.name: _named(f.name, f.metadata["option"]) for f in fields(Options)}
+OPTIONS: dict[str, Option] = {
+    f.name: replace(f.metadata["option"], name=f.name) for f in fields(Options)
+}
 TABLES = tuple(dict.fromkeys(option.table for option in OPTIONS.values()))
 
 
@@ -158,7 +163,7 @@ def check(options: dict[str, Any]) -> None:
         check_value(OPTIONS[name].table, name, OPTIONS[name].check, value)
 
 
-def check_value(table: str, name: str, checked: Callable[[object], None], value: object) -> None:
+def check_value(table: str, name: str, checked: Callable[[object], object], value: object) -> None:
     """Raise the ValueError of a check, with the place in quant.toml."""
     try:
         checked(value)

@@ -7,6 +7,7 @@ and where it is not, a second time.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ _FORM = "mqo_packed_form"
 
 
 def save_packed(
-    ctx: object,
+    ctx: Any,
     activation: Tensor,
     weight: Tensor,
     spec: QuantSpec,
@@ -40,14 +41,15 @@ def save_packed(
     ctx.save_for_backward(packed.codes, *packed.scales, weight)
 
 
-def saved_operands(ctx: object) -> tuple[Tensor, ...]:
+def saved_operands(ctx: Any) -> tuple[Tensor, ...]:
     """Return what the forward pass of `ctx` saved: the input, unpacked if it is packed, and weight.
 
     The patched Megatron reads it in the place of `ctx.saved_tensors`, when backward begins.
     """
     micro_batches.resume(ctx)
     form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)
+    saved: tuple[Tensor, ...] = ctx.saved_tensors
     if form is None:
-        return ctx.saved_tensors
-    codes, *scales, weight = ctx.saved_tensors
+        return saved
+    codes, *scales, weight = saved
     return form(codes, Stored(*scales)).unpack(), weight

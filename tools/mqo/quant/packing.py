@@ -183,7 +183,7 @@ def _regrouped(parts: Tensor, count: int, other: int, bits: int, other_bits: int
     """Cut `count` parts of `bits` each, int32, [rows, parts], into `other` of `other_bits`."""
     padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % count)).unflatten(1, (-1, count))
     words = (padded << bits * torch.arange(count, device=parts.device)).sum(-1, keepdim=True)
-    cut = words >> other_bits * torch.arange(other, device=parts.device)
+    cut: Tensor = words >> other_bits * torch.arange(other, device=parts.device)
     return (cut & (1 << other_bits) - 1).flatten(1)
 
 
@@ -226,7 +226,8 @@ def _code_table(quant_type: str, device: torch.device) -> Tensor:
         if values[code].isnan():
             codes[patterns.isnan()] = code
         else:
-            codes[values[code].bfloat16().view(torch.int16).int().item() & 0xFFFF] = code
+            pattern = int(values[code].bfloat16().view(torch.int16).item())
+            codes[pattern & 0xFFFF] = code
     return codes.to(device)
 
 

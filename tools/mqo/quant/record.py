@@ -152,13 +152,13 @@ class Recorder:
         What is measured goes into the totals, too.
         """
         self._measuring = False
-        measured = [(key, tally) for key, tally in self._sorted() if tally.step]
+        measured = [(key, tally, tally.step) for key, tally in self._sorted() if tally.step]
         if not measured:
             return []
         # One transfer for all.
-        rows = torch.stack([tally.step.flat() for _, tally in measured]).tolist()
+        rows = torch.stack([step.flat() for _, _, step in measured]).tolist()
         found = []
-        for (key, tally), row in zip(measured, rows, strict=True):
+        for (key, tally, _), row in zip(measured, rows, strict=True):
             found.append(Measurement.of(key, row))
             tally.signal += found[-1].signal
             tally.noise += found[-1].noise
@@ -199,7 +199,7 @@ class Recorder:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.__init__()
+        vars(self).update(vars(Recorder()))
 
 
 RECORDER = Recorder()

@@ -48,6 +48,7 @@ def encode(
     axis = _axis(spec, axis)
     random = None
     if spec.rounding == "stochastic":
+        assert seed is not None  # `backend.fake_quantize` refuses it
         random = draws(x.shape, seed, x.device).movedim(axis, -1)
     x = x.movedim(axis, -1) if x.dim() else x
     scales = scales_of(x, spec, amax)
@@ -57,7 +58,7 @@ def encode(
     element = spec.format.element
     if isinstance(element, TaperedFormat):
         return Encoded(_round_tapered(scaled, element, spec, random), scales)
-    values = _round_element(scaled, element, spec.rounding, random)
+    values = _round_element(scaled, element, spec.rounding_mode, random)
     return Encoded(values.nan_to_num(nan=0.0), scales)
 
 
@@ -100,11 +101,12 @@ def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tenso
     # Ties to even go by the code's last bit, which alternates along the grid. Where there is no
     # mantissa, steps 1 and 2 stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one
     # where e is odd: a step more, and steps are as even as codes.
-    lift = (power & 1) * (bits == 0) if spec.rounding == "nearest-even" else 0
-    rounded = (_round_steps(magnitude / quantum + lift, spec.rounding, random) - lift) * quantum
-    largest = 2.0**fmt.max_exponent
-    limit = largest if spec.overflow == "saturate" else torch.inf
-    rounded = torch.where(rounded > largest, limit, rounded)
+    mode = spec.rounding_mode
+    lift = (power & 1) * (bits == 0) if mode == "nearest-even" else 0
+    rounded = (_round_steps(magnitude / quantum + lift, mode, random) - lift) * quantum
+    top = 2.0**fmt.max_exponent
+    limit = top if spec.overflow == "saturate" else torch.inf
+    rounded = torch.where(rounded > top, limit, rounded)
     return torch.where(rounded == 0, 0.0, rounded.copysign(x))
 
 
@@ -114,6 +116,7 @@ def _round_steps(steps: Tensor, rounding: str, random: Tensor | None) -> Tensor:
         return torch.round(steps)
     if rounding == "nearest-away":
         return torch.floor(steps + 0.5)
+    assert random is not None  # drawn for stochastic rounding
     lower = torch.floor(steps)
     share = torch.floor((steps - lower) * 2.0**RANDOM_BITS)
     return lower + (random < share)

@@ -18,13 +18,14 @@ from mqo.quant.formats import (
     SCALE_EXPONENT_MIN,
     SCALE_EXPONENT_NAN,
     Minifloat,
+    minifloat,
 )
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
 
 _LARGEST = torch.finfo(torch.float32).max
 _NONE = torch.empty(0, dtype=torch.float32)
-_E4M3 = ELEMENTS["e4m3"]
+_E4M3 = minifloat(ELEMENTS["e4m3"])
 # The scale of HiFloat4, E6M2: 2^-48 .. 49152, and the code 255 for NaN.
 E6M2 = Minifloat("e6m2", 8, 15, -48, 2, 49152.0)
 _HIF4_RUN = 4  # elements that share all three of its scales
@@ -76,7 +77,7 @@ def carry_of(spec: QuantSpec) -> int:
     It is for scales of `e8m0`, and for `power-of-two`: the largest that keeps amax within the
     element's range is the one of the rule 'rceil'.
     """
-    element, unit = spec.format.element, 1 << 23
+    element, unit = spec.format.minifloat, 1 << 23
     fraction = int((element.max_value / 2.0**element.emax - 1.0) * unit)
     carries = {
         "floor": 0,
@@ -123,7 +124,8 @@ def blocks_of(x: Tensor, block: int) -> Tensor:
     # Zeros change neither a block's amax nor whether it is finite.
     missing = -x.shape[-1] % block
     padded = torch.nn.functional.pad(x, (0, missing)) if missing else x  # which copies
-    return padded.unflatten(-1, (padded.shape[-1] // block, block))
+    blocks: Tensor = padded.unflatten(-1, (padded.shape[-1] // block, block))
+    return blocks
 
 
 def spread(factors: Tensor, run: int | None, size: int) -> Tensor:
@@ -175,14 +177,14 @@ def _none(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tens
     if not spec.tensor_scale:
         return Stored(none, none), torch.ones(1, dtype=torch.float64, device=x.device)
     largest = _tensor_amax(x, amax)
-    found = (exponent(largest) - spec.format.element.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
+    found = (exponent(largest) - spec.format.tapered.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
     found = torch.where(largest.isfinite() & (largest > 0), found, 0).reshape(1)
     return Stored((found + SCALE_BIAS).to(torch.uint8), none), power_of_two(-found)
 
 
 def _e8m0(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
     amax = _block_amax(x, spec)
-    found = _mx_exponent(amax, spec.format.element, spec.scale_rule)
+    found = _mx_exponent(amax, spec.format.minifloat, spec.scale_rule)
     found = torch.where(amax.isfinite(), found, SCALE_EXPONENT_NAN)
     encode = torch.where(amax.isfinite(), power_of_two(-found), torch.nan)
     return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
@@ -202,19 +204,19 @@ def _mx_exponent(amax: Tensor, element: Minifloat, scale_rule: str) -> Tensor:
 
 
 def _power_of_two(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
-    scale = _to_top(_block_amax(x, spec), spec.format.element)
+    scale = _to_top(_block_amax(x, spec), spec.format.minifloat)
     found = torch.where(scale.isnan(), SCALE_EXPONENT_NAN, -exponent(scale))
     encode = torch.where(scale.isnan(), torch.nan, power_of_two(-found))
     return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
 
 
 def _fp32(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
-    scale = _to_top(_block_amax(x, spec), spec.format.element)
+    scale = _to_top(_block_amax(x, spec), spec.format.minifloat)
     return Stored((1 / scale).float(), _NONE.to(x.device)), scale
 
 
 def _tensor(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
-    scale = _to_top(_tensor_amax(x, amax), spec.format.element).reshape(1)
+    scale = _to_top(_tensor_amax(x, amax), spec.format.minifloat).reshape(1)
     return Stored(_NONE.to(x.device), (1 / scale).float()), scale
 
 
@@ -227,7 +229,7 @@ def _to_top(amax: Tensor, element: Minifloat) -> Tensor:
 
 def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
     """Scale the tensor so that its blocks' scales are E4M3, and its elements E2M1."""
-    element, largest = spec.format.element, _tensor_amax(x, amax)
+    element, largest = spec.format.minifloat, _tensor_amax(x, amax)
     total = fp32(_E4M3.max_value * element.max_value / largest).clamp(max=_LARGEST)
     total = torch.where((largest == 0) | ~largest.isfinite(), 1.0, total)
     inverse = torch.where(largest.isfinite(), fp32(1 / total), torch.nan)
@@ -240,7 +242,7 @@ def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored,
 
 def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
     """Give 64 elements an E6M2, each 8 of them a power of two, and each 4 another."""
-    blocks = blocks_of(x, spec.block).abs().double()
+    blocks = blocks_of(x, spec.block_size).abs().double()
     amax = blocks.amax(dim=-1)
     seventh = bf16(torch.full_like(amax, 1 / 7))
     scale = bf16(amax.nan_to_num(posinf=1.0) * seventh).clamp(2.0**-48, E6M2.max_value)
@@ -287,11 +289,11 @@ def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
 
 def _block_amax(x: Tensor, spec: QuantSpec) -> Tensor:
     """Return the largest magnitude in each block [..., blocks], of squares in each row."""
-    amax = blocks_of(x, spec.block).abs().amax(dim=-1).double()
+    amax = blocks_of(x, spec.block_size).abs().amax(dim=-1).double()
     if spec.tile == "row" or not x.numel():
         return amax
     rows = amax.reshape(-1, amax.shape[-1]).T
-    squares = blocks_of(rows, spec.block).amax(dim=-1)
+    squares = blocks_of(rows, spec.block_size).amax(dim=-1)
     return spread(squares, spec.block, rows.shape[-1]).T.reshape(amax.shape)
 
 

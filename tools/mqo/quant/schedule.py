@@ -53,8 +53,8 @@ def parse_schedule(text: object) -> Schedule:
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is no schedule; valid: {FORM}")
     phases = [_phase(part.strip().removeprefix("then ").strip()) for part in text.split(",")]
-    ends = [phase.until for phase in phases[:-1]]
-    if None in ends or phases[-1].until is not None:
+    ends = [phase.until for phase in phases[:-1] if phase.until is not None]
+    if len(ends) < len(phases) - 1 or phases[-1].until is not None:
         raise ValueError(f"'{text}': every type but the last has an end; valid: {FORM}")
     if len({type(end) for end in ends}) > 1 or sorted(set(ends)) != ends:
         raise ValueError(f"'{text}': ends must grow, and be all steps or all shares")
@@ -72,7 +72,8 @@ def type_at(schedule: Schedule, step: int, total: int | None) -> str:
 
 def starts(schedule: Schedule, total: int | None) -> list[int]:
     """Return the steps at which a later phase begins."""
-    return [phase.ends(total) for phase in schedule[:-1]]
+    ends = (phase.ends(total) for phase in schedule)
+    return [end for end in ends if end is not None]
 
 
 def _phase(text: str) -> Phase:

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 VARIABLE = "custom_quant_type"
@@ -57,7 +57,7 @@ class Source:
                 raise SyntaxError("nested too deeply") from error
         lines = content.splitlines(keepends=True) if VARIABLE.encode() in content else []
         starts = list(accumulate(map(len, lines), initial=0))
-        pairs = (pair for block in _blocks(tree) for pair in pairwise([*block, None]))
+        pairs = ((s, behind) for b in _blocks(tree) for s, behind in zip_longest(b, b[1:]))
         found = {s: _literal(content, starts, s, behind) for s, behind in pairs} if lines else {}
         plain = {statement: literal for statement, literal in found.items() if literal}
         return cls(content, tree, dict(sorted(plain.items(), key=lambda item: item[1].start)))

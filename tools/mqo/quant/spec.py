@@ -80,6 +80,18 @@ class QuantSpec:
         return FORMATS[self.quant_type]
 
     @property
+    def rounding_mode(self) -> str:
+        """The rounding, which is a name once the spec is made."""
+        assert self.rounding is not None
+        return self.rounding
+
+    @property
+    def block_size(self) -> int:
+        """The block, of a format that has blocks."""
+        assert self.block is not None, f"{self.quant_type} has no blocks"
+        return self.block
+
+    @property
     def tile_text(self) -> str:
         """Return the elements that share a scale: '1x32', '16x16', or 'tensor' without blocks."""
         if self.block is None:

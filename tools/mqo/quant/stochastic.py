@@ -63,4 +63,5 @@ def signed(unsigned: int) -> int:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    kept: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
+    return kept

@@ -255,7 +255,7 @@ def _idle(row: OperandRow, types: set[str]) -> str:
 
 def _without(row: OperandRow, ingredient: str) -> OperandRow:
     """Return an operand without an ingredient; itself where it has none."""
-    left_out = {
+    left_out: dict[str, dict[str, Any]] = {
         HADAMARD: {"hadamard": None, "signs": None},
         # The gain makes room for rounding up, and has no other use.
         STOCHASTIC: {"rounding": None, "gain": 1.0} if row.rounding == STOCHASTIC else {},

@@ -137,7 +137,7 @@ class Run:
     train: Series
     valid: Series
     step_times: tuple[float, ...]
-    peak_memory: int | None
+    peak_memory: float | None
     share: float | None
     sites: tuple[Site, ...]
     quantizers: Mapping[str, Series]

@@ -17,8 +17,8 @@ from mqo.matrix.tables import NONE
 from mqo.report.collect import Run, changed_quantization, quantizing_libraries
 from mqo.report.colors import Look, Symbol, look, symbols
 from mqo.report.compare import Group
-from mqo.report.rows import BASELINE, difference
-from mqo.report.series import DIFFERENCES, Band, band
+from mqo.report.rows import BASELINE
+from mqo.report.series import DIFFERENCES, Band, band, less
 from mqo.run_records import QuantToml, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
@@ -70,7 +70,7 @@ def _curve(
         look=look(types),
         symbol=shape,
         loss=band([run.train for run in runs]),
-        difference=band([difference(run, base) for run, base in pairs if base], DIFFERENCES),
+        difference=band([less(run.train, base.train) for run, base in pairs if base], DIFFERENCES),
         valid=band([run.valid for run in runs]),
         chance=math.log(runs[0].vocabulary) if runs[0].vocabulary else None,
     )

@@ -147,7 +147,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 def _points(band: Band) -> dict[str, list]:
     """Return {x: steps, y: means}, and the range if there is one; None for what is not finite."""
-    made = {"x": list(band.steps), "y": _values(band.mean)}
+    made: dict[str, list] = {"x": list(band.steps), "y": _values(band.mean)}
     several = band.low != band.high
     return made | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
 

@@ -11,8 +11,6 @@ from mqo.matrix.tables import NONE, SITES
 from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import Run
 from mqo.report.evidence import Evidence, evidence
-from mqo.report.series import less
-from mqo.runs import Series
 
 # Of the training losses the mean of this share, the last ones, is a run's final loss.
 TAIL = 0.1
@@ -78,11 +76,6 @@ def final_loss(run: Run, validated: bool) -> float:
     """Return the last validation loss, or the mean of the last tenth of the training losses."""
     series = run.valid[-1:] if validated else run.train[-max(1, int(TAIL * len(run.train))) :]
     return statistics.fmean(value for _, value in series)
-
-
-def difference(run: Run, baseline: Run) -> Series:
-    """Return the training loss less the baseline's, in nats, at the steps that both have."""
-    return less(run.train, baseline.train)
 
 
 def baselines(runs: Iterable[Run]) -> dict[str, Run]:

@@ -80,7 +80,7 @@ def choose(
     from: everything but the number of GPUs and what is recomputed stays as it is there.
     """
     if saved is None:
-        candidates = filter(lambda one: _is_whole(job, one), _candidates(job))
+        candidates = (one for one in _candidates(job) if _is_whole(job, one))
     else:
         same = replace(saved, gpus=job.gpus)
         candidates = (replace(same, recompute=how) for how in _recomputes(job.arithmetic))

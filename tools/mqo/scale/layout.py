@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from mqo.matrix.tables import Dtype, Model
+from mqo.matrix.tables import Dtype, Shape
 
 Recompute = Literal["none", "core_attn", "full"]
 # Upstream's flags: what a layer's backward pass computes again instead of having kept it.
@@ -76,7 +76,7 @@ class Layout:
         """Return how many ranks hold the same experts."""
         return self.copies // self.expert
 
-    def layers(self, model: Model, stage: int) -> range:
+    def layers(self, model: Shape, stage: int) -> range:
         """Return the layers of a pipeline stage."""
         count = model.num_layers // self.pipeline
         return range(stage * count, (stage + 1) * count)

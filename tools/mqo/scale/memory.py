@@ -8,7 +8,7 @@ same on the CPU.
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.tables import NONE, Dtype, Mode, Model, Training
+from mqo.matrix.tables import NONE, Dtype, Mode, Shape, Training
 from mqo.megatron.attention import chunks
 from mqo.quant import formats
 from mqo.scale.devices import GIB
@@ -85,7 +85,7 @@ class Memory:
 
 
 def stage_memory(
-    model: Model,
+    model: Shape,
     training: Training,
     arithmetic: Arithmetic,
     layout: Layout,
@@ -131,7 +131,7 @@ def stage_memory(
 
 
 def worst_stage(
-    model: Model,
+    model: Shape,
     training: Training,
     arithmetic: Arithmetic,
     layout: Layout,
@@ -152,7 +152,7 @@ def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
     return each * weights.dense // dense + each * weights.expert // expert
 
 
-def layer_values(model: Model, layer: int, attention: Attention, *, uneven: float = 1) -> int:
+def layer_values(model: Shape, layer: int, attention: Attention, *, uneven: float = 1) -> int:
     """Return values that a layer keeps for backward of a token, the scores apart.
 
     Both norms keep what comes in and what goes out: the latter is the next linear layers' input.
@@ -164,7 +164,7 @@ def layer_values(model: Model, layer: int, attention: Attention, *, uneven: floa
 
 
 def layer_packed(
-    model: Model,
+    model: Shape,
     layer: int,
     attention: Attention,
     linear: str,
@@ -202,7 +202,7 @@ def _saved(freed: int, codes: int, linear: str, width: int) -> float:
     return width * freed - formats.FORMATS[linear].packed_bytes * codes if linear != NONE else 0
 
 
-def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
+def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
     """Return query, key, value and context, and the width that is rotated.
 
     Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
@@ -219,7 +219,7 @@ def _grouped(model: Model, attention: Attention) -> tuple[int, int]:
     return values[attention], head
 
 
-def _latent(model: Model, attention: Attention) -> tuple[int, int]:
+def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
     """Return the latents before and after their norm, then as above; fused pads values to keys."""
     mla, heads = model.mla, model.num_attention_heads
     assert mla is not None
@@ -230,7 +230,7 @@ def _latent(model: Model, attention: Attention) -> tuple[int, int]:
     return latents + heads * each, mla.qk_pos_emb_head_dim
 
 
-def _mlp(model: Model, layer: int, uneven: float) -> int:
+def _mlp(model: Shape, layer: int, uneven: float) -> int:
     """Return gate and up, and their product, which is the input of what leads down again.
 
     Experts have inputs of their own. A router keeps some numbers an expert.
@@ -243,14 +243,14 @@ def _mlp(model: Model, layer: int, uneven: float) -> int:
     return 3 * moe.shared_ffn_size + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
 
 
-def _scores(model: Model, training: Training, layout: Layout, kept: int, width: int) -> int:
+def _scores(model: Shape, training: Training, layout: Layout, kept: int, width: int) -> int:
     """Return bytes of all s x s tensors of unfused attention; those of `kept` layers stay."""
     heads = model.num_attention_heads // layout.tensor
     one = training.micro_batch * heads * training.sequence**2 // layout.context
     return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
 
 
-def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int:
+def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int:
     """Return bytes that attention in chunks works with, in backward.
 
     They are its buffers of scores, and keys and values, by head and with their gradients in fp32.
@@ -277,7 +277,7 @@ def _chunks(model: Model, training: Training, layout: Layout, width: int) -> int
     return buffers + (width + FP32) * values
 
 
-def _rounded(model: Model, training: Training, layout: Layout, weights: Weights) -> int:
+def _rounded(model: Shape, training: Training, layout: Layout, weights: Weights) -> int:
     """Return values of the rounded operands of one linear layer: the largest weight, and its input.
 
     Attention's are less than that, and are left out.

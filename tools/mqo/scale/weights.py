@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mqo.matrix.tables import Model
+from mqo.matrix.tables import Shape
 from mqo.scale.layout import Layout
 
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by
@@ -21,13 +21,13 @@ class Weights:
     largest: int
 
 
-def padded_vocabulary(model: Model, layout: Layout) -> int:
+def padded_vocabulary(model: Shape, layout: Layout) -> int:
     """Return rows of the embedding, as upstream pads them for its tensor-parallel ranks."""
     multiple = VOCABULARY_MULTIPLE * layout.tensor
     return -(-model.vocab_size // multiple) * multiple
 
 
-def rank_weights(model: Model, layout: Layout, stage: int) -> Weights:
+def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     """Return the weights of a rank of pipeline stage `stage`."""
     hidden, tensor = model.hidden_size, layout.tensor
     last = stage == layout.pipeline - 1
@@ -55,17 +55,17 @@ def rank_weights(model: Model, layout: Layout, stage: int) -> Weights:
     )
 
 
-def is_sparse(model: Model, layer: int) -> bool:
+def is_sparse(model: Shape, layer: int) -> bool:
     """Return whether the layer has experts."""
     return model.moe is not None and layer >= model.moe.dense_layers
 
 
-def _mlp(model: Model, width: int) -> int:
+def _mlp(model: Shape, width: int) -> int:
     """Return gate, up and down."""
     return 3 * model.hidden_size * width
 
 
-def _attention(model: Model, tensor: int) -> int:
+def _attention(model: Shape, tensor: int) -> int:
     """Return a layer's projections; the one down to latents (MLA's) is not split."""
     hidden, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     if mla is None:

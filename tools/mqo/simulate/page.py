@@ -91,7 +91,7 @@ def _products(found: Simulation) -> Sequence[tuple[Work, float, float, float]]:
 
 def _exchanges(found: Simulation) -> list[dict[str, Any]]:
     """Return the exchanges of one kind over groups of one size together, the longest first."""
-    on, rows = device(found.device), {}
+    on, rows = device(found.device), dict[tuple, dict[str, float]]()
     for one, calls in found.slowest.exchanges().items():
         key = (one.group, one.operation, one.ranks, one.nodes)
         row = rows.setdefault(key, {"calls": 0.0, "gigabytes": 0.0, "seconds": 0.0})

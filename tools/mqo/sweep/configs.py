@@ -4,6 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
@@ -48,7 +49,7 @@ def jobs(
     axes: Sequence[str] = (),
     seeds: Sequence[int] = (),
     extra_flags: tuple[str, ...] = (),
-    **rest: object,
+    **rest: Any,
 ) -> list[Job]:
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
@@ -65,16 +66,17 @@ def jobs(
             expected="such a mode; a recipe has a type for each GEMM",
         )
     excludes = _excludes(ways, rest.pop("exclude", ()), gemms)
+    each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
     product = itertools.product(
         tables.expand("model", tables.models(), models),
         ways,
-        list(dict.fromkeys(seeds)) or [None],
+        each_seed,
         _datasets(datasets, rest.get("data_prefix")),
     )
     made = []
     for model, how, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        more = rest | {"exclude": excludes[how.name]} | how.rest
+        more = {**rest, "exclude": excludes[how.name], **how.rest}
         config = resolve(model, dataset, how.mode, training, extra_flags=flags, **more)
         of = config.experiment
         name = f"{folder_part(of.model_name)}_{of.dataset.name}_{how.name}"

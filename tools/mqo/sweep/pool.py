@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mqo.launch.progress import Progress
 from mqo.process import held, stops_raise
@@ -119,7 +120,7 @@ class Pool:
         more = "; it is tried once more" if again else ""
         self.view.say(f"failed   {one.job.name}: {reason}{more}")
 
-    def _set(self, job: Job, **changes: object) -> None:
+    def _set(self, job: Job, **changes: Any) -> None:
         self.entries[job.name] = replace(self.entries[job.name], **changes)
         self.folder.write(self.entries)
 

@@ -201,8 +201,8 @@ class _Work:
         scores[..., : chunk.before] = HIDDEN
         if chunk.behind:
             size = chunk.stop - chunk.start, chunk.behind
-            hidden = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
-            scores[..., -chunk.behind :].masked_fill_(hidden, HIDDEN)
+            later = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
+            scores[..., -chunk.behind :].masked_fill_(later, HIDDEN)
         hidden = self.hidden(chunk)
         if hidden is not None:
             scores.masked_fill_(hidden, HIDDEN)

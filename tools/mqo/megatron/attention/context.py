@@ -4,6 +4,8 @@ Megatron cuts a sequence into 2 * ranks chunks, and gives rank r the chunks r an
 so that causal attention costs every rank the same. On a rank they lie one behind the other.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
@@ -48,14 +50,14 @@ def chunk_mask(queries: int, part: Part, device: torch.device) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, tensor: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group, ranks = group, group.size()
         parts = tensor.new_empty(ranks * tensor.size(0), *tensor.shape[1:])
         all_gather_into_tensor(parts, tensor.contiguous(), group=group)
         return in_order(parts, ranks)
 
     @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         parts = by_rank(grad, ctx.group.size())
         own = parts.new_empty(parts.size(0) // ctx.group.size(), *parts.shape[1:])
         reduce_scatter_tensor(own, parts, group=ctx.group)

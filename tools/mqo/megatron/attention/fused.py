@@ -41,7 +41,7 @@ def fused_attention(
     last = _last_rows(query, key) if causal and query.size(0) != key.size(0) else None
     with sdpa_kernel(KERNELS):
         context = scaled_dot_product_attention(
-            *heads,
+            *(heads[0], heads[1], heads[2]),
             attn_mask=last,
             dropout_p=dropout,
             is_causal=causal and last is None,
@@ -68,4 +68,5 @@ def _takes_groups(heads: list[Tensor], dropout: float, causal: bool) -> bool:
     """Return whether a kernel takes grouped queries: CUDA's for fp32 alone does not."""
     if heads[0].device.type != "cuda":
         return True
-    return can_use_flash_attention(SDPAParams(*heads, None, dropout, causal, True))
+    query, key, value = heads
+    return can_use_flash_attention(SDPAParams(query, key, value, None, dropout, causal, True))

@@ -17,7 +17,8 @@ def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
     version = None if mask.is_inference() else mask._version
     known = getattr(mask, "mqo_causal", None)
     if known is None or known[0] != version:
-        known = mask.mqo_causal = (version, _compare(mask, queries, keys))
+        known = (version, _compare(mask, queries, keys))
+        mask.mqo_causal = known  # type: ignore[attr-defined]
     return known[1]
 
 

@@ -36,7 +36,7 @@ def shifted(rows: Tensor, highest: Tensor, temperature: float = 1.0) -> Tensor:
     return result.sub_(highest.unsqueeze(-1))
 
 
-def reduced(own: Tensor, operation: ReduceOp, group: ProcessGroup | None) -> Tensor:
+def reduced(own: Tensor, operation: ReduceOp.RedOpType, group: ProcessGroup | None) -> Tensor:
     """Return `own`, reduced in place over the ranks that share a vocabulary."""
     if group is not None and group.size() > 1:
         all_reduce(own, op=operation, group=group)

@@ -131,11 +131,13 @@ def loaded(folder: Path, step: int | None = None) -> Path:
 def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
     """Return what `choose` returns, where there is a choice; its metadata is looked at."""
     found, chosen = None, getattr(args, "ckpt_step", None)
-    folder = Path(getattr(args, load_arg, None) or load_folder(args, load_arg))
+    own, used = getattr(args, load_arg, None), load_folder(args, load_arg)
+    assert used is not None  # `before_load` asks only where there is one
+    folder = Path(own or used)
     if chosen is None and not _has_tracker(folder):
         found = _without_tracker(args, folder)
     if found is None:
-        folder = load_folder(args, load_arg)
+        folder = used
     # A pre-trained model may come from where nobody writes hashes, and is wanted as it is.
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
     if found is None and chosen is None and _verifies(args) and not pretrained:
@@ -182,19 +184,19 @@ def _verifies(args: Namespace) -> bool:
 def _is_own(args: Namespace, folder: Path) -> bool:
     """Return whether the run saves to the folder, too."""
     save = getattr(args, "save", None)
-    return bool(save) and Path(save).resolve() == folder.resolve()
+    return save is not None and Path(save).resolve() == folder.resolve()
 
 
 def before_save(args: Namespace, iteration: int) -> None:
     """Clear what a killed run left of an iteration before it is saved."""
     global _saved, _begun
-    _begun = _path(Path(args.save), iteration) if args.save else None
-    if rank() == 0 and args.save:
+    _begun = begun = _path(Path(args.save), iteration) if args.save else None
+    if rank() == 0 and begun is not None:
         _saved = Path(args.save)
         clear_unfinished(_saved, iteration)
         if not _has_tracker(_saved):
             _saved.mkdir(parents=True, exist_ok=True)
-            (_saved / FIRST_SAVE).write_text(_begun.name, encoding="utf-8")
+            (_saved / FIRST_SAVE).write_text(begun.name, encoding="utf-8")
 
 
 def keep_last(count: int) -> None:

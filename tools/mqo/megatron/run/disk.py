@@ -60,7 +60,7 @@ def explain(error: BaseException) -> DiskError | None:
     named = (getattr(one, "filename", None) for one in _chain(error))
     places = [Path(name).parent for name in named if isinstance(name, str)]
     run = run_folder()
-    places = places or [place for place in (_save, run and run.root) if place is not None]
+    places = places or [place for place in (_save, run.root if run else None) if place]
     return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
 
 

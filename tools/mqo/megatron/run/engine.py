@@ -26,8 +26,8 @@ def faults(args: Namespace) -> tuple[str, ...]:
 
     None of them matters where no linear layer is to be quantized.
     """
-    version = releases.installed()
-    if why := releases.fault(version):
+    version = releases.installed() or ""
+    if why := releases.fault(version or None):
         return (f"{why}; pass --transformer-impl local",)
     found = list(_recipe(args))
     if current().save_activations == "packed":

@@ -50,6 +50,7 @@ def protect_states(model: Module, args: Namespace) -> None:
     Where `args` name our factory they read nothing, and leave nothing.
     """
     ours = getattr(args, "fp8_quantizer_factory", None) == FACTORY
+    module: Any
     for module in model.modules():
         if linear.asks_for_quantizers(module) and not hasattr(module, _KEPT):
             setattr(module, _KEPT, True)

@@ -15,8 +15,10 @@ from mqo.megatron.run.untrusted import Limit, check_file, read_json
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 CONFIG = "tokenizer_config.json"
 # All that a tokenizer's class may read, and that is copied with a model. Others may hold code.
-FILES = (*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
-FILES += ("chat_template.jinja", "chat_template.json")
+FILES = (
+    *(*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 # Next to a tokenizer: transformers reads it to choose the class.
 MODEL = "config.json"
 # Runs of one kind of character, and an end: what makes a careless pattern try every split.

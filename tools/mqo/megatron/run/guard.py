@@ -248,7 +248,7 @@ def check_all(records: list[QuantRecord]) -> None:
 def _trained_before() -> bool:
     """Return whether the loaded checkpoint is of the last step, so that no step runs here."""
     done, total = (getattr(_args, name, None) for name in ("iteration", "train_iters"))
-    return bool(total) and (done or 0) >= total
+    return total is not None and 0 < total <= (done or 0)
 
 
 def _check_validation(records: list[QuantRecord]) -> None:

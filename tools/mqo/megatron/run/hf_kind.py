@@ -63,7 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
     index, names = folder / INDEX, {ONE_FILE}
     if index.exists():
         listed = read_object(index).get("weight_map")
-        found = [*listed.values()] if isinstance(listed, dict) else [None]
+        found: list[Any] = [*listed.values()] if isinstance(listed, dict) else [None]
         if not all(isinstance(name, str) and Path(name).name == name for name in found):
             raise SavedError(f"{index} names no files", "a file in the same folder for each tensor")
         names = set(found)

@@ -187,4 +187,4 @@ def _words(answer: str | None, status: int) -> str | None:
 def _has_cuda() -> bool:
     """Return whether this process has initialized CUDA."""
     torch = sys.modules.get("torch")
-    return bool(torch) and torch.cuda.is_initialized()
+    return torch is not None and torch.cuda.is_initialized()

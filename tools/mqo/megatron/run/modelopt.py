@@ -39,7 +39,7 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
     if folder is None or not any(folder.glob(f"*/{STATE}")):
         return chunks
     checkpoint = newest(args)
-    if not (checkpoint / STATE).is_dir():
+    if checkpoint is None or not (checkpoint / STATE).is_dir():
         return chunks
     if len(chunks) > 1:
         raise CheckpointError(

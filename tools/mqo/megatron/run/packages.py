@@ -27,7 +27,7 @@ def loaded_packages() -> dict[str, str]:
     """
     files = _loaded_files()
     modules = {name.partition(".")[0] for name in sys.modules}
-    found = {}
+    found: dict[str, str] = {}
     for one in distributions():
         listed = set(_listed_files(one))
         loaded = listed & files if listed else set(_module_names(one)) & modules

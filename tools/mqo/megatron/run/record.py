@@ -57,9 +57,9 @@ def recorded(writer: Any) -> Iterator[None]:
         if not early:
             _note_end(folder)
     except FiniteError as error:
-        found = DivergenceError(describe(str(error), layer_is_known=True))
-        _leave(folder.failure, found)
-        raise found from error
+        diverged = DivergenceError(describe(str(error), layer_is_known=True))
+        _leave(folder.failure, diverged)
+        raise diverged from error
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # upstream's CheckpointException is no Exception

@@ -167,8 +167,10 @@ def all_kinds() -> dict[str, Kind]:
     names = (table.taken | table.read | table.unsupported) & parser.keys()
     kinds = {name: _kind(name, parser[name]) for name in names}
     kinds["spec"] = Kind(f"two texts, a module {LAYERS}* and a name in it", _is_spec).or_none()
-    counts = ("world_size", "data_parallel_size")
-    counts += ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
+    counts = (
+        *("world_size", "data_parallel_size", "consumed_train_samples"),
+        *("consumed_valid_samples", "skipped_train_samples"),
+    )
     kinds |= {name: _number(name, int, 0) for name in counts}
     texts = Kind("a table of texts", _is_table_of_texts)
     return kinds | {

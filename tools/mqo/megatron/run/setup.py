@@ -1,7 +1,7 @@
 """Reads from upstream's arguments and from a running model what the guard has to know."""
 
 from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -69,7 +69,7 @@ class Usage:
             if isinstance(owner, Parameter) and owner.requires_grad:
                 self._hooks.append(owner.register_hook(self._note(layer.name)))
 
-    def _note(self, name: str) -> object:
+    def _note(self, name: str) -> Callable[..., Tensor | None]:
         def note(*args: object) -> Tensor | None:
             del args
             self.names.add(name)

@@ -8,10 +8,11 @@ can also take minutes, if the hashes of its keys collide. With these checks a te
 memory than its shard has bytes, and its pickle is short.
 """
 
+import io
 import os
 import pickle
 import zipfile
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch import _weights_only_unpickler as restricted
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
@@ -30,7 +31,7 @@ class _Part(_ReaderView):
         return super().seek(offset if whence == os.SEEK_SET else self.len + offset)
 
 
-def entry_fault(file: BinaryIO, info: Any) -> str | None:
+def entry_fault(file: io.IOBase, info: Any) -> str | None:
     """Return a clause on what is wrong with an entry of a shard; None if torch may load it.
 
     `info` is torch's _StorageInfo of the entry.

@@ -43,7 +43,7 @@ def quick_sources() -> Iterator[None]:
 
     Upstream asks for the sources of thirty classes, whose docstrings are its options' help.
     """
-    inspect.getsource = source_of
+    inspect.getsource = source_of  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -53,16 +53,18 @@ def quick_sources() -> Iterator[None]:
 def source_of(thing: Any) -> str:
     """Return the source of `thing`, as inspect.getsource does."""
     file = inspect.getsourcefile(thing) if isinstance(thing, type) else None
-    lines = _classes(file).get(thing.__qualname__) if file else None
-    return "".join(linecache.getlines(file)[slice(*lines)]) if lines else _getsource(thing)
+    if file and (lines := _classes(file).get(thing.__qualname__)):
+        return "".join(linecache.getlines(file)[slice(*lines)])
+    return _getsource(thing)
 
 
 @functools.cache
-def _classes(file: str) -> dict[str, tuple[int, int]]:
+def _classes(file: str) -> dict[str, tuple[int, int | None]]:
     """Return the lines of each class at the top of a file, decorators first."""
     tree = ast.parse("".join(linecache.getlines(file)))
-    return {
-        node.name: (min(one.lineno for one in (node, *node.decorator_list)) - 1, node.end_lineno)
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found[node.name] = (first - 1, node.end_lineno)
+    return found

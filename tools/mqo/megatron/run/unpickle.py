@@ -77,7 +77,7 @@ class Reader(pickle._Unpickler):
     """
 
     known: ClassVar[dict[str, set[str]]] = _KNOWN
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what the pickle names; ForeignError for a name that is not known."""
@@ -87,12 +87,15 @@ class Reader(pickle._Unpickler):
             return _member
         raise ForeignError(f"{module}.{name}")
 
+    # Of pickle's own class in Python, which type stubs leave out.
+    stack: list[Any]
+
     def load_build(self) -> None:
         """Set the attributes of a record; those of a class would change the program."""
         kind = type(self.stack[-2])
         if kind.__module__ not in self.known or issubclass(kind, enum.Enum):
             raise ForeignError(f"setattr on {self.stack[-2]!r:.80}")
-        super().load_build()
+        super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
 
@@ -104,9 +107,11 @@ def protect() -> None:
     """
     os.environ.pop(NOT_WEIGHTS_ONLY, None)
     os.environ[WEIGHTS_ONLY] = "1"
-    filesystem.pickle = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
-    DefaultLoadPlanner.load_bytes = _load_checked_bytes
-    filesystem.FileSystemReader._slice_file = _checked_slice
+    reader = SimpleNamespace(**vars(pickle) | {"load": read_metadata})
+    filesystem.pickle = reader  # type: ignore[assignment]
+    DefaultLoadPlanner.load_bytes = _load_checked_bytes  # type: ignore[assignment, method-assign]
+    read = filesystem.FileSystemReader
+    read._slice_file = _checked_slice  # type: ignore[assignment, method-assign]
     bound_constructors()
 
 
@@ -159,7 +164,7 @@ def _describe(error: BaseException) -> str:
     return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.IOBase) -> None:
+def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
     """Load an entry that is no tensor."""
     try:
         _load_bytes(planner, item, value)
@@ -170,7 +175,7 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.I
         raise _refusal(entry, _wanted(error)) from None
 
 
-def _checked_slice(reader: Any, file: BinaryIO, info: Any) -> Any:
+def _checked_slice(reader: Any, file: io.BufferedReader, info: Any) -> Any:
     """Return the part of a shard that is an entry, for torch.load."""
     if found := entry_fault(file, info):
         raise _refusal(file.name, found)

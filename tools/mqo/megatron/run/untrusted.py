@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 METADATA = "__metadata__"  # of a safetensors header, next to the tensors
 # Bits of a value of safetensors, by dtype.
@@ -90,7 +90,7 @@ def open_file(
     *,
     within: Path | None = None,
     any_name: bool = False,
-) -> BinaryIO:
+) -> "io.BufferedReader[Any]":
     """Open a regular file of at most `limit` bytes for reading.
 
     `within` is the folder that a symbolic link may not lead out of. With `any_name` the name need
@@ -108,7 +108,7 @@ def open_file(
     try:
         target = os.path.realpath(path, strict=True) if within else path
         if within:
-            _check_inside(path, target, within)
+            _check_inside(path, str(target), within)
             flags |= os.O_NOFOLLOW
         _check_kind(path, Path(target).stat(), expected)  # opening a device may do something
         handle = os.open(target, flags)
@@ -320,13 +320,14 @@ def _parsed(
     path: str | os.PathLike[str],
     kind: str,
     parse: Callable[[], Any],
-    *errors: type[Exception],
+    *others: type[Exception],
 ) -> Any:
+    errors: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         value = parse()
     except RecursionError:
         raise UntrustedFileError(path, "is nested too deeply", _bound(kind)) from None
-    except (ValueError, *errors) as error:
+    except errors as error:
         words = " ".join(str(error).split())
         raise UntrustedFileError(path, f"cannot be read: {words[:200]}", kind) from None
     if not _is_shallow(value):
@@ -370,8 +371,8 @@ def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mappin
         raise UntrustedFileError(
             path, "cannot be read: its header is not an object", "a safetensors file"
         )
-    if found := _bad_layout(table, size - 8 - length):
-        raise UntrustedFileError(path, f"cannot be read: {found}", "a whole safetensors file")
+    if fault := _bad_layout(table, size - 8 - length):
+        raise UntrustedFileError(path, f"cannot be read: {fault}", "a whole safetensors file")
     return table
 
 

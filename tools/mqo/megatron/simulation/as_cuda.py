@@ -22,8 +22,8 @@ def import_megatron(watch: Watch) -> None:
         import_module("megatron.core.jit")  # chooses torch.compile if there is a GPU
     mqo.megatron.run.start.compile_late = lambda: None
     # gloo's stand-ins for collectives of parts of different sizes.
-    device.all_gather = torch.distributed.all_gather
-    device.reduce_scatter = torch.distributed.reduce_scatter
+    device.all_gather = torch.distributed.all_gather  # type: ignore[assignment]
+    device.reduce_scatter = torch.distributed.reduce_scatter  # type: ignore[assignment]
     torch.nn.functional.rms_norm = functools.partial(_rms_norm, watch)
 
 

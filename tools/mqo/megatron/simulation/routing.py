@@ -14,12 +14,12 @@ def with_counts(imbalance: float) -> None:
     """
     from megatron.core.transformer.moe import token_dispatcher as upstream
 
-    class Given(upstream.MoEAlltoAllTokenDispatcher):  # type: ignore[misc, name-defined]
+    class Given(upstream.MoEAlltoAllTokenDispatcher):
         def preprocess(self, routing_map: Tensor) -> np.ndarray:
             super().preprocess(routing_map)  # whose work counts, and whose numbers do not
             return _give(self, routing_map, imbalance)
 
-    class GivenByAllGather(upstream.MoEAllGatherTokenDispatcher):  # type: ignore[misc, name-defined]
+    class GivenByAllGather(upstream.MoEAllGatherTokenDispatcher):
         def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple:
             return _gathered(self, hidden_states, probs, imbalance)
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -54,7 +55,7 @@ class _Answers(TorchDispatchMode):
 
 def _reader() -> str:
     """Return the function of megatron.core that reads a value."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and "/megatron/core/" not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame.f_code.co_name if frame else ""
@@ -101,8 +102,9 @@ def _stacked(data: Any) -> Tensor | None:
     """Return lists of tensors as one; None where anything else is among them."""
     if isinstance(data, Tensor):
         return data
-    parts = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []
-    return torch.stack(parts) if parts and all(part is not None for part in parts) else None
+    stacked = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []
+    parts = [part for part in stacked if part is not None]
+    return torch.stack(parts) if parts and len(parts) == len(stacked) else None
 
 
 def _own_object(objects: list[Any], own: Any, group: Any = None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import megatron
@@ -170,7 +171,7 @@ class _Lines:
     def here(self) -> tuple[str, bool, bool]:
         """Return the line, whether a quantizer called from it, and whether the engine runs."""
         quantizes = False
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
             path = self._paths.get(name)

@@ -34,6 +34,6 @@ def quantizer(role: Any) -> Any:
         return PlainQuantizer.of(operand)
     from mqo.megatron.transformer_engine.paired import PairedQuantizer, check
 
-    if operand.is_quantized:
+    if isinstance(layer_pass, passes.Pass) and operand.is_quantized:
         check(layer_pass.module)
     return PairedQuantizer(operand)

@@ -36,6 +36,7 @@ class Operand:
     @property
     def weight(self) -> Parameter:
         """Return the weight of the operand's GEMM."""
+        assert isinstance(self.layer_pass, Pass)  # else it is not quantized
         return self.layer_pass.weight(self.gemm)
 
     def rowwise(self, tensor: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ class Pass:
     @property
     def module(self) -> Module:
         """Return the layer."""
-        return self._module()
+        module = self._module()
+        assert module is not None  # it holds this
+        return module
 
     def weight(self, gemm: int) -> Parameter:
         """Return the weight of a GEMM, as it is now: a layer may be given another one."""
@@ -59,7 +61,7 @@ class Pass:
         """
         slot = next(self._slots, None)
         if slot is None:
-            names = ("grad_output", "grad_input")
+            names: tuple[str, ...] = ("grad_output", "grad_input")
             if tensor in ("input", "weight"):
                 names = ("input", "weight", "output")
             gemms = range(len(linear.weights(self.module)))

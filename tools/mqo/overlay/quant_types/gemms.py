@@ -18,6 +18,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mqo.overlay.literals import VARIABLE, Literal, Source
 
@@ -63,7 +64,8 @@ def find_gemms(function: ast.FunctionDef, sites: Sites, source: Source) -> list[
     walk.block(function.body)
     hidden = _hidden_types(function)
     for gemm in walk.flowing:
-        gemm.reads |= hidden if gemm.reads else _NOTHING
+        if gemm.reads:
+            gemm.reads |= hidden
     return sorted(walk.flowing, key=lambda gemm: gemm.line)
 
 
@@ -165,7 +167,8 @@ class _Walk:
         """Note what a target holds from here on; what goes into a gradient flows on."""
         match target:
             case ast.Name(id=name) if name == VARIABLE:
-                literal = self.source.literals.get(setter, target.lineno)
+                here = isinstance(setter, ast.stmt) and self.source.literals.get(setter)
+                literal: Type = here or target.lineno
                 self.set_types += [literal, target.lineno]
                 self.names[name] = frozenset({literal})
             case ast.Name() | ast.Attribute():
@@ -214,7 +217,8 @@ class _Walk:
         typed = any(_only(Type, value) and not _only(str | Gemm, value) for value in values)
         two = sum(bool(_only(str | Gemm, value)) for value in values) > 1
         if not _is_named_gemm(node) and not (typed and two and not unpacked):
-            method = isinstance(node.func, ast.Attribute) and _only(Gemm, values[0])
+            called = node.func if isinstance(node, ast.Call) else None
+            method = isinstance(called, ast.Attribute) and _only(Gemm, values[0])
             return origins | (_NOTHING if method else self.chosen)  # such as `.to` of a product
         gemm = self.gemms.setdefault(node, Gemm(node.lineno))
         operands = _only(str, origins) | {PRODUCT for _ in _only(Gemm, origins)}
@@ -226,10 +230,10 @@ class _Walk:
 
 
 def _union(sets: Iterable[frozenset]) -> frozenset:
-    return frozenset().union(*sets)
+    return _NOTHING.union(*sets)
 
 
-def _only(kind: type, origins: Origins) -> frozenset:
+def _only(kind: Any, origins: Origins) -> frozenset:
     return frozenset(origin for origin in origins if isinstance(origin, kind))
 
 
@@ -260,5 +264,5 @@ def _hidden_types(function: ast.FunctionDef) -> frozenset[int]:
         if isinstance(part, _SCOPES) and part is not function:
             names += [name.id for name in ast.walk(part) if isinstance(name, ast.Name)]
         if VARIABLE in names:
-            lines.add(part.lineno)
+            lines.add(getattr(part, "lineno", 0))
     return frozenset(lines)

@@ -22,6 +22,7 @@ from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.project import Project
+from mqo.quant.formats import NONE, QUANT_TYPES
 
 # {site: what stands for it in the option --...-quant}.
 OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
@@ -49,13 +50,13 @@ class SiteState:
     @property
     def type(self) -> str | None:
         """Return the quant type, as the class says."""
-        types = {v if v in literals.TYPES else literals.NONE for v in self.place.values}
+        types = {v if v in QUANT_TYPES else NONE for v in self.place.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the values that are no quant type."""
-        return tuple(value for value in self.place.values if value not in literals.TYPES)
+        return tuple(value for value in self.place.values if value not in QUANT_TYPES)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def modify(
         UnknownNameError: there is no such type.
     """
     for value in types.values():
-        check_name("quant type", value, literals.TYPES)
+        check_name("quant type", value, QUANT_TYPES)
     return _run(root, lambda tree: _plan_modification(tree, types, shared), dry_run=dry_run)
 
 

@@ -193,7 +193,7 @@ def _applied(tree: ast.Module) -> set[str]:
 def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign):
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return [node.name]
+    return [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
 
 
 # -- which literals are a site's ------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mqo.quant.cpu.compile import kernel
 from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_plain
 from mqo.quant.cpu.steps import RUN, TILE, VECTOR
 from mqo.quant.cpu.threads import launch
-from mqo.quant.formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat
+from mqo.quant.formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat, minifloat
 from mqo.quant.scales import carry_of
 from mqo.quant.stochastic import signed
 from mqo.quant.strides import is_dense, memory_order
@@ -79,7 +79,7 @@ def _supported(x: Tensor, spec: QuantSpec, axis: int) -> bool:
     )
 
 
-def _in_place(x: Tensor, *how: object) -> Tensor:
+def _in_place(x: Tensor, *how: Any) -> Tensor:
     """Quantize a tensor without gaps, and return it."""
     _dense(x, x, *how)
     return x
@@ -185,10 +185,10 @@ _TOP = 2
 def _how(spec: QuantSpec) -> How:
     element, scale = spec.format.element, spec.format.scale
     if isinstance(element, TaperedFormat):
-        return How("tensor" if spec.tensor_scale else scale, spec.rounding, "tapered")
+        return How("tensor" if spec.tensor_scale else scale, spec.rounding_mode, "tapered")
     if scale == "power-of-two":
         scale = "e8m0"
-    return How(scale, spec.rounding, "complement" if element.complement else "minifloat")
+    return How(scale, spec.rounding_mode, "complement" if element.complement else "minifloat")
 
 
 @functools.cache
@@ -209,23 +209,24 @@ def _constants(spec: QuantSpec) -> _Ints:
 
 def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
     """Return `first` and `second`, which follow from the tensor's amax: scales.py defines them."""
-    kind, element = spec.format.scale, spec.format.element
+    kind = spec.format.scale
     if not (spec.format.needs_tensor_amax or (kind == "none" and spec.tensor_scale)):
         return (0, 0)
     largest = np.float32(_tensor_amax(x) if amax is None else amax.item())
     if kind == "none":
         exponent = 0
         if np.isfinite(largest) and largest > 0:
-            exponent = int(np.frexp(largest)[1]) - 1 - element.widths[0][0]
+            exponent = int(np.frexp(largest)[1]) - 1 - spec.format.tapered.widths[0][0]
         exponent = max(exponent, SCALE_EXPONENT_MIN)
         return (_pattern(2.0**-exponent), _pattern(2.0**exponent))
     if not np.isfinite(largest):
         return (ONE, NAN)
+    element = spec.format.minifloat
     with np.errstate(divide="ignore", over="ignore"):
         if kind == "tensor":
             up = _to_top(element.max_value, largest)
             return (_pattern(up), _pattern(np.float32(1) / up))
-        total = _to_top(element.max_value * ELEMENTS["e4m3"].max_value, largest)
+        total = _to_top(element.max_value * minifloat(ELEMENTS["e4m3"]).max_value, largest)
         share = total * np.float32(1 / element.max_value)
         return (_pattern(share), _pattern(np.float32(1) / total))
 
@@ -243,5 +244,5 @@ def _tensor_amax(x: Tensor) -> np.float32:
     return np.int64(table[7]).astype(np.int32).view(np.float32)
 
 
-def _pattern(value: float) -> int:
+def _pattern(value: float | np.float32) -> int:
     return int(np.float32(value).view(np.int32))

@@ -79,11 +79,11 @@ class Constants(NamedTuple):
         """Take a kernel's tuple apart."""
         parts = [builder.extract_value(values, i) for i in range(len(CONSTANTS))]
         words = [scalar(builder, value) for value in parts[:-1]]
-        return cls(*words, parts[-1])
+        return cls._make([*words, parts[-1]])
 
     def like(self, other: Lanes) -> "Constants":
         """Return them as vectors of other's type, but for the seed."""
-        return Constants(*(word.like(other) for word in self[:-1]), self.seed)
+        return Constants._make([*(word.like(other) for word in self[:-1]), self.seed])
 
 
 def scalar(builder: ir.IRBuilder, value: ir.Value) -> Lanes:

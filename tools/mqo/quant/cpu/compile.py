@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 from numba import types
@@ -28,7 +29,7 @@ def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
         compiled._cache = _Cache(function, make.__name__, parameters)
     compiled.compile()
     pointer = ctypes.CFUNCTYPE(None, ctypes.c_int64)(compiled.address)
-    pointer.owner = compiled  # its code lives as long
+    pointer.owner = compiled  # type: ignore[attr-defined]  # its code lives as long
     return pointer
 
 
@@ -95,7 +96,7 @@ class _Cache(FunctionCache):
         super().__init__(function)
         self._key = key
 
-    def _index_key(self, signature: object, codegen: object) -> tuple:
+    def _index_key(self, signature: object, codegen: Any) -> tuple:
         """Name the kernel, and the processor; numba would hash what the function refers to."""
         return (signature, codegen.magic_tuple(), self._key)
 

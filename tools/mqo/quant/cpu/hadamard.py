@@ -91,8 +91,8 @@ def _dense(
         grain = -(-GRAIN // (points * min(TILE, inner)))
     signs = _signs(hadamard, seed, bits, inner > 1)
     address, _ = signs.buffer_info()
-    sizes = (size, padded, inner, x.numel())
-    entries = (x.data_ptr(), out.data_ptr(), *sizes, address, factor.view(torch.int32).item(), 0)
+    sizes, bits = (size, padded, inner, x.numel()), int(factor.view(torch.int32).item())
+    entries = (x.data_ptr(), out.data_ptr(), *sizes, address, bits, 0)
     return launch(run, units, grain, *entries)[PEAK]
 
 

@@ -47,8 +47,8 @@ def step(emit: Callable, result: types.Type = types.void, **fixed: Any) -> Calla
 
     It has the arguments of `emit` but for the builder and what is `fixed`.
     """
-    names = emit.__code__.co_varnames[1 : emit.__code__.co_argcount]
-    names = [name for name in names if name not in fixed]
+    code = emit.__code__
+    names = [name for name in code.co_varnames[1 : code.co_argcount] if name not in fixed]
 
     def typing(_: object, *arguments: types.Type) -> tuple[object, Callable]:
         kinds = [a if isinstance(a, types.BaseTuple) else types.int64 for a in arguments]
@@ -59,7 +59,8 @@ def step(emit: Callable, result: types.Type = types.void, **fixed: Any) -> Calla
 
         return result(*kinds), generate
 
-    typing.__signature__ = inspect.Signature(  # numba reads it
+    # numba reads it
+    typing.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("context", *names)]
     )
     return intrinsic(typing)

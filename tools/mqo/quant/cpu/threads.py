@@ -2,6 +2,7 @@
 
 import ctypes
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> array:
     return table
 
 
-def _parallel() -> object | None:
+def _parallel() -> Callable[..., None] | None:
     """Return GOMP_parallel(function, argument, threads, flags) of torch's OpenMP, if it has one."""
     try:
         torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

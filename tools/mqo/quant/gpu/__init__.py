@@ -103,7 +103,8 @@ def _launch(
     # What a kernel does not use is the same in all calls: it would be compiled for each value.
     draws = (0, _NO_STRIDES)
     if spec.rounding == "stochastic":
-        draws = (signed(seed), plan.index)
+        assert seed is not None  # `backend.fake_quantize` refuses it
+        draws = (signed(seed), plan.draws)
     seen = torch.int16 if x.dtype == torch.bfloat16 else x.dtype
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         _kernel[(plan.programs,)](

@@ -86,15 +86,14 @@ def steps_of(spec: QuantSpec) -> Steps:
         scale = "tensor-power"
     if scale == "power-of-two":
         scale = "e8m0"
-    tapered = isinstance(element, TaperedFormat)
     return Steps(
         element=Element.of(element, spec.overflow),
-        rounding=spec.rounding,
+        rounding=spec.rounding_mode,
         scale=scale,
-        emax=element.widths[0][0] if tapered else element.emax,
+        emax=element.widths[0][0] if isinstance(element, TaperedFormat) else element.emax,
         carry=carry_of(spec) if scale == "e8m0" else 0,
         run=run_of(spec) or 32,
-        side=spec.block if spec.tile == "square" else 1,
+        side=spec.block_size if spec.tile == "square" else 1,
         exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
         scale_element=_SCALE_ELEMENTS.get(scale),
     )

@@ -16,7 +16,7 @@ class _Dim(NamedTuple):
     size: int
     x: int
     out: int
-    index: int
+    draws: int
 
 
 class Strides(NamedTuple):
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     sizes: Sizes
     x: Strides
     out: Strides
-    index: Strides
+    draws: Strides
     tile: Tile
     warps: int
 
@@ -97,10 +97,10 @@ def plan_tiles(
         return None
     outer, middle, inner = others + [_NO_DIM] * (3 - len(others))
     tile, warps = _tile(count, size.size, block, side, rows.size > 1 and rows.x < size.x)
-    strides = (
+    x, out, draws = (
         Strides(*d) for d in zip(*(d[1:] for d in (outer, middle, inner, size)), strict=True)
     )
-    return Plan(Sizes(count, middle.size, inner.size, size.size), *strides, tile, warps)
+    return Plan(Sizes(count, middle.size, inner.size, size.size), x, out, draws, tile, warps)
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
