@@ -11,7 +11,7 @@ import pytest
 from mqo.errors import EditedError, OverlayError, VendorError
 from mqo.overlay import diff
 from mqo.overlay.apply import AlreadyApplied, AlreadyPristine, Applied, Restored, apply, restore
-from mqo.overlay.export import export
+from mqo.overlay.patch_files import export
 from mqo.overlay.pin import Helper
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot

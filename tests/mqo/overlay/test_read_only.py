@@ -8,7 +8,7 @@ import pytest
 from mqo.errors import OverlayError
 from mqo.overlay import tree as trees
 from mqo.overlay.apply import AlreadyApplied, apply
-from mqo.overlay.export import export
+from mqo.overlay.patch_files import export
 from mqo.overlay.snapshot import snapshot
 
 from ..conftest import contents

@@ -31,7 +31,7 @@ def diff(
 
     place, series = settled(tree), patch_series()
     if export:
-        from mqo.overlay.export import export as write
+        from mqo.overlay.patch_files import export as write
 
         files = write(place, series, names or (), export, repository=Project.here().root)
         listed = [str(path) for path in files]

@@ -7,7 +7,7 @@ import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals, runtime
 from mqo.overlay.apply import apply
-from mqo.overlay.export import export
+from mqo.overlay.patch_files import export
 from mqo.overlay.series import Series
 from mqo.project import Project
 
