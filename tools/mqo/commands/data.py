@@ -15,7 +15,7 @@ data = typer.Typer(name="data", help="Prepare corpora of your own.", no_args_is_
 
 @data.callback()
 def _group() -> None:
-    """Keep the name of the group's only command, as a callback does."""
+    """Keep the name of the group's only command, which Typer drops without a callback."""
 
 
 @data.command()

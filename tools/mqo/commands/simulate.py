@@ -16,7 +16,7 @@ ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class PassesOn(TyperCommand):
-    """A command that keeps what stands behind `--`, which is Megatron's, apart."""
+    """A command that keeps the arguments after `--`, which are Megatron's, separate."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what comes before the first `--`."""
@@ -43,7 +43,7 @@ def simulate(
 ) -> None:
     """Run a training script's step on tensors without data: does it fit, and what bounds it?
 
-    Further arguments are the script's: its options, and Megatron's behind `--`.
+    Further arguments are the script's: its options, and Megatron's after `--`.
 
     Upstream's own program runs, with the script's flags and quant types, as a rank of each distinct
     pipeline stage; exit 1 if it does not fit.

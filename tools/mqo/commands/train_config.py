@@ -21,7 +21,7 @@ from mqo.track.session import check as check_tracker
 def main(front_end: bool = False) -> None:
     """Train a model, or list the names there are.
 
-    `front_end` is the command line for attention alone.
+    `front_end` is the command line that quantizes only attention.
     """
     guarded(lambda: _main(sys.argv[1:], front_end))
 

@@ -46,7 +46,7 @@ def verify(
     places = [Tree(path.resolve()) for path in trees or []]
     for place in places:
         place.upstream()  # what cannot be tried is said before anything is
-    # Trees alone, unless releases are named, too.
+    # Only trees, unless releases are named, too.
     names = _chosen(version or [], all, pin) if version or all or not places else []
     with stderr().live() as display:
         results = []

@@ -1,4 +1,4 @@
-"""The flags of a model's architecture, and which of the user's flags change it."""
+"""The flags of a model's architecture, and the user's flags that change it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The documented command line of a training: its options, and the run that they ask for.
+"""The documented command line of a training: its options, and the run that they configure.
 
-argparse rather than typer: five optional positional arguments, options between them, and Megatron's
-own flags behind `--`.
+It uses argparse instead of typer: there are five optional positional arguments, options between
+them, and Megatron's own flags after `--`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POSITIONAL = {
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return what is ours, and what stands behind the first `--`, which is Megatron's."""
+    """Return our arguments, and Megatron's, which follow the first `--`."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 
@@ -211,7 +211,7 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
 
 
 def listing(front_end: bool = False) -> str:
-    """Return all names, by kind; T in that of a mode stands for a type."""
+    """Return all names by kind; T in the name of a mode is a quant type."""
     modes = tables.patterns(_modes(front_end))
     rows: dict[str, Iterable[str]] = {
         "models": tables.models(),

@@ -1,7 +1,8 @@
 """Bytecode of a run's source: compiled once in the tree, and linked into each copy of it.
 
-A copy has other file times than the tree, so Python would compile all modules anew in every run.
-It checks this bytecode by the hash of the source instead (PEP 552), and compiles what was changed.
+File times of a copy differ from the tree's, so Python would compile all modules again in every run.
+Python checks this bytecode by the hash of the source instead (PEP 552), and compiles only changed
+files.
 """
 
 from __future__ import annotations

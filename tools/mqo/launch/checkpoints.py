@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds, found out by the names of its files alone."""
+"""Lists the checkpoints in a folder by the names of its files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MOST_DIGITS = 18  # of an iteration
 
 
 def newest(folder: Path) -> str | None:
-    """Return the newest checkpoint, by the tracker, else by the folders: the one a training takes.
+    """Return the newest checkpoint, by the tracker file or by the folders, as a training would.
 
-    None where there is none. A damaged one counts, which a training passes over.
+    None if there is none. Unlike in a training, a damaged checkpoint counts.
     """
     found = tracked(folder) if (folder / TRACKER).is_file() else ""
     if found == RELEASE or (found.isdecimal() and len(found) < MOST_DIGITS):

@@ -44,7 +44,7 @@ def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
 
 
 def flag_values(command: Sequence[str], flag: str) -> list[str]:
-    """Return what stands behind the last mention of `flag`, up to the next flag."""
+    """Return the values after the last occurrence of `flag`, up to the next flag."""
     if flag not in command:
         return []
     rest = list(command[len(command) - list(reversed(command)).index(flag) :])
@@ -83,12 +83,12 @@ def is_number(word: str) -> bool:
 
 
 def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the values of some of upstream's flags; the last mention counts, as it does there.
+    """Return the values of some of upstream's flags; the last occurrence counts, as in upstream.
 
     `wanted` has the default of each, False for a switch, or a type for one without a default.
 
     Raises:
-        LayoutError: a value is missing, or is no number.
+        LayoutError: a value is missing, or is not a number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in wanted.items():

@@ -143,7 +143,7 @@ class RunConfig(_Part):
 
     @classmethod
     def read(cls, run: RunFolder) -> RunConfig:
-        """Return the configuration of a run; RunError where it has none."""
+        """Return the configuration of a run; RunError if it has none."""
         try:
             return cls.model_validate(run.read_config())
         except ValueError as error:
@@ -175,7 +175,7 @@ class RunConfig(_Part):
         return quant_toml(types, options, how.schedule, operands, self._rules())
 
     def layers_toml(self) -> str:
-        """Return what of quant.toml says which layers and operands have which type."""
+        """Return the parts of quant.toml that assign types to layers and operands."""
         left_out = {k: v for k, v in self.quantization.options.items() if k == "exclude"}
         recipe = self.quantization.recipe
         rows = recipe.operands.items() if recipe else ()
@@ -351,16 +351,16 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:
-    """Return how many checkpoints to keep, 0 for all: by default none of those that are there goes.
+    """Return the number of checkpoints to keep, 0 for all. By default no existing one is removed.
 
-    Whoever has more than the default keeps meant to; a run that was killed leaves one more.
+    More than the default number were kept on purpose; a killed run leaves one more.
     """
     there = len(list(checkpoint.glob("iter_*"))) if checkpoint else 0
     return 0 if there > training.keep_last + 1 else training.keep_last
 
 
 def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:
-    """Return the mode with its changes; None for the types that stand in the tree."""
+    """Return the mode with its changes; None for the types in the tree's source."""
     if quantization != SOURCE:
         mode = tables.pick(tables.modes(), "quantization mode", quantization)
         return tables.changed(mode, linear, attention)

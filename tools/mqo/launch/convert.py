@@ -201,7 +201,7 @@ def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Yield a folder beside `target` that becomes it when all went well."""
+    """Yield a folder next to `target`, which is renamed to `target` on success."""
     target = target_of(target)
     if target.exists():
         raise ConvertError(f"{target} is there already", expected="a new folder")
@@ -219,7 +219,7 @@ def staged(target: Path) -> Iterator[Path]:
         readable = stage.stat().st_mode & 0o666
         for path in stage.rglob("*"):
             if path.is_file():
-                path.chmod(readable)  # safetensors leaves its files to their owner alone
+                path.chmod(readable)  # safetensors makes its files readable only by their owner
         stage.rename(target)
 
 

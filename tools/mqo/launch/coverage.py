@@ -1,6 +1,6 @@
-"""Has a tree's own source say which products of a run's training step it quantizes.
+"""Finds which products of a training step a tree's source quantizes, by running that source.
 
-The program is Megatron-LM/tools/coverage.py; what it said is kept.
+The program is Megatron-LM/tools/coverage.py; its results are cached.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def record(
     data: RunData,
     report: Say,
 ) -> None:
-    """Write a run's coverage.json and coverage.txt; say where they cannot be had.
+    """Write a run's coverage.json and coverage.txt; print a note if they cannot be computed.
 
     Raises:
-        RunError: a recipe leaves most of what it is for unquantized, and nobody said that it may.
+        RunError: a recipe leaves most of its layers' FLOPs unquantized, and the user did not allow
+        it.
     """
     reads: list[Path] = []
     if data.vocab_size:
@@ -94,7 +95,7 @@ def _with_libraries(config: RunConfig, found: Coverage) -> Coverage:
 
 
 def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
-    """Return the vocabulary first: what the user gave behind `--` comes later and counts."""
+    """Return the vocabulary first, so that the user's flags after `--` override it."""
     of = config.experiment
     return [*vocabulary, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
 

@@ -1,7 +1,7 @@
-"""Runs a saved model: its loss on a text, or what it makes of prompts, under any training mode.
+"""Runs a saved model under any training mode: computes its loss on a text, or generates text.
 
-Quant types stand in the source: each mode has a snapshot of its own, in a temporary folder, where a
-program of the tree does the work.
+Quant types are in the source, so each mode has its own snapshot in a temporary folder. A program of
+the tree runs there.
 """
 
 from __future__ import annotations
@@ -153,10 +153,10 @@ class Loss:
 def sampling(
     *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, cache: bool = True, **rest: int
 ) -> list[str]:
-    """Say how tokens are drawn: temperature 0 takes the likeliest.
+    """Return the options of sampling; temperature 0 takes the most likely token.
 
-    The `rest` are `tokens`, of a prompt at most, and `seed`. CheckpointError where a choice would
-    mean nothing.
+    The `rest` are `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would
+    have no effect.
     """
     if temperature == 0 and (top_k or top_p < 1):
         raise CheckpointError(
@@ -260,7 +260,7 @@ def lines(found: Sequence[Loss]) -> list[str]:
 
 
 def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str:
-    """Return what stands above a checkpoint's table."""
+    """Return the heading of a checkpoint's table."""
     step = "" if iteration is None else f", iteration {iteration}"
     return checkpoint + step + (f", {modelopt} by ModelOpt" if modelopt else "")
 

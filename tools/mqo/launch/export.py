@@ -170,7 +170,7 @@ def _copy_rest(plain: Path, stage: Path) -> tuple[str, ...]:
 
 
 def _config(source: Path) -> Path:
-    """Return the quant.toml of what is exported as it was trained."""
+    """Return the quant.toml of a model that is exported in its trained types."""
     found = None if is_hf_folder(source) else Place.of(source).quant_config
     if found is None:
         raise ConvertError(

@@ -27,7 +27,7 @@ _ENDED = re.compile(
 )
 _NAMED = (
     r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
-    r"mqo: .*\. Expected: ",  # other lines of ours are notes
+    r"mqo: .*\. Expected: ",  # other lines of mqo are notes
     r"\S+\.py: error: ",
     r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
 )
@@ -60,12 +60,12 @@ class Ended:
 
 
 def reason(folder: RunFolder, alone: Ended | None = None) -> str:
-    """Return why a run did not end well: the first cause that is known, as one line.
+    """Return why a run failed, in one line: the first known cause.
 
-    `alone` is the run's one process, where a signal ended it: torchrun then says nothing of it.
+    `alone` is the only process of a run if a signal ended it, which torchrun does not report.
 
-    That is what the program left in failure.txt, the signal that ended a process, or the last error
-    in the log, in this order. What only says that another process was lost comes behind all others.
+    Causes are, in this order, the program's failure.txt, the signal that ended a process, and the
+    last error in the log. Errors that only report the loss of another process come last.
     """
     said = _read(folder.failure).strip()
     if said and not _FOLLOWS.search(said):

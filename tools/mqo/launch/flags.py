@@ -46,7 +46,7 @@ class RunData:
 
     @classmethod
     def given(cls, of: Experiment) -> RunData | None:
-        """Return the user's own data; None where the dataset's sample is meant."""
+        """Return the user's own data; None for the dataset's sample."""
         given = flag_table(of.extra_flags)
         tokenizer = of.tokenizer or given.get("--tokenizer-model")
         prefix = of.data_prefix or data_file(of.extra_flags)

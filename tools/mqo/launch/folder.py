@@ -70,6 +70,6 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 
 def packages() -> dict[str, str]:
-    """Return {name: version} of what is installed."""
+    """Return {name: version} of the installed packages."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return dict(sorted(found.items()))

@@ -72,7 +72,7 @@ def _is_tokenizer(folder: Path) -> bool:
 
 
 def _changed(folder: Path, run: RunFolder | None) -> list[str]:
-    """Say how the tokenizer's files differ from what the run recorded; nothing without a record."""
+    """Return how the tokenizer's files differ from the run's record; nothing without a record."""
     facts = environment_of(run) if run else None
     if facts is None or facts.inputs is None:
         return []
@@ -120,7 +120,7 @@ def special_ids(tokenizer: Path | None) -> dict[str, Id]:
     """Return {bos_token_id, eos_token_id, pad_token_id} of a tokenizer's folder.
 
     They are the tokenizer's own, so that generation stops at the token that ends a document in the
-    training's data. A model's config.json beside it fills in what the tokenizer does not name.
+    training's data. A model's config.json in the folder supplies ids that the tokenizer lacks.
     Without a value, transformers would assume the ids of a tokenizer of its own.
     """
     own = _own_ids(tokenizer) if tokenizer else {}
@@ -130,9 +130,9 @@ def special_ids(tokenizer: Path | None) -> dict[str, Id]:
 
 
 def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str, Any]:
-    """Return the content of generation_config.json; empty where nothing is known.
+    """Return the content of generation_config.json; empty if nothing is known.
 
-    Settings beside the tokenizer, a published model's, are kept.
+    Settings of a published model in the tokenizer's folder are kept.
     """
     beside = _optional(tokenizer, GENERATION)
     kept = {k: value for k, value in beside.items() if k not in (CODE, "_from_model_config")}

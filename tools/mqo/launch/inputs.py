@@ -1,6 +1,6 @@
-"""What a run reads beside its source: recorded before it starts, so that a replay can tell.
+"""Records a run's inputs besides its source before it starts, so that a rerun can compare them.
 
-Its data, its tokenizer, and the checkpoint that it goes on from.
+The inputs are the data, the tokenizer, and the checkpoint from which the run resumes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Mark:
 class Inputs:
     """{absolute path: mark} of the files that are read, and the iteration of the checkpoint.
 
-    `iteration` is None for a run that begins anew; of a release checkpoint it is the text in its
-    tracker.
+    `iteration` is None for a run from scratch, and the text in the tracker file of a release
+    checkpoint.
     """
 
     files: Mapping[str, Mark]
@@ -41,7 +41,7 @@ class Inputs:
     @classmethod
     def of(cls, command: Sequence[str]) -> Inputs:
         """Return the inputs of a training command that is about to run."""
-        # Between the prefixes of a blend may be weights, of which there are no files.
+        # A blend may have weights between its prefixes, which are not files.
         prefixes = flag_values(command, "--data-path")
         files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):

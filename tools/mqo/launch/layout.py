@@ -38,7 +38,7 @@ def check_layout(config: RunConfig) -> None:
 
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
-    """Return the sizes that the flags say; LayoutError where one is no number."""
+    """Return the sizes in the flags; LayoutError if one is not a number."""
     return read_flags(flags, _CHECKED)
 
 

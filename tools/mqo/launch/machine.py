@@ -74,7 +74,7 @@ def _imports(module: str) -> bool:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the processor's name, as Linux has it; None where it has none."""
+    """Return the processor's name from Linux; None if there is none."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
     return found[1].strip() if found else None
@@ -94,7 +94,7 @@ def torch_cuda() -> str | None:
 
 
 def _cuda_devices() -> list[tuple[int, str]]:
-    """Return (bytes, name) of the driver's devices, under CUDA_VISIBLE_DEVICES as torch sees it."""
+    """Return (bytes, name) of the driver's devices that CUDA_VISIBLE_DEVICES allows."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -103,7 +103,7 @@ def _cuda_devices() -> list[tuple[int, str]]:
 
 
 def devices_of(driver: Any) -> list[tuple[int, str]]:
-    """Return (bytes, name) of the devices of libcuda; none where it does not start."""
+    """Return (bytes, name) of the devices of libcuda; an empty list if it does not start."""
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []

@@ -59,7 +59,7 @@ def write(
 
 
 def add_packed(folder: Path, packed: str) -> None:
-    """Add how its weights are packed to somebody's page of a model, if it has one."""
+    """Add how the weights are packed to an existing model card, if there is one."""
     page = folder / PAGE
     if page.is_file():
         before = "Up to here, this page is about the model before its weights were packed."
@@ -105,7 +105,7 @@ def _config(run: RunFolder | None) -> RunConfig | None:
 
 
 def _types(training: Training, config: RunConfig | None) -> Mapping[str, str] | None:
-    """Return {site: type or schedule}; None where it was not recorded."""
+    """Return {site: type or schedule}; None if it was not recorded."""
     found = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
     return found if isinstance(found, dict) else config.quantization.types if config else None
 

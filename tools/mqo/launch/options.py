@@ -33,7 +33,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return listed
 
 
-# What was chosen, by name; what is missing is as quantizers and run have it by default.
+# The chosen values by name; other options have their defaults.
 Chosen = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 

@@ -26,7 +26,7 @@ from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 
-# A layout of the user's own: then the launcher chooses nothing.
+# The user's own layout: then the launcher chooses nothing.
 _OWN = re.compile(
     r"--(\w+-(\w+-)?parallel-size|sequence-parallel|use-distributed-optimizer|overlap-.*|recompute-.*"
     r"|ddp-.*|dist-ckpt-optim-.*|.*-fsdp.*|.*virtual.*|(.*-)?pipeline-.*|.*offload.*)"
@@ -77,7 +77,7 @@ def decides(of: Experiment, machine: Machine) -> bool:
 
 
 def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Planned:
-    """Return the run as `with_layout` has it; `tree` reads the checkpoint it goes on from."""
+    """Return `with_layout` of the run; `tree` reads the checkpoint from which it resumes."""
     of = config.experiment
     saved = saved_layout(tree, of) if decides(of, machine) else None
     return with_layout(config, machine, types, saved)
@@ -86,13 +86,13 @@ def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, s
 def with_layout(
     config: RunConfig, machine: Machine, types: Mapping[str, str], saved: Layout | None = None
 ) -> Planned:
-    """Return the run with the planner's layout, where it has none of the user's.
+    """Return the run with the planner's layout, if the user gave none.
 
-    `types` are the quant types by site, `saved` is the layout of a checkpoint that the run goes on
-    from. A layout of the user's is kept; the lines say where it needs more memory than there is.
+    `types` are the quant types by site, `saved` is the layout of the checkpoint from which the run
+    resumes. A layout of the user is kept; the lines note if it needs more memory than there is.
 
     Raises:
-        LayoutError: no layout fits, or the sizes divide in none.
+        LayoutError: no layout fits, or none divides the sizes.
     """
     bare, of = config.with_layout(()), config.experiment
     if not decides(of, machine):
@@ -123,7 +123,7 @@ def with_layout(
 
 
 def _unplanned(config: RunConfig, why: str) -> str:
-    """Say which layout a run has that is not planned, for the flag `why` changes its memory."""
+    """Describe an unplanned layout, of a run whose flag `why` changes its memory."""
     of = config.experiment
     unknown = f"what it needs is not known, since {why} changes the memory"
     if _names(of, _OWN):
@@ -133,7 +133,7 @@ def _unplanned(config: RunConfig, why: str) -> str:
 
 
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
-    """Return the layout that flags of upstream's say, over so many processes."""
+    """Return the layout in upstream's flags, over this number of processes."""
     args = read_flags(flags, _LAYOUT)
     # Other ways to recompute count as none: what is computed is then more than is needed.
     recompute: Recompute = "none"
@@ -145,13 +145,12 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
 
 
 def saved_layout(tree: Path, of: Experiment) -> Layout | None:
-    """Return the layout of the checkpoint that the run goes on from, which stays.
+    """Return the layout of the checkpoint from which the run resumes, which is kept.
 
-    None where there is none, or none of whose optimizer anything is loaded. `tree` is the Megatron
-    that reads it.
+    None if there is none, or if its optimizer is not loaded. `tree` is the Megatron that reads it.
 
     Raises:
-        CheckpointError: it does not say.
+        CheckpointError: it does not name a layout.
     """
     flags = flag_words(of.extra_flags)
     given = flags.get("--load")
@@ -184,7 +183,7 @@ def _is_real(of: Experiment, machine: Machine) -> bool:
 
 
 def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
-    """Return the flags of the user's that match."""
+    """Return the user's flags that match."""
     return set(filter(pattern.fullmatch, flag_words(of.extra_flags)))
 
 
@@ -250,9 +249,9 @@ def keeps_scores(
 
 
 def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
-    """Return the bytes of a linear weight's rounded copies: one a site, but for those that agree.
+    """Return the bytes of a linear weight's rounded copies: one per site, unless copies are equal.
 
-    What was multiplied by a gain is kept in fp32.
+    A copy that was multiplied by a gain is kept in fp32.
     """
     found = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):

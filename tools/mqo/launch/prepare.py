@@ -1,4 +1,4 @@
-"""Brings about what a run needs, step by step: upstream, patches, data. Ready steps are skipped."""
+"""Prepares upstream, patches and data for a run, step by step. Completed steps are skipped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _check_tokenizer(config: RunConfig) -> None:
 
 
 def _check_data(config: RunConfig) -> None:
-    """Raise MissingError if there are no data, DataError if they do not go with the tokenizer."""
+    """Raise MissingError without data, DataError if they do not match the tokenizer."""
     of = config.experiment
     if (of.tokenizer is None) != (of.data_prefix is None):
         raise DataError(
@@ -178,7 +178,7 @@ def _place_programs(project: Project) -> None:
 def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> None:
     """Refuse a tree that a run would refuse, and change nothing.
 
-    The shared tree may lack Megatron or the patches: a run sees to that.
+    The shared tree may lack Megatron or the patches, which a run adds.
     """
     if (checkout := config.placement.megatron) is not None:
         ready_checkout(config, checkout, allow_edits=allow_edits)

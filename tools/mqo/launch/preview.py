@@ -94,7 +94,7 @@ def describe(
 
 
 def _types_there(project: Project, megatron: Path | None) -> Mapping[str, str]:
-    """Return the types that stand in the tree; none where it is not there yet."""
+    """Return the types in the tree's source; none if there is no tree yet."""
     tree = Tree((megatron or project.tree).resolve())
     return types_of(tree) if megatron or tree.manifest() else {}
 

@@ -49,7 +49,7 @@ class Product:
 
     @property
     def reason(self) -> str:
-        """Return why it is not quantized; empty where it is."""
+        """Return why it is not quantized; empty if it is."""
         if self.quant_type == NONE:
             return AT_NONE
         if self.plain:
@@ -86,7 +86,7 @@ class Coverage:
 
     @property
     def shares(self) -> dict[tuple[str, str], float]:
-        """Return {(GEMM, type): its part of all FLOPs}, of what is quantized."""
+        """Return {(GEMM, type): its share of all FLOPs} of the quantized products."""
         found: dict[tuple[str, str], int] = {}
         for product in self.products:
             if not product.reason:
@@ -135,7 +135,7 @@ def _by_library(product: Product, library: LibraryQuantization) -> Product:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that differ in their numbers alone: `products` are the first one's."""
+    """Layers that differ only in their numbers: `products` are those of the first one."""
 
     pattern: str
     layers: int

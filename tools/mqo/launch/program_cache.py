@@ -26,7 +26,7 @@ from mqo.program import ask
 from mqo.project import Project
 from mqo.untrusted import UntrustedFileError, read_json_object
 
-# What every program runs beside Megatron: a tree from elsewhere has none, or its own.
+# What every program imports besides Megatron; other trees have none, or their own.
 OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
 
 

@@ -88,5 +88,5 @@ class Progress:
 
 
 def loss_name(of: Experiment) -> str:
-    """Return the metric that is trained on: a student may learn from its teacher alone."""
+    """Return the name of the training loss; a student may train only on its teacher's."""
     return KD_LOSS if of.teacher else TRAIN_LOSS

@@ -1,10 +1,10 @@
-"""Say what a model is to Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py.
+"""Describes a model for Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py.
 
     python -m mqo.launch.ptq_source --tree TREE --load MODEL --out FOLDER
 
 FOLDER gets source.json (the checkpoint, the flags that build its model, the arguments of its
-training, its tokenizer) and hf/, the files beside exported weights. A model from Hugging Face is
-converted into FOLDER first.
+training, its tokenizer) and hf/, the files that accompany exported weights. A model from Hugging
+Face is converted into FOLDER first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
 
 
 def find_tokenizer(load: Path, args: dict[str, Any], sample: Path | None) -> Path:
-    """Return the folder of the tokenizer beside the model, else of its training, else `sample`."""
+    """Return the tokenizer's folder: the model's, or its training's, or else `sample`."""
     trained = args.get("tokenizer_model")
     places = [place for place in (load, trained and Path(trained), sample) if place]
     for place in places:

@@ -41,7 +41,7 @@ class BitEqual:
 
 @dataclass(frozen=True)
 class Differs:
-    """The first loss that is another, in nats per token; None where a run has no such step."""
+    """The first loss that differs, in nats per token; None if a run lacks that step."""
 
     run: str
     metric: str
@@ -124,9 +124,9 @@ def _first(
 
 
 def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None) -> list[str]:
-    """Return the command with output of its own, going on from the same checkpoint as the original.
+    """Return the command with its own output folder, resuming from the original's checkpoint.
 
-    An original that found none must not find what it saved itself.
+    If the original started from scratch, its own checkpoints are not loaded.
     """
     load = flag_values(command, "--load")
     made = without_flag(without_flag(command, "--load"), "--ckpt-step")

@@ -50,7 +50,7 @@ from mqo.run_records import RunEnd, parsed
 from mqo.runs import VALID_LOSS, RunFolder
 from mqo.track.live import News, following
 
-_WARNING = "mqo: warning: "  # begins what the program says to the user, not to the log alone
+_WARNING = "mqo: warning: "  # marks output that is for the user, not only for the log
 _ON_CPU = {
     # glibc returns a freed large tensor to the system. To get the next one, page by page, takes
     # longer than to fill it. So keep the memory: every step needs as much.
@@ -63,7 +63,7 @@ _ON_CPU = {
 
 TORCHRUN = "torch.distributed.run"
 # What torchrun tells a worker. One process needs no torchrun, which takes two seconds to start. At
-# port 0 the process opens a free one: nobody else looks for it.
+# port 0 the process opens a free one, which no other process needs.
 _ALONE = {
     **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
@@ -310,7 +310,7 @@ def _train(
         Display.of(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
         leaves_on_signal() as leaving,
-        temporary_folder("mqo-run-") as scratch,  # torchrun leaves folders behind
+        temporary_folder("mqo-run-") as scratch,  # torchrun does not remove its folders
         started(
             command,
             env={**os.environ, **env, "TMPDIR": str(scratch)},
@@ -378,9 +378,9 @@ def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
 
 
 def _output(process: subprocess.Popen) -> Iterator[str]:
-    """Yield what it prints when it prints it, and an empty text each second without any.
+    """Yield its output as it is printed, and an empty text after each second without output.
 
-    Until it has ended: what a killed worker leaves behind holds the output open.
+    Stop when it has ended, because processes of a killed worker may keep the output open.
     """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     assert process.stdout is not None  # it was started with a pipe

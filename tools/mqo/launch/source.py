@@ -26,10 +26,10 @@ PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 
 
 def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
-    """Return a full checkout that a run can run; OverlayError where it cannot.
+    """Return a full checkout for a run; OverlayError if it cannot be run.
 
-    One that `mqo apply` patched is copied into the run, with the run's types. Without mqo's records
-    no copy can be given types: the types that stand there must be the run's.
+    A checkout that `mqo apply` patched is copied into the run, with the run's types. Without mqo's
+    records the types cannot be set, so those in the source must be the run's.
     """
     tree = Tree(path.resolve())
     if not (tree.root / PROGRAM).is_file():

@@ -25,10 +25,10 @@ _WIDE = 1e5  # what four decimals are too long for
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task, as lm-evaluation-harness has it, of a checkpoint under a mode.
+    """A metric of a task of lm-evaluation-harness, for a checkpoint under a mode.
 
-    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None where the harness has
-    none, `shots` where tasks of a group differ. The rest is as in `evaluation.Loss`.
+    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None if the harness has none,
+    `shots` if tasks of a group differ. The rest is as in `evaluation.Loss`.
     """
 
     checkpoint: str
@@ -58,10 +58,10 @@ def options(
     limit: int | None = None,
     shots: int | None = None,
 ) -> list[str]:
-    """Name the tasks, with commas between; `text` is what `evaluation.text` returned.
+    """Return the options for comma-separated task names; `text` is the result of `evaluation.text`.
 
     Raises:
-        CheckpointError: there is no name, no such folder, or a text that no task reads.
+        CheckpointError: the names are empty, the folder is missing, or no task reads the text.
         SetupError: the package is missing.
     """
     if find_spec(HARNESS) is None:
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def lines(found: Sequence[Score]) -> list[str]:
-    """Return a table a checkpoint, in which the modes of a metric stand below one another."""
+    """Return one table per checkpoint, with one row per metric and mode."""
     text: list[str] = []
     for name in dict.fromkeys(score.checkpoint for score in found):
         scores = [score for score in found if score.checkpoint == name]

@@ -22,8 +22,8 @@ _SWITCHES = {"true": True, "false": False}
 class Variant:
     """A way to quantize.
 
-    `name` is for run folders, `rest` what `resolve` takes beside the mode, and `words` are the
-    flags with which train_config.py does the same.
+    `name` is for run folders, `rest` the other arguments of `resolve`, and `words` the equivalent
+    flags of train_config.py.
     """
 
     name: str
@@ -127,9 +127,9 @@ def _of_recipe(text: str) -> Variant:
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
-    """Return an option's name and its values, of 'rounding=nearest-even,stochastic'.
+    """Return the option and the values in a text such as 'rounding=nearest-even,stochastic'.
 
-    Values that have commas of their own stand with '|' between.
+    Values that contain commas are separated by '|'.
     """
     name, _, listed = text.partition("=")
     name = name.strip().replace("-", "_")

@@ -1,4 +1,4 @@
-"""Holds what a run asked for against what its quantizers did: no mode may fail silently."""
+"""Compares what a run should quantize with what its quantizers did: no mode may fail silently."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str | None
 def missing(
     asked: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
 ) -> list[str]:
-    """Say, one text a fault, where a run did not quantize what it was asked to.
+    """Return one text per fault: what a run should have quantized and did not.
 
     Args:
         asked: site -> quant type; an absent site is asked 'none'.
         records: of all ranks, for a pipeline stage may hold no site of a kind.
         type_of: what the run's recipe makes of a site's type, for an operand of a layer.
 
-    Faults are a site that never ran, ran as another type, ran with one operand only, or ran
-    though nobody asked. Excluded layers did not run. An empty list means that the run did as asked.
+    A fault is a site that never ran, ran as another type or with one operand only, or ran although
+    its type is 'none'. Excluded layers did not run. The list is empty if there is no fault.
 
     Raises:
         ValueError: `asked` holds an unknown site or type; the text names the valid ones.
@@ -47,13 +47,13 @@ def missing(
 
 
 def ineffective(records: Iterable[QuantRecord]) -> list[str]:
-    """Return a text for each site and type whose quantizer changed nothing that was measured.
+    """Return one text per site and type whose quantizer changed no measured value.
 
     Args:
-        records: of all ranks, with what was measured so far.
+        records: of all ranks, with the measurements until now.
 
-    All layers and operands of a site count together, since one operand alone can be zero, or can
-    hold values of the format only. A site is judged if any measured element is not zero. A NaN
+    All layers and operands of a site count together, because a single operand can be zero, or can
+    have only values of the format. A site is judged if any measured element is not zero. A NaN
     among its sums leaves it unjudged. Without a measurement the list is empty.
     """
     together: dict[tuple[str, str], list[QuantRecord]] = {}
@@ -89,7 +89,7 @@ def site_coverage(
     is_excluded: IsExcluded,
     type_of: TypeOf = _by_site,
 ) -> SiteCoverage:
-    """Hold the layers of one rank against its own records, after a forward and backward pass.
+    """Compare the layers of one rank with its records, after a forward and backward pass.
 
     `used` names the layers that ran, and `type_of` is as in `missing`. Frozen layers are
     find_traps's to name. A layer that ran on no token counts as run, on both sides.
@@ -116,7 +116,7 @@ def _due(site: GemmSite, layer: str, quant_type: str, type_of: TypeOf) -> set[tu
 
 
 def coverage_faults(ranks: Iterable[SiteCoverage]) -> list[str]:
-    """Say, one text a site, which layers of any rank ran beside their quantizers."""
+    """Return one text per site: the layers of any rank that ran without their quantizers."""
     ranks = list(ranks)
     faults = []
     for site in SITES:

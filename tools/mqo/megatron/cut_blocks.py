@@ -1,8 +1,8 @@
-"""Blocks that a parallel layout would cut in two: found before the first step.
+"""Finds blocks that a parallel layout would cut in two, before the first step.
 
-A block lies along the axis that its GEMM sums over, and a square along the operand's other axis,
-too. Where a layout deals such an axis out to ranks, it must cut between blocks, or a rank would
-quantize other blocks than one process does.
+A block extends along the axis that its GEMM sums over, and a square also along the operand's other
+axis. If a layout splits such an axis over ranks, it must split between blocks. Otherwise the blocks
+of a rank differ from those of a single process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def cut_blocks(
         side, (part, whole) = linear.side(module), linear.split_size(module) or (0, 0)
         if layer.kind != LINEAR or part == whole or side is None:
             continue
-        # Gate and up lie one behind the other, and are each dealt out.
+        # Gate and up are concatenated, and each is split.
         pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
         for site, block in _through(_SPLIT[side], blocks, squares):
             if part // pieces % block and not is_excluded(site, layer.name):
@@ -77,7 +77,7 @@ def cut_blocks(
 def _through(
     cuts: _Cut, blocks: Mapping[str, int], squares: Mapping[str, int]
 ) -> Iterable[tuple[str, int]]:
-    """Yield each site with blocks that lie across a split, and how long they are."""
+    """Yield each site whose blocks cross a split, and the block size."""
     if cuts.sums in blocks:
         yield cuts.sums, blocks[cuts.sums]
     for operand in cuts.operands:

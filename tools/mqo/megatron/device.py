@@ -1,6 +1,6 @@
-"""The accelerator facade: torch.cuda itself where there is CUDA, a quiet stand-in on a CPU.
+"""The accelerator facade: torch.cuda itself with CUDA, a substitute without effect on a CPU.
 
-The `portable_device` patch makes upstream ask this module instead of torch.cuda. On a machine with
+The `portable_device` patch makes upstream use this module instead of torch.cuda. On a machine with
 CUDA every name here is torch's own object, so nothing changes there.
 """
 
@@ -17,9 +17,9 @@ from torch.distributed import ProcessGroup
 
 
 class _Inert:
-    """Stands for a stream, an event, a graph or a context manager: every call does nothing.
+    """Replaces a stream, an event, a graph or a context manager. Every call does nothing.
 
-    Methods that are asked a question (`query`, `elapsed_time`) are answered as finished work would.
+    Methods that return a state (`query`, `elapsed_time`) answer as if the work had finished.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -74,14 +74,14 @@ class CpuFacade:
     Event = Event
     StreamContext = _Inert
     nvtx = _Inert()
-    # Seeding and RNG state: the CPU generator stands for the device's.
+    # Seeding and RNG state are those of the CPU generator.
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
     manual_seed = staticmethod(lambda seed: torch.manual_seed(seed))
     manual_seed_all = manual_seed
     initial_seed = staticmethod(lambda: torch.initial_seed())
 
-    # Code that asks for these chooses its CPU path, and captures no graph.
+    # Code that reads these chooses its CPU path and does not capture graphs.
     is_available = is_initialized = is_current_stream_capturing = staticmethod(lambda: False)
     current_device = staticmethod(lambda: torch.device("cpu"))
     # One device a local rank, so that upstream's trainer sets up its process groups.
@@ -200,7 +200,7 @@ class _AbsentTriton:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `triton` and `triton_language` only when a file asks for them."""
+    """Import `triton` and `triton_language` only when a file uses them."""
     if name not in ("triton", "triton_language"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,8 +1,8 @@
-"""Runs the experts of a rank as one grouped GEMM, each expert's operands through its own sites.
+"""Runs the experts of a rank as one grouped GEMM; each expert quantizes its own operands.
 
-With local layers upstream's --moe-grouped-gemm is Transformer Engine's alone. Here it keeps the
-experts that run one by one, and so their weights, names and checkpoints: their operands are the
-same, to the bit, and torch's grouped product multiplies all of them at once.
+Upstream supports --moe-grouped-gemm only with Transformer Engine. Here the flag keeps upstream's
+SequentialMLP, and so its weights, names and checkpoints. Operands are bit-equal to those of experts
+that run one by one; torch's grouped product multiplies them at once.
 """
 
 import functools
@@ -46,7 +46,7 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
             """Return [tokens, h] of [tokens, h], sorted by expert, and no bias."""
             experts = list(self.local_experts)
             parts = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
-            # A frozen weight is multiplied beside the sites, one by one.
+            # Upstream multiplies a frozen weight without the sites, so experts run one by one.
             if len(experts) == 1 or not all(part.weight.requires_grad for part in parts):
                 return super().forward(hidden, tokens_per_expert, probs)
             # Upstream's own pass, of one expert that is all of them.
@@ -103,7 +103,7 @@ class _Linear(Module):
 
 @dataclass
 class _Saved:
-    """What an expert's part of the forward pass saves, in the place of autograd's context."""
+    """Stores what the forward pass of an expert saves, instead of autograd's context."""
 
     saved_tensors: tuple[Tensor, ...] = ()
 
@@ -161,7 +161,7 @@ def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Return rows with zeros behind them, up to a multiple of ROWS."""
+    """Return rows, padded with zeros to a multiple of ROWS."""
     missing = -len(rows) % ROWS
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 

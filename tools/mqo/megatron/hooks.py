@@ -1,6 +1,6 @@
-"""What patched Megatron, and the programs that train, call around a step and a checkpoint.
+"""The functions that patched Megatron and the training programs call around steps and checkpoints.
 
-A run's folder is where its quant.toml lies (MQO_QUANT_CONFIG). Without one, the hooks do nothing.
+The folder of a run is that of its quant.toml (MQO_QUANT_CONFIG). Without one, hooks do nothing.
 """
 
 from mqo.megatron.run.checkpoints import before_load, before_save, to_verify

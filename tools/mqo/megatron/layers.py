@@ -35,8 +35,8 @@ def label_layers(model: Module, prefix: str = "") -> int:
     given: `decoder.layers.0.mlp.linear_fc1`. Transformer layers are numbered over all pipeline
     stages, and experts over all expert-parallel ranks.
 
-    A tied weight has two homes: it is named after the output layer, since a lookup is no GEMM. What
-    is exempt gets no name.
+    A tied weight belongs to two layers. It is named after the output layer, because a lookup is not
+    a GEMM. Exempt layers get no name.
     """
     return len(find_layers(model, prefix))
 
@@ -71,9 +71,9 @@ def shards_of(module: Module) -> Shards | None:
 
 
 def other_weights(model: Module) -> list[Layer]:
-    """Return the matrices that are no layer's `weight` and bear no label, each as a layer OTHER.
+    """Return the unlabeled matrices that are not the `weight` of a layer, each as a layer OTHER.
 
-    Grouped experts are such, the gate of shared experts, and convolutions.
+    Examples are grouped experts, the gate of shared experts, and convolutions.
     """
     found = []
     for path, module in _own_modules(model):

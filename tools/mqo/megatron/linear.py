@@ -74,10 +74,10 @@ def weights(module: Any) -> list[tuple[str, Parameter]]:
 
 
 def group(module: Module) -> Any:
-    """Return the process group of the ranks that split `module`; None where it names none.
+    """Return the process group of the ranks that split `module`; None if the module has none.
 
-    An expert's is that of expert tensor parallelism. Modules name it from megatron-core 0.16 on;
-    what the engine is told of it may be none, where upstream's layer exchanges for it.
+    For an expert it is that of expert tensor parallelism. Modules have the attribute since
+    megatron-core 0.16. Transformer Engine's may be None if upstream's layer communicates instead.
     """
     return getattr(module, "_tp_group" if is_engines(module) else "tp_group", None)
 

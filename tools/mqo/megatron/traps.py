@@ -1,4 +1,4 @@
-"""What keeps a GEMM from its quantizer though a type is asked for: found before the first step.
+"""Finds what prevents the quantization of a GEMM that has a type, before the first step.
 
 Pure functions over plain facts; mqo/megatron/run reads them from the arguments and the model.
 """
@@ -16,11 +16,11 @@ IsExcluded = Callable[[str, str], bool]
 
 @dataclass(frozen=True)
 class Setup:
-    """What of a run's arguments decides whether a GEMM reaches its site; each default is harmless.
+    """The arguments that decide whether a GEMM reaches its site. The defaults are harmless.
 
     weight_shards: ranks that a weight is gathered from before each GEMM. attention_variant: the
     name of an attention that is not DotProductAttention. grouped_experts: whether all experts of a
-    layer are asked to be one GEMM, which has no sites. cuda_graphs: whether a step, or a part of
+    layer are one GEMM, which has no sites. cuda_graphs: whether a step, or a part of
     it, is captured and replayed. engine_faults: where layers are Transformer Engine's, what keeps
     them from being quantized, a text each.
     """
@@ -37,7 +37,7 @@ class Setup:
 def find_traps(
     asked: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
 ) -> list[str]:
-    """Say, one text a trap, what would silently leave GEMMs unquantized, and which flag to change.
+    """Return one text per cause that would leave GEMMs unquantized, with the flag to change.
 
     Args:
         asked: site -> quant type; an absent site is asked 'none'.
@@ -105,7 +105,7 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
 
 
 def notes(asked: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
-    """Say which matrices never have a site, so that nobody takes them for quantized."""
+    """Return which matrices never have a site, because users might expect them to be quantized."""
     linear = (site.name for site in SITES.values() if site.layer == LINEAR)
     if all(asked.get(site, "none") == "none" for site in linear):
         return []

@@ -18,8 +18,8 @@ from mqo.overlay.tree import Tree
 class Applied:
     """These entries are in place now; `changed` files were written for it.
 
-    `not_placed` are files of ours that upstream has files of its own for; `kept` are copies of hand
-    edits that were overwritten, below the tree's .mqo.
+    `not_placed` are files that were not added, because upstream has files of the same name; `kept`
+    are copies of overwritten hand edits, in the tree's .mqo.
     """
 
     changed: int
@@ -30,7 +30,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class AlreadyApplied:
-    """Nothing to do: the entries are in place, in so many files."""
+    """Nothing to do: the entries are in place, in `files` files."""
 
     files: int
 
@@ -39,8 +39,8 @@ class AlreadyApplied:
 class Restored:
     """Upstream's bytes are back where only `entries` had changed them; `remaining` still apply.
 
-    `kept` are copies of hand edits that were overwritten; `left` are files that the overlay never
-    touched and somebody else changed: they stay as they are.
+    `kept` are copies of overwritten hand edits; `left` are files that the overlay never changed,
+    but the user did. They are not restored.
     """
 
     changed: int
@@ -60,12 +60,12 @@ class AlreadyPristine:
 def apply(
     tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
 ) -> Applied | AlreadyApplied:
-    """Apply the named entries and what they require, beside those that are; by default all.
+    """Apply the named entries and what they require, in addition to those applied; by default all.
 
-    Raises DriftError where an entry does not fit, EditedError for a file changed by hand that would
-    be written, unless `force`, which keeps a copy.
+    Raises DriftError if an entry does not fit, and EditedError for a file changed by hand that
+    would be overwritten, unless `force` is given, which keeps a copy.
     """
-    tree.upstream()  # before the lock, which would make a folder where there is no tree
+    tree.upstream()  # before the lock, which would make a folder if there is no tree
     asked = series.with_required(names or series.names)
     with tree.reading("apply"):
         manifest = tree.manifest()

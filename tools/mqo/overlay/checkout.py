@@ -56,8 +56,8 @@ def read_head(root: Path) -> Head:
 def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
     """Return contents as a checkout writes them, with the user's line endings and other filters.
 
-    The sizes that git would put before the contents are those before the filters; a mark that no
-    content holds stands there instead.
+    Git prints the sizes before the filters, so a mark that occurs in no content separates the
+    files.
     """
     if not blobs:
         return {}

@@ -1,8 +1,8 @@
 """The vocabulary of codemods: a rule over many files, found with `ast`, spliced into the bytes.
 
-A codemod does not demand a count (upstream's differs by version) but a postcondition: after it, its
-`leftovers` find nothing. `ast` rather than LibCST because a codemod visits hundreds of files, and
-splicing leaves every byte outside a match alone by construction.
+A codemod has no count, which differs between versions, but a postcondition: after it, its
+`leftovers` find nothing. It uses `ast` instead of LibCST because it visits hundreds of files, and
+splicing leaves every byte outside of a match unchanged by construction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Splice:
 
     @classmethod
     def over(cls, node: ast.expr | ast.stmt, text: str) -> Splice:
-        """Return a splice in the place of `node`."""
+        """Return a splice that replaces `node`."""
         return cls(node.lineno, node.col_offset, *end_of(node), text.encode())
 
 
@@ -40,8 +40,8 @@ class Codemod:
 
     `splices` returns the changes for one parsed file, `leftovers` the places that it should have
     changed and did not; the two are written independently, so that the second checks the first.
-    Every form that they look for must hold a match of `needle`, in one line: both walk such
-    statements alone.
+    Every form that they look for must have a match of `needle` in one line, because both visit only
+    such statements.
     """
 
     roots: tuple[str, ...]
@@ -63,7 +63,7 @@ class Source:
         # Python 3.12 warns of upstream's invalid escape sequences: not the user's concern.
         with warnings.catch_warnings(action="ignore"):
             self.tree = ast.parse(content)
-        # ast counts columns in bytes of UTF-8, from behind a byte order mark.
+        # ast counts columns in bytes of UTF-8, after a byte order mark.
         self._bom = len(b"\xef\xbb\xbf") if content.startswith(b"\xef\xbb\xbf") else 0
         self._starts = [0]
         for line in content.splitlines(keepends=True):
@@ -72,7 +72,7 @@ class Source:
         self._hits = [bisect_right(self._starts, hit) for hit in hits]
 
     def concerns(self, node: ast.AST) -> bool:
-        """Return whether a statement's lines hold the needle; true for what is no statement."""
+        """Return whether the needle is in a statement's lines; True for any other node."""
         if not isinstance(node, ast.stmt):
             return True
         at = bisect_left(self._hits, _first_line(node))
@@ -112,13 +112,13 @@ class Source:
         return b"".join([*parts, self.content[done:]])
 
     def lines_over(self, node: ast.stmt, statements: list[str]) -> Splice:
-        """Put several one-line statements in the place of one, indented as it is."""
+        """Replace a statement by several one-line statements with its indentation."""
         before = self.content[self.offset(node.lineno, 0) :][: node.col_offset]
         separator = "; " if before.strip() else self.newline.decode() + before.decode()
         return Splice.over(node, separator.join(statements))
 
     def import_splice(self, statement: str) -> Splice:
-        """Insert an import line behind the docstring and the `__future__` imports."""
+        """Insert an import after the docstring and the `__future__` imports."""
         after = 0
         for i, node in enumerate(self.tree.body):
             docstring = (

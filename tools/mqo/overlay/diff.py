@@ -12,7 +12,7 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 
 LOCAL = "changed since"
-# short: sites in full, the rest as counts; full: everything; stat: counts alone
+# short: sites in full, the rest as counts; full: everything; stat: only counts
 Form = Literal["short", "full", "stat"]
 
 
@@ -25,7 +25,7 @@ class FileDiff:
 
     @property
     def text(self) -> str:
-        """Return the diff for a reader; bytes that are no UTF-8 are shown as escapes."""
+        """Return the diff as text; bytes that are not UTF-8 are shown as escapes."""
         return self.content.decode("utf-8", errors="backslashreplace")
 
     @property
@@ -64,7 +64,7 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDif
 
 
 def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryDiff]:
-    """Yield an "add" entry's files as new ones, for the tree of ours, where `apply` places none."""
+    """Yield the files of an "add" entry as new ones, for the project's tree, which gets none."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
             if path not in manifest.files and not tree.collides(path):
@@ -96,7 +96,7 @@ def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
 def tree_diff(tree: Tree, root: Tree) -> str:
     """Return all that differs from upstream in `root`, which is the tree or a snapshot of it.
 
-    Files of ours come as new files.
+    Added files are new files in it.
     """
     upstream = tree.upstream().files
     diffs = []
@@ -126,7 +126,7 @@ def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]
 
 
 def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
-    """Yield the lines to print, by kind of entry: site, add, codemod, and what is no entry's."""
+    """Yield the lines to print, by kind of entry: site, add, codemod, then changes of no entry."""
     if not found:
         yield "# nothing differs"
     kinds = {entry.name: entry.kind for entry in series.entries}

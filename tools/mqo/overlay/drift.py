@@ -1,7 +1,7 @@
-"""What a drift report says of the source: where a pattern stands, and what looks most like it.
+"""The places in a drift report: where a pattern occurs, and the code most similar to it.
 
-A report for a person, who revises the patch; nothing that is found here is ever patched. Lines are
-those of upstream's own file, whatever earlier entries of the series inserted above.
+The report is for the person who revises the patch; these places are never patched. Line numbers are
+those of upstream's file, without lines that earlier entries of the series inserted.
 """
 
 from __future__ import annotations

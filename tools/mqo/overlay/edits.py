@@ -1,8 +1,9 @@
 """The vocabulary of site patches: what to find, in which scope, and what to do there.
 
-Plain data, free of LibCST, so that reading a patch costs nothing; `rewrite` gives it its meaning.
-A pattern is Python: an expression or one statement, compared by structure (white space, comments,
-quotes and redundant parentheses do not count). `...` as a call's last argument stands for any rest.
+These are plain data without LibCST, so that patches load fast; `rewrite` carries them out. A
+pattern is a Python expression or statement, compared by structure: white space, comments, quotes
+and redundant parentheses do not count. `...` as the last argument of a call matches any other
+arguments.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class WrapOperands:
 
 @dataclass(frozen=True)
 class ReplaceExpression:
-    """Put the expression `code` in the place of each match."""
+    """Replace each match by the expression `code`."""
 
     scope: str
     anchor: Anchor
@@ -69,7 +70,7 @@ class ReplaceExpression:
 
 @dataclass(frozen=True)
 class PrependBody:
-    """Put `code` first in the body of the function `scope`, behind its docstring.
+    """Insert `code` at the start of the body of the function `scope`, after its docstring.
 
     With `scope` "" it goes first in the module, where `from __future__` may still come before it.
     """
@@ -80,7 +81,7 @@ class PrependBody:
 
 @dataclass(frozen=True)
 class AddParameters:
-    """Give the function `scope` the parameters `code` behind its last positional one.
+    """Give the function `scope` the parameters `code` after its last positional one.
 
     A parameter that the function already has is drift.
     """
@@ -91,7 +92,7 @@ class AddParameters:
 
 @dataclass(frozen=True)
 class AddImport:
-    """Add `code` behind the module's first run of imports: an import, and what it is needed for."""
+    """Add `code` after the module's first run of imports: an import, and code that needs it."""
 
     code: str
     scope: ClassVar[str] = ""

@@ -65,7 +65,7 @@ def _look_alikes(
 
 
 def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
-    """Return the one function at dotted path `scope` ("Class.method") behind what it is in."""
+    """Return the function at the path `scope` ("Class.method"), after the nodes around it."""
     functions = [path for path in _paths([module]) if isinstance(path[-1], Function)]
     named = {".".join(d.name.value for d in path[1:]): path[-1] for path in functions}
     found = [path for path in functions if ".".join(d.name.value for d in path[1:]) == scope]
@@ -81,7 +81,7 @@ def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
 
 
 def _paths(path: list[Any]) -> Iterator[list[Any]]:
-    """Yield the definitions below the last node of `path`, each behind those that it is in."""
+    """Yield the definitions below the last node of `path`, each after the nodes around it."""
     for definition in _definitions(path[-1]):
         yield [*path, definition]
         yield from _paths([*path, definition])
@@ -107,7 +107,7 @@ def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
 
 
 class Scope:
-    """A function, or the whole module: its nodes, and the blocks that each of them stands in."""
+    """A function or the whole module: its nodes, and the blocks around each of them."""
 
     def __init__(self, root: cst.CSTNode) -> None:
         self.root = root

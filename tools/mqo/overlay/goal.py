@@ -18,7 +18,7 @@ from mqo.overlay.tree import Tree, sha256
 class Goal:
     """The changes that lead there, the manifest to record, and the contents it refers to.
 
-    `not_placed` are files of ours that upstream has files of its own for.
+    `not_placed` are files that are not added, because upstream has files of the same name.
     """
 
     changes: tuple[Change, ...]
@@ -30,8 +30,7 @@ class Goal:
 def goal(tree: Tree, series: Series) -> Goal:
     """Compute the tree with the entries of `series` applied, and no others.
 
-    Quant types that stand in the tree are carried over. Raises DriftError where an entry does not
-    fit this upstream.
+    Quant types in the tree are kept. Raises DriftError if an entry does not fit this upstream.
     """
     upstream, old = tree.upstream(), tree.manifest()
     files = plan(series, upstream.version, upstream.files, tree.pristine) if series.entries else {}
@@ -79,7 +78,7 @@ def applied_entries(series: Series, tree: Tree) -> tuple[AppliedEntry, ...]:
 
 
 def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
-    """Return whether the tree is patched, completely, with these entries as they stand now."""
+    """Return whether the tree has all of these entries applied in their current form."""
     if manifest is None:
         return not series.entries
     same = manifest.entries == applied_entries(series, tree)
@@ -102,7 +101,7 @@ def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
 def _placed(
     tree: Tree, series: Series, version: str
 ) -> tuple[dict[str, FilePlan], tuple[str, ...]]:
-    """Return the files of ours that this tree lacks, and those that collide with upstream's."""
+    """Return the added files that this tree lacks, and those that collide with upstream's."""
     files: dict[str, FilePlan] = {}
     colliding: list[str] = []
     for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(version)):
@@ -115,7 +114,7 @@ def _placed(
 
 
 def _digest(series: Series, entry: Entry, tree: Tree) -> str:
-    """Return the SHA-256 of what the entry is made of: was a tree patched with just this?"""
+    """Return the SHA-256 of the entry's definition, to compare with that of a patched tree."""
     if entry.kind != "add":
         return sha256(entry.source.read_bytes())
     digest = hashlib.sha256()

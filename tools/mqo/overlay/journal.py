@@ -1,10 +1,10 @@
-"""The notes that a command leaves for the case that it is killed, checked when they are read.
+"""The notes from which an interrupted command is completed or undone, checked when they are read.
 
 journal.json    the files that a commit is to move or delete
 building.json   the folder outside of the tree that a command was making
 
-Whoever unpacks a tree also unpacks its notes, so a note is not trusted: it may name files of the
-tree, and unfinished folders as `start_building` names them, and nothing else.
+A tree may come from elsewhere with its notes, so notes are not trusted. They may only name files of
+the tree, and unfinished folders in the form of `start_building`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_building(path: Path) -> Building:
 
     Raises:
         OverlayError: it is damaged, or names a folder that `start_building` does not name, that is
-            a link, or that belongs to somebody else.
+            a link, or that belongs to another user.
     """
 
     def build(table: dict[str, Any]) -> Building:
@@ -161,7 +161,7 @@ def _absolute(value: object) -> Path:
 
 
 def _is_name(path: str) -> bool:
-    """Return whether the system can be asked for such a path at all."""
+    """Return whether the system accepts such a path."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -169,7 +169,7 @@ def _is_name(path: str) -> bool:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Return whether nothing is there, or a folder of this user's that is no link."""
+    """Return whether the path does not exist, or is this user's folder and not a link."""
     try:
         facts = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

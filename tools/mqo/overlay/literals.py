@@ -1,7 +1,7 @@
-"""The quant type literals in the source: the only static statement of what is quantized.
+"""The quant type literals in the source, which define the quantization statically.
 
-A site is a line `custom_quant_type = '...'` and the binding behind it that names the site. The
-types and the parser are those of `mqo.quant`.
+A site is a line `custom_quant_type = '...'` and the next statement, which names the site. The types
+and the parser are those of `mqo.quant`.
 """
 
 from __future__ import annotations

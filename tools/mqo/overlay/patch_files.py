@@ -1,4 +1,4 @@
-"""Writes the series as patch files that `git apply` takes, one an entry, in the series' order."""
+"""Writes the series as patch files for `git apply`, one per entry, in the order of the series."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def export(
             expected="a folder outside, since the hunks hold upstream's text",
         )
     series.check_names(names)
-    tree.patched()  # before the lock, which would make a folder where there is no tree
+    tree.patched()  # before the lock, which would make a folder if there is no tree
     with tree.reading("diff --export"):
         manifest = tree.patched()
         texts = _texts(tree, manifest, series, names)

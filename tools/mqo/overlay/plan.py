@@ -15,9 +15,9 @@ Read = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class FilePlan:
-    """One file: its pristine bytes and what each entry makes of it, in order.
+    """A file: its pristine bytes, and the content after each entry, in order.
 
-    `pristine` is None for a file of ours, which upstream does not have.
+    `pristine` is None for an added file, which upstream does not have.
     """
 
     pristine: bytes | None
@@ -31,7 +31,7 @@ class FilePlan:
     def then(self, entry: str, content: bytes) -> FilePlan:
         """Return the plan with one more stage, unless the entry changes nothing."""
         if content == self.content and (self.stages or self.pristine is not None):
-            return self  # an empty file of ours is a change, too
+            return self  # an empty added file is a change, too
         return replace(self, stages=(*self.stages, (entry, content)))
 
 
@@ -68,7 +68,8 @@ def drift(
 ) -> dict[str, int | DriftError]:
     """Return {entry: how many files it changes, or why it does not apply}, whatever the version.
 
-    Unlike `plan` it goes on behind an entry that does not apply, as if that were not in the series.
+    Unlike `plan`, it continues after an entry that does not apply, as if the series lacked that
+    entry.
     """
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources}
@@ -123,7 +124,7 @@ def _plan_sites(
         if not brought or not edits.holds_in(version):
             continue
         if edits.path in sources and edits.path not in files:
-            continue  # not among the files asked for
+            continue  # not among the requested files
         if edits.path not in files:
             near = ", ".join(nearest_names(edits.path, sources, "/"))
             raise DriftError(

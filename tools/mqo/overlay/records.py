@@ -44,7 +44,7 @@ class Upstream:
 class PatchedFile:
     """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects.
 
-    `pristine` is None for a file of ours, which upstream does not have. `mode` holds the permission
+    `pristine` is None for an added file, which upstream does not have. `mode` holds the permission
     bits it had when it was patched.
     """
 

@@ -73,7 +73,7 @@ def rewrite(
 
 @dataclass(frozen=True)
 class _Insertion:
-    """Statements for a place in a block, perhaps with the comments that stand above that place."""
+    """Statements to insert into a block, which may take over the comments above that position."""
 
     at: int
     statements: tuple[Statement, ...]
@@ -170,9 +170,9 @@ class _Changes:
 
 
 class _Maker(cst.CSTTransformer):
-    """Puts new expressions in the place of old ones and new statements into blocks, by identity.
+    """Replaces expressions and inserts statements into blocks, both found by identity.
 
-    Other classes and functions than the `definitions` of `changes` hold nothing to change.
+    Classes and functions that are not in the `definitions` of `changes` are not visited.
     """
 
     def __init__(self, changes: _Changes) -> None:
@@ -221,7 +221,7 @@ def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> lis
 
 
 def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
-    """Return the one place where `name` stands in a match."""
+    """Return the only occurrence of `name` in a match."""
     found = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
     if len(found) != 1:
         raise CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
@@ -229,7 +229,7 @@ def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
 
 
 def _behind_imports(module: cst.Module) -> int:
-    """Return the place behind the first run of imports; without any, behind the docstring."""
+    """Return the index after the first run of imports, or else after the docstring."""
     has_docstring = module.get_docstring() is not None
     at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(has_docstring))
     while at < len(module.body) and _is_import(module.body[at]):
@@ -238,7 +238,7 @@ def _behind_imports(module: cst.Module) -> int:
 
 
 def _before_imports(module: cst.Module) -> int:
-    """Return the place behind the docstring and the imports from `__future__`."""
+    """Return the index after the docstring and the imports from `__future__`."""
     at = int(module.get_docstring() is not None)
     while at < len(module.body) and m.matches(module.body[at], _FUTURE):
         at += 1

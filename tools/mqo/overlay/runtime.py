@@ -14,6 +14,6 @@ PACKAGE = Path(__file__).resolve().parents[2]  # the folder that holds the runni
 
 
 def origin(path: str) -> Path | None:
-    """Return what of the running mqo a path in a tree is a copy of; None outside of the copy."""
+    """Return the file of mqo that a path in a tree is a copy of; None for other paths."""
     parts = PurePosixPath(path).parts
     return PACKAGE.joinpath(*parts[1:]) if parts[:1] == (FOLDER,) else None

@@ -32,7 +32,7 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
     """Read a TOML file whose key `schema` is `schema` into the dataclass `kind`.
 
     Raises:
-        TableError: it cannot be read, is no TOML, has another schema, or does not fit `kind`.
+        TableError: it cannot be read, is not TOML, has another schema, or does not fit `kind`.
     """
     try:
         table = read_toml(path)
@@ -52,7 +52,7 @@ def build(kind: type[RowT], table: object, path: Path, where: str = "", **given:
 
     Args:
         kind: the dataclass.
-        table: what stands in the file.
+        table: the content of the file.
         path: the file, for the error.
         where: the place in it, for the error: "entry 'x'".
         given: fields that the file does not have.
@@ -85,7 +85,7 @@ def refusal(path: Path, found: str, expected: str = "") -> TableError:
 
 
 def check_specifier(text: str, path: Path, where: str) -> None:
-    """Refuse what is no range of versions, such as ">=0.10,<0.20"; "" is any version."""
+    """Refuse a text that is not a range of versions, such as ">=0.10,<0.20"; "" is any version."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:

@@ -76,7 +76,7 @@ class Entry:
         )
 
     def _module(self) -> ModuleType:
-        """Run the source as it is now: no bytecode is read, which may be older, or left behind."""
+        """Run the current source, without bytecode, which may be older than it."""
         module = ModuleType(f"mqo_patch_{self.name}")
         try:
             code = compile(self.source.read_bytes(), str(self.source), "exec")
@@ -88,7 +88,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SeriesTable:
-    """What stands in series.toml, beside its schema."""
+    """The content of series.toml, apart from its schema."""
 
     entry: tuple[dict, ...]
     supported: str = ""
@@ -101,7 +101,7 @@ class Series:
     `ours` is the tree that uses the installed mqo, and holds the other files of "add" entries:
     nothing is placed in it, in any other tree all of them are. Without it they are taken for
     placed. `supported` is the range of upstream releases that the series was verified on, "" for
-    any: it tells a release that does not need an entry from one that nobody has tried.
+    any: it distinguishes a release that does not need an entry from one that was not tried.
     """
 
     entries: tuple[Entry, ...]

@@ -50,7 +50,7 @@ def snapshot(
     """
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
-    tree.patched()  # before the lock, which would make a folder where there is no tree
+    tree.patched()  # before the lock, which would make a folder if there is no tree
     with tree.reading("snapshot"):
         manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
@@ -73,7 +73,7 @@ def snapshot(
 
 
 def _add_runtime(folder: Path, manifest: Manifest) -> None:
-    """Give the copy of the project's own tree, which has none, the runtime of the running mqo."""
+    """Add the runtime of the running mqo to a copy of the project's own tree, which has none."""
     if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
         for path, content in added_files(Series.of(Project.here())[runtime.ENTRY], folder).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
                 help="Run `mqo apply`, which puts them back",
             )
     for path in manifest.touched_by("quant_sites"):
-        literals.read(tree.read(path) or b"")  # a run whose types nobody can tell is none
+        literals.read(tree.read(path) or b"")  # a run must have known types
 
 
 def _copy(source: str, target: str) -> None:

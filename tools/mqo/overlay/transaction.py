@@ -244,7 +244,7 @@ def _finish(root: Path, journal: Journal) -> None:
     """Make the change; every step may be done already, by the process that was killed."""
     store = root / STORE
     try:
-        if (store / INCOMING).exists():  # else all is in place, and somebody may have gone on
+        if (store / INCOMING).exists():  # otherwise all is in place, and later changes are possible
             _settle_all("files", root, store / INCOMING, journal.files)
             _settle_all("records", store, store / INCOMING, journal.records)
         step("tidy")
@@ -275,7 +275,7 @@ def _settle_all(kind: str, base: Path, incoming: Path, moves: Sequence[Move]) ->
 
 
 def _sync_or_prune(folder: Path, base: Path) -> None:
-    """Remove the folder if deletions left it empty, but for the bytecode of what was deleted."""
+    """Remove the folder if deletions left nothing in it but the bytecode of deleted files."""
     if not folder.is_dir():
         return
     if folder != base and all(child.name == "__pycache__" for child in folder.iterdir()):

@@ -1,7 +1,7 @@
 """A Megatron tree on disk: upstream's files, what mqo knows about them, and the files' states.
 
 Two kinds of tree hold upstream: one that `vendor` filled, and a git work tree of Megatron-LM, where
-HEAD tells upstream's bytes. Everything that mqo keeps lies in TREE/.mqo, outside the source
+HEAD has upstream's bytes. Everything that mqo stores is in TREE/.mqo, outside the source
 folders: records (see `records`), objects/ (contents by SHA-256), kept/ (copies of hand edits that
 --force overwrote), and the journal of a change under way (see `transaction`).
 """
@@ -81,7 +81,7 @@ class Tree:
         return self.object(self._vendored.files[path])
 
     def collides(self, path: str) -> bool:
-        """Return whether upstream has a file of its own where one of ours would be placed."""
+        """Return whether upstream has a file where one would be added."""
         if self.is_checkout:
             return self._head.occupies(path)
         return path in self._vendored.files
@@ -165,7 +165,7 @@ class Tree:
         return content if content is not None and sha256(content) == digest else None
 
     def state_of(self, path: str, file: PatchedFile) -> FileState:
-        """Return the state of a patched file; a changed quant type literal is no edit."""
+        """Return the state of a patched file; a changed quant type literal is not an edit."""
         content = self.read(path)
         if content is None:
             return "pristine" if file.pristine is None else "missing"
@@ -202,11 +202,11 @@ class Tree:
 
     @contextmanager
     def reading(self, command: str) -> Iterator[None]:
-        """Hold the tree as `locked` does; admit other readers where the user may not write it.
+        """Lock the tree like `locked`; allow other readers if the user may not write it.
 
         Raises:
-            OverlayError: somebody holds the tree; or it may not be written, and holds what a killed
-                command left.
+            OverlayError: another command has the tree; or it may not be written, and a killed
+                command left it half-changed.
         """
         if os.access(self.store if self.store.exists() else self.root, os.W_OK):
             with self.locked(command):
@@ -248,9 +248,9 @@ class Tree:
 
     @contextmanager
     def locked(self, command: str) -> Iterator[None]:
-        """Hold the tree for one command; wait a little, then say who holds it.
+        """Lock the tree for one command; after a short wait, print who has it.
 
-        What a killed command left is finished or undone first.
+        A change that a killed command left is completed or undone first.
         """
         from filelock import FileLock  # not in every Python that reads a tree
 
@@ -283,7 +283,7 @@ class Tree:
 
 
 def release_in(root: Path) -> str | None:
-    """Return the release of the source at `root`; None where there is none, or it does not say."""
+    """Return the release of the source at `root`; None if there is none, or it names none."""
     file = root / PACKAGE_INFO
     try:
         return version_of({PACKAGE_INFO: read_bytes(file)}, str(root))

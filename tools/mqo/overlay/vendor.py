@@ -161,7 +161,7 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
 def read_wheel(content: bytes, packages: tuple[str, ...], name: str) -> Files:
     """Return {path: bytes} of a wheel's members below `packages`, each checked against RECORD.
 
-    Raises VendorError for anything that is no wheel, for members with absolute paths, "..", or
+    Raises VendorError for a file that is not a wheel, for members with absolute paths, "..", or
     links, and for members that RECORD does not list or lists with another hash.
     """
     try:
@@ -264,7 +264,7 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
 
 
 def _known(tree: Tree) -> tuple[list[str], list[str]]:
-    """Return files of ours that `apply` placed here, and files changed by hand, if known."""
+    """Return the files that `apply` added here, and files changed by hand, if known."""
     try:
         manifest = tree.manifest()
         edited = tree.edited_files() if tree.is_vendored else []

@@ -1,4 +1,4 @@
-"""What a command may write in a tree: files of the tree's own, and nothing that a link leads to."""
+"""Checks what a command may write in a tree: its own files, and nothing behind a symbolic link."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_writable(root: Path, path: str) -> None:
 
 
 def check_records(root: Path, records: Iterable[str]) -> None:
-    """Refuse records that would not be files of the tree's .mqo."""
+    """Refuse records that would not be files in the tree's .mqo."""
     store = root / STORE
     for name in records:
         if not is_contained(store, name):

@@ -1,7 +1,7 @@
 """Number formats, and GEMM operands rounded to them; needs torch, and nothing of Megatron.
 
-The names of `__init__.pyi` are the public ones, each imported when it is first asked for: commands
-read the formats without torch.
+The names in `__init__.pyi` are public. Each is imported on first use, so that commands can read the
+formats without torch.
 """
 
 import ast

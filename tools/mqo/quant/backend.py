@@ -18,7 +18,7 @@ from mqo.quant.stochastic import signed
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_BACKEND"
 
-# Each is a module beside this one, with a function `qdq(x, spec, axis, out, seed, amax)` as in
+# Each is a module of this package, with a function `qdq(x, spec, axis, out, seed, amax)` as in
 # reference.py: it gets checked arguments and returns None for what it does not support.
 MODULES = {"reference": "reference", "cpu": "cpu", "triton": "gpu"}
 _BY_DEVICE = {"cpu": "cpu", "cuda": "triton"}
@@ -127,7 +127,7 @@ def implementations(device: str, load: Callable[[str], F | ImportError]) -> tupl
 
 @functools.cache
 def _warn_of_reference(why: str) -> None:
-    """Say once that the kernels are missing: their bits are the reference's, their speed is not."""
+    """Warn once that the kernels are missing. The reference gives the same bits, but is slower."""
     warnings.warn(
         f"mqo.quant computes with its reference, in torch operations: {why}. The CPU kernels need "
         "numba, those for GPUs need triton",

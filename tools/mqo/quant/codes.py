@@ -1,4 +1,4 @@
-"""The values that a format's codes stand for."""
+"""The value of each code of a format."""
 
 import math
 

@@ -29,8 +29,8 @@ from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 class QuantConfig(Options):
     """What a run quantizes: its options, what its source should say, and its schedules.
 
-    `asked` maps a site to the type the run's mode wants there; the guard holds the records against
-    it. `schedule` maps a site to the types that it runs as, the first of which is the one in the
+    `asked` maps a site to the type of the run's mode; the guard compares the records with it.
+    `schedule` maps a site to the types that it runs as, the first of which is the one in the
     source. `operands` maps SITE.OPERAND to what differs for it, and `rules` are of layers.
     """
 
@@ -40,7 +40,7 @@ class QuantConfig(Options):
     rules: tuple[LayerRule, ...] = ()
 
     def phases(self, site: str) -> Schedule:
-        """Return the types that `site` is asked to run as, by schedule or as the only one."""
+        """Return the types of `site`: those of its schedule, or the only one."""
         return self.schedule.get(site) or (Phase(self.asked.get(site, "none")),)
 
     def contradictions(self) -> list[str]:
@@ -53,7 +53,7 @@ class QuantConfig(Options):
         ]
 
     def quantizes(self, kind: str) -> bool:
-        """Return whether a site of this kind of layers is asked to run as a type, at any step."""
+        """Return whether any site of this kind of layers is quantized at any step."""
         sites = (site.name for site in SITES.values() if site.layer == kind)
         return any(phase.quant_type != NONE for site in sites for phase in self.phases(site))
 

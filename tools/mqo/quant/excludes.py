@@ -1,4 +1,4 @@
-"""Patterns of layers, matched against their labels: those that a run leaves unquantized, say.
+"""Patterns that match layers by their labels, for example the layers that a run excludes.
 
 A pattern is GLOB or SITE:GLOB, where SITE may be a kind of sites, linear or attention. Case counts,
 `*` goes across dots, and a pattern must match the whole label: `output_layer`,
@@ -45,7 +45,7 @@ def matches(pattern: str, site: str, layer: str) -> bool:
 
 
 def unmatched(patterns: Iterable[str], layers: Iterable[Any]) -> list[str]:
-    """Say, one text each, which patterns match nothing: a misspelt one must not go unnoticed.
+    """Return one text per pattern that matches nothing, so that a misspelled one is noticed.
 
     `layers` have a name and a kind. They are those of all ranks: a pipeline stage has only some.
     """

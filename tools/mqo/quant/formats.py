@@ -1,6 +1,6 @@
 """Read formats.toml: the number formats, the GEMM sites, and the choices that a quantizer takes.
 
-This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+This module imports only the standard library, because commands do not load torch.
 """
 
 import tomllib
@@ -69,9 +69,9 @@ class Minifloat:
 class TaperedFormat:
     """An element whose mantissa narrows as the exponent grows, such as HiFloat8's.
 
-    `widths` lists (largest |exponent|, mantissa bits), widest mantissa first; below the last there
-    are powers of two alone, down to 2^min_exponent. Infinity stands where the first value above
-    2^max_exponent would, so that a value overflows when it rounds to that one.
+    `widths` lists (largest |exponent|, mantissa bits), widest mantissa first. Below the last one,
+    only powers of two are representable, down to 2^min_exponent. Infinity has the code of the first
+    value above 2^max_exponent, so a value overflows if it rounds to that value.
     """
 
     name: str
@@ -166,7 +166,7 @@ LINEAR, ATTENTION = "linear", "attention"
 
 def check_choice(what: str, value: object, valid: Sequence[object]) -> None:
     """Raise ValueError, naming the valid choices, unless `value` is one of `valid`."""
-    # 32.0 == 32 in Python, and a float is no block size: the type must match too.
+    # 32.0 == 32 in Python, but a float is not a block size: the type must match, too.
     if not any(value == choice and isinstance(value, type(choice)) for choice in valid):
         raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(map(str, valid))}")
 
@@ -178,7 +178,7 @@ def check_type(name: object) -> None:
 
 def check_seed(seed: object) -> None:
     """Raise ValueError unless `seed` is a whole number of 64 bits without a sign."""
-    # bool is an int in Python, and `true` is no seed.
+    # bool is a subclass of int, but `true` is not a seed.
     if type(seed) is not int or not 0 <= seed < 2**64:
         raise ValueError(f"{seed!r} is no seed; valid: 0 to 2^64 - 1")
 

@@ -48,11 +48,11 @@ class GemmOperands:
     __slots__ = ()
 
     def lhs(self, tensor: Tensor) -> Tensor:
-        """Return the left operand as the GEMM shall see it."""
+        """Return the left operand, as the GEMM will read it."""
         return tensor
 
     def rhs(self, tensor: Tensor) -> Tensor:
-        """Return the right operand as the GEMM shall see it."""
+        """Return the right operand, as the GEMM will read it."""
         return tensor
 
     def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
@@ -63,7 +63,7 @@ class GemmOperands:
         return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """Change what `ctx` saved of a linear layer's forward pass, if the run asks for that."""
+        """Replace what `ctx` saved in a linear layer's forward pass, if activations are packed."""
         micro_batches.keep(ctx)
 
 
@@ -74,10 +74,9 @@ _UNQUANTIZED = GemmOperands()
 class QuantizedOperands(GemmOperands):
     """Quantizes the operands of one layer's GEMM, and records that it did.
 
-    `quant_type` is the site's. Where the run transforms the operands, what the GEMM sees is a
-    multiple of the transform's points long. `repeats` is how many query heads of attention share a
-    key and a value. Gradients pass straight through, also where the
-    rounding saturates.
+    `quant_type` is the site's. If the run transforms operands, the GEMM reads them padded to a
+    multiple of the transform's size. `repeats` is the number of query heads that share a key and a
+    value. Gradients pass straight through, also for elements that saturate.
     """
 
     site: GemmSite
@@ -145,7 +144,7 @@ class QuantizedOperands(GemmOperands):
 
         def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             x, own_amax = prepared()
-            if not how.is_plain:  # nobody else has it, but for what is measured
+            if not how.is_plain:  # a new tensor, which may be overwritten unless it is measured
                 out = None if RECORDER.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
@@ -238,9 +237,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:
-    """Quantize [tokens, heads, dim], in which each key or value stands `repeats` times, but once.
+    """Quantize [tokens, heads, dim], which repeats each key or value `repeats` times, once.
 
-    So it draws as the fused path has it draw, which repeats none.
+    The random draws then equal those of the fused path, which does not repeat heads.
     """
     return quantize(heads[:, ::repeats]).repeat_interleave(repeats, dim=1)
 
@@ -250,12 +249,11 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
 
     Args:
         site: a name in SITES, which says along which axes the operands are quantized.
-        quant_type: one of QUANT_TYPES; with 'none' both operands pass through as they are. A
-            schedule of the run's may say another type at this step, and the run's rules another
-            one of this layer.
-        owner: the weight Parameter (linear sites) or the attention module (qk, pv); its
-            labels, set by `label_layers`, are read here, since a view of it has none. Both
-            operands of a layer that is exempt, or that the run excludes, pass through as they are.
+        quant_type: one of QUANT_TYPES. With 'none', both operands pass through unchanged. The run's
+            schedule may set another type for this step, and its rules another one for this layer.
+        owner: the weight Parameter (linear sites) or the attention module (qk, pv). Its labels, set
+            by `label_layers`, are read here, because a view of it has none. If the layer is exempt
+            or excluded, both operands pass through unchanged.
 
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
@@ -266,7 +264,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
 
 
 def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return what `gemm_operands` returns, where another says when a forward pass begins."""
+    """Return what `gemm_operands` returns, if the caller counts the forward passes itself."""
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     layer = getattr(owner, LABEL, UNLABELED)

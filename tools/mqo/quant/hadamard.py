@@ -11,7 +11,7 @@ float32 and in this order:
         (y[i], y[i+s]) = (y[i] + y[i+s], y[i] - y[i+s])
     y[i] = y[i] * float32(1 / sqrt(d))
 
-and is then rounded to the dtype of x, as Transformer Engine's reference has it. That is x times
+and is then rounded to the dtype of x, as in Transformer Engine's reference. That is x times
 diag(sign) times Sylvester's matrix over sqrt(d). `reference` does just that; the implementations
 for a device, which are beside those of `fake_quantize`, give the same bits for finite values.
 """
@@ -118,7 +118,7 @@ def _check_target(
 
 
 def _empty(x: Tensor, shape: list[int]) -> Tensor:
-    """Return a new tensor whose axes lie in memory as those of `x`."""
+    """Return a new tensor whose axes have the same order in memory as those of `x`."""
     order = memory_order(x) if is_dense(x) else range(x.dim())
     y = x.new_empty([shape[i] for i in order])
     return y.permute([order.index(i) for i in range(x.dim())])

@@ -1,4 +1,4 @@
-"""What says which layer a weight or a module is of: attributes that the operands read."""
+"""Attributes of weights and modules that name their layer, for the operands of GEMMs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 LABEL = "mqo_layer"
-# What of the layer its tensor-parallel ranks share, a Shards or None; beside the label.
+# The Shards that tensor-parallel ranks hold of the layer, or None.
 SHARDS = "mqo_shards"
-# On modules and weights that run unquantized though their source says a type.
+# Set on modules and weights that are not quantized, although the source has a type.
 EXEMPT = "mqo_exempt"
-# Of a weight or module without a label.
+# The label of a weight or module that has none.
 UNLABELED = "unlabeled"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer, as far as it can be told to other ranks.
+    """The description of a layer that ranks exchange.
 
     kind: LINEAR, ATTENTION, or a kind without sites (mqo.megatron.layers). module: the name of its
-    class. frozen: whether its weight takes no gradient; False for attention. sited: whether it is
-    made to call its sites, as far as its class tells.
+    class. frozen: whether its weight has no gradient; False for attention. sited: whether its class
+    calls the sites.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Layer:
 
 
 def exempt(model: Module) -> Module:
-    """Have all layers of `model`, a part of another one or none, run as type 'none'; return it.
+    """Do not quantize any layer of `model`, a whole model or a part of one; return `model`.
 
-    A teacher runs the very source that its student runs, with the student's types in it. Its
-    layers are found by none of the functions in mqo.megatron.layers.
+    A teacher runs the same source as its student, with the student's types. The functions of
+    mqo.megatron.layers do not list its layers.
     """
     for part in (*model.modules(), *model.parameters()):
         setattr(part, EXEMPT, True)
@@ -45,5 +45,5 @@ def exempt(model: Module) -> Module:
 
 
 def is_exempt(owner: object) -> bool:
-    """Return whether `exempt` was told of this weight or module, or of what it is part of."""
+    """Return whether `exempt` was called with this weight or module, or with a parent of it."""
     return getattr(owner, EXEMPT, False)

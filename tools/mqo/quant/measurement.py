@@ -137,7 +137,7 @@ class Measurement:
 
     @property
     def saturation(self) -> float:
-        """The share of all elements that lie beyond the largest value, 0 .. 1."""
+        """The share of all elements that exceed the largest value, 0 .. 1."""
         return self.saturated / self.elements if self.elements else 0.0
 
 

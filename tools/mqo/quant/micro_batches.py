@@ -1,10 +1,10 @@
-"""Which micro-batch of a step a layer runs: stochastic rounding draws anew in each.
+"""Counts micro-batches per layer, because stochastic rounding draws new numbers in each.
 
-A layer's forward passes of a step are its micro-batches, in order. One that is recomputed for
-backward is told by autograd, which then runs backward, and the recomputed ones come in the order of
-the first: a layer that is called several times in a micro-batch and recomputed is the exception,
-and its recomputed passes draw as others of the same step. Backward passes are not counted, since
-pipelines interleave them: what a forward pass was is kept with what it saved.
+The forward passes of a layer in a step are its micro-batches, in order. A forward pass is a
+recomputed one if autograd is running backward. Recomputed passes come in the order of the original
+ones, except for a layer that is called several times per micro-batch: its recomputed passes use the
+draws of other passes of the same step. Backward passes are not counted, because pipelines
+interleave them. Instead the number of a forward pass is kept with its saved tensors.
 """
 
 from collections import Counter
@@ -25,13 +25,13 @@ _KEPT = "mqo_micro_batch"
 
 
 def set_replica(rank: int, size: int) -> None:
-    """Say which data-parallel rank this process is, of how many."""
+    """Set the data-parallel rank of this process, and the number of ranks."""
     global _replica
     _replica = (rank, size)
 
 
 def begin(layer: str) -> None:
-    """Say that a forward pass of `layer` begins."""
+    """Count a forward pass of `layer`."""
     global _now, _counted_since
     if _counted_since != began():
         _counted_since = began()
@@ -46,7 +46,7 @@ def begin(layer: str) -> None:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Leave the forward passes of this block uncounted: those that follow get the same numbers."""
+    """Do not count forward passes in this block. Later passes get the same numbers without it."""
     before = Counter(_forward) if _counted_since == began() else Counter()
     try:
         yield
@@ -57,36 +57,36 @@ def uncounted() -> Iterator[None]:
 
 @contextmanager
 def extra_pass() -> Iterator[None]:
-    """Neither record nor count what is quantized in this block, which is no step's.
+    """Neither record nor count what is quantized in this block, which belongs to no step.
 
-    Stochastic rounding draws the same numbers in the block and in the forward passes after it.
+    Stochastic rounding draws the same numbers in this block and in the forward passes after it.
     """
     with RECORDER.paused(), uncounted():
         yield
 
 
 def keep(ctx: object) -> None:
-    """Keep with `ctx`, of an autograd.Function, which micro-batch its forward pass is of."""
+    """Store the micro-batch of the current forward pass in an autograd.Function's `ctx`."""
     setattr(ctx, _KEPT, _now)
 
 
 def resume(ctx: object) -> None:
-    """Say that the backward pass of `ctx` begins."""
+    """Make the micro-batch of `ctx` the current one, at the start of its backward pass."""
     global _now
     _now = getattr(ctx, _KEPT, 0)
 
 
 def now() -> int:
-    """Return the micro-batch of the pass that runs, counted over all data-parallel ranks.
+    """Return the micro-batch of the current pass, counted over all data-parallel ranks.
 
-    As upstream's samplers deal them out: a step's first micro-batch of each rank, then the second.
+    The order is that of upstream's samplers: the first micro-batch of every rank, then the second.
     """
     rank, size = _replica or _process()
     return _now * size + rank
 
 
 def _process() -> tuple[int, int]:
-    """Return which process this is, of how many: what counts where nobody named the replica."""
+    """Return the rank and world size of this process, used if `set_replica` was not called."""
     if not torch.distributed.is_initialized():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

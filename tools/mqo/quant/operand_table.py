@@ -1,6 +1,6 @@
-"""What quant.toml says of single operands and layers, in place of the run's choices for all.
+"""The tables of quant.toml for single operands and layers, which override the run's options.
 
-[operands] holds a row for each operand that differs, and [[rules]] a type for layers that match:
+[operands] has a row for each operand that differs, and [[rules]] a type for layers that match:
 
     [operands]
     "fprop.weight" = { tile = "square" }
@@ -9,8 +9,8 @@
     layers = "linear:decoder.layers.0.*"
     quant_type = "none"
 
-The first rule that matches a layer decides. A rule never quantizes a site whose literal is 'none'.
-This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+The first rule that matches a layer applies. A rule never quantizes a site whose literal is 'none'.
+This module imports only the standard library, because commands do not load torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -69,27 +69,27 @@ class OperandRow:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the fields that are not as the site and the run have them."""
+        """Return the fields that differ from the site's and the run's values."""
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
 
     @property
     def is_plain(self) -> bool:
-        """Whether the operand is quantized as it is, without transform and gain."""
+        """Whether the operand is quantized without a transform and a gain."""
         return self.hadamard is None and self.gain == 1.0
 
 
 @dataclass(frozen=True)
 class LayerRule:
-    """The type of the layers that a pattern matches, as excludes.py has it."""
+    """The quant type of layers that match a pattern of excludes.py."""
 
     layers: str
     quant_type: str
 
     def __post_init__(self) -> None:
         excludes.check([self.layers])
-        # Each operand would need a type of its own, and a rule has one for both.
+        # A rule has one type for both operands, so it cannot be a type that needs two.
         named = tuple(name for name in QUANT_TYPES if member(name, "x") is not None)
         check_choice("quant type", self.quant_type, named)
 

@@ -1,8 +1,7 @@
-"""What a run may choose beyond its types: the one definition of each option.
+"""The options of a run besides its quant types, each defined once.
 
-quant.toml, the flags of train_config.py and the table in docs/formats.md follow from the fields of
-`Options`. What this module imports needs the standard library alone: `mqo`, which does not import
-torch, loads it without the package that it lies in.
+The fields of `Options` define quant.toml, the flags of train_config.py and the table in
+docs/formats.md. This module imports only the standard library, because commands do not load torch.
 """
 
 from collections.abc import Callable
@@ -28,9 +27,9 @@ ENVIRONMENT_VARIABLE = "MQO_QUANT_CONFIG"  # names the file
 class Option:
     """An option: the key `name` in `[table]` of quant.toml, and `flag` of train_config.py.
 
-    `checked_by` raises ValueError for a value that is none; `valid` are the values, if they can be
-    listed. `kind` is the type of a value, or of its items where the option is a list, `many`.
-    `shown` says in words what the default is. `metavar` stands for the value in the help.
+    `checked_by` raises ValueError for an invalid value; `valid` lists the valid ones if possible.
+    `kind` is the type of a value, or of an item if the option is a list (`many`). `shown` describes
+    the default in the help, and `metavar` names the value there.
     """
 
     table: str
@@ -45,7 +44,7 @@ class Option:
     name: str = ""
 
     def check(self, value: object) -> None:
-        """Raise ValueError, naming what is valid, for a value that is none."""
+        """Raise ValueError, naming the valid values, if `value` is not valid."""
         if self.checked_by is not None:
             self.checked_by(value)
         else:
@@ -57,7 +56,7 @@ class Option:
         return isinstance(self.default, tuple)
 
 
-# bool is an int in Python, and `true` is no number.
+# bool is a subclass of int, but `true` is not a number.
 def _check_count(value: object) -> None:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no whole number; valid: 0, 1, 2, ...")
@@ -82,9 +81,9 @@ _N: dict[str, Any] = {"kind": int, "metavar": "N"}
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, with the value of each where nothing was chosen.
+    """The options of a run, with their defaults.
 
-    `block` and `rounding` None are each format's own.
+    For `block` and `rounding`, None means the format's own value.
     """
 
     block: int | None = _how(

@@ -29,9 +29,9 @@ def save_packed(
     seed: int | None,
     amax: Tensor | None,
 ) -> None:
-    """Have `ctx`, of an autograd.Function, save `activation` in codes, and `weight` as it is.
+    """Save `activation` as codes, and `weight` unchanged, in the `ctx` of an autograd.Function.
 
-    It takes the place of what was saved before. `seed` and `amax` are those of `fake_quantize`.
+    They replace the tensors saved before. `seed` and `amax` are those of `fake_quantize`.
     """
     packed = pack(activation, spec, axis=axis, seed=seed, amax=amax)
     form = partial(
@@ -42,9 +42,9 @@ def save_packed(
 
 
 def saved_operands(ctx: Any) -> tuple[Tensor, ...]:
-    """Return what the forward pass of `ctx` saved: the input, unpacked if it is packed, and weight.
+    """Return the tensors saved by the forward pass of `ctx`: the input, unpacked, and the weight.
 
-    The patched Megatron reads it in the place of `ctx.saved_tensors`, when backward begins.
+    Patched Megatron calls this instead of `ctx.saved_tensors` at the start of the backward pass.
     """
     micro_batches.resume(ctx)
     form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)

@@ -25,7 +25,7 @@ from mqo.quant.stochastic import signed
 
 _PART = 1 << 17  # elements
 _MODERATE = 100  # exponents of scales whose products with any value are normal numbers
-# Formats whose values, scaled, are no multiples of a few bits and a power of two.
+# Formats whose scaled values are not multiples of a power of two with few bits.
 INEXACT = {n for n, one in FORMATS.items() if one.scale in ("fp32", "tensor", "two-level")}
 _CONTIGUOUS = torch.contiguous_format
 # Codes that begin at a byte's first bit together, and the bytes that they fill.
@@ -144,7 +144,7 @@ def _recoverable(decode: Tensor, inexact: bool) -> bool:
 
 
 def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
-    """Return the codes [..., bytes] of what was rounded [..., size] under these scales."""
+    """Return the codes [..., bytes] of rounded values [..., size] with these scales."""
     codes = _codes_like(rounded, spec)
     if not rounded.numel():
         return codes
@@ -162,7 +162,7 @@ def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def _codes_like(x: Tensor, spec: QuantSpec) -> Tensor:
-    """Return an empty tensor for the codes of `x`, whose blocks lie along the last axis."""
+    """Return an empty tensor for the codes of `x`, with blocks along the last axis."""
     shape = (*x.shape[:-1], -(-x.shape[-1] * spec.format.code_bits // 8)) if x.dim() else ()
     return torch.empty(shape, dtype=torch.uint8, device=x.device)
 

@@ -47,7 +47,7 @@ class OperandParts:
     def quantize(self, part: Tensor, matrix: int, row: int, out: Tensor) -> Tensor:
         """Write to `out`, and return, a part [m, r, n] that begins at this matrix and row.
 
-        What of a row a part leaves out is zeros.
+        Elements of a row that a part does not cover are zeros.
         """
         if self.spec.quant_type == NONE:
             return part

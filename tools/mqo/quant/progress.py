@@ -1,4 +1,4 @@
-"""How far training is: what the seeds of stochastic rounding and the schedules follow from."""
+"""The current training step, from which random seeds and schedules are derived."""
 
 _step = 0
 _total: int | None = None
@@ -6,9 +6,9 @@ _began = 0
 
 
 def set_step(step: int, total: int | None = None) -> None:
-    """Say which training step this process is in (0 until then), and of how many if that is known.
+    """Set the training step of this process (0 before the first call), and the total if known.
 
-    A `total` stays until another is said. Micro-batches are counted anew from here.
+    `total` stays until it is set again. The count of micro-batches restarts.
     """
     global _step, _total, _began
     _step = int(step)
@@ -18,15 +18,15 @@ def set_step(step: int, total: int | None = None) -> None:
 
 
 def step() -> int:
-    """Return the training step this process is in: how many are done."""
+    """Return the current training step: the number of completed steps."""
     return _step
 
 
 def total() -> int | None:
-    """Return how many steps the training takes; None where nobody said."""
+    """Return the number of training steps; None if it was not set."""
     return _total
 
 
 def began() -> int:
-    """Return how often `set_step` was called: it tells two steps apart that have one number."""
+    """Return the number of calls of `set_step`, which tells steps with the same number apart."""
     return _began

@@ -14,7 +14,7 @@ from mqo.quant.formats import SITES
 from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
 from mqo.quant.spec import QuantSpec
 
-# Stands where a quant type would, in the records of a layer that the run leaves unquantized.
+# Takes the place of a quant type in the records of a layer that the run leaves unquantized.
 EXCLUDED = "excluded"
 
 Key = tuple[str, str, str, str]
@@ -26,7 +26,7 @@ Within = tuple[torch.Size, tuple[int, int]]
 class QuantRecord:
     """One operand of one layer's GEMM: how often it was quantized, and how well.
 
-    `quant_type` EXCLUDED stands for a layer that the run leaves out; its calls were not quantized.
+    `quant_type` is EXCLUDED for a layer that the run excludes; its calls were not quantized.
     `signal` and `noise` are sums of x² and (x - q)² over the `measured` of the `calls`. A forward
     pass that is recomputed for backward counts again.
     """
@@ -63,9 +63,9 @@ class _Tally:
 
 
 class Recorder:
-    """Counts every quantized operand; measures, and keeps, those of the steps that are asked for.
+    """Counts every quantized operand; measures and keeps operands in selected steps.
 
-    The run's options say which: `every` and `dump`.
+    The run's options `every` and `dump` select the steps.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Recorder:
         self._partial: str | None = None  # the operand whose parts are being kept
 
     def begin_step(self, iteration: int) -> None:
-        """Say which iteration, from 1, the coming calls are of: it may be one to be measured."""
+        """Start an iteration, counted from 1. Options select those that are measured or kept."""
         options = current()
         every = options.every
         self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
@@ -107,9 +107,9 @@ class Recorder:
     ) -> None:
         """Count one call, measure it if its step is measured; that never waits for the device.
 
-        `amax` is what `fake_quantize` was given, and `dump` is what is kept of a step to be dumped
-        in the place of `original`: what that was made of. Of an operand that comes in parts, one is
-        the call, the others are 0 `calls`, and `within` says where the part lies.
+        `amax` is the argument of `fake_quantize`. `dump` is kept in a dumped step instead of
+        `original`, which was computed from it. If an operand comes in parts, one part counts as the
+        call, the others as 0 `calls`, and `within` is the position of the part.
         """
         tally = self.count(site, layer, operand, spec.quant_type, calls)
         if self._measuring:

@@ -89,8 +89,8 @@ def _round_element(x: Tensor, element: Minifloat, rounding: str, random: Tensor 
 def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tensor | None) -> Tensor:
     """Round float64 `x` to the values of `fmt`; zero has no sign.
 
-    Below 2^min_exponent the grid is {0, 2^min_exponent}; above 2^max_exponent it goes on as if
-    there were no end, and whatever rounds to there overflows.
+    Below 2^min_exponent the grid is {0, 2^min_exponent}. Above 2^max_exponent the grid continues,
+    and values that round to it overflow.
     """
     magnitude = x.abs()
     power = exponent(magnitude).clamp(fmt.min_exponent, fmt.max_exponent)
@@ -98,9 +98,9 @@ def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tenso
     for largest, width in reversed(fmt.widths):
         bits = torch.where(power.abs() <= largest, width, bits)
     quantum = power_of_two(power - bits)
-    # Ties to even go by the code's last bit, which alternates along the grid. Where there is no
-    # mantissa, steps 1 and 2 stand for the codes of 2^e and 2^(e+1), of which 2^e has the even one
-    # where e is odd: a step more, and steps are as even as codes.
+    # Ties to even depend on the last bit of the code, which alternates along the grid. Without
+    # mantissa bits, steps 1 and 2 are the codes of 2^e and 2^(e+1), and the code of 2^e is even if
+    # e is odd. One more step makes steps and codes equally even.
     mode = spec.rounding_mode
     lift = (power & 1) * (bits == 0) if mode == "nearest-even" else 0
     rounded = (_round_steps(magnitude / quantum + lift, mode, random) - lift) * quantum

@@ -48,7 +48,7 @@ class Scales(NamedTuple):
 
     encode, decode: float64 [..., runs], which are float32 values; NaN where what is not finite has
         left no scale. A tensor's own is [1].
-    run: how many elements along the last axis share a factor; None where all do.
+    run: how many elements along the last axis share a factor; None if all do.
     """
 
     encode: Tensor
@@ -58,7 +58,7 @@ class Scales(NamedTuple):
 
 
 def scales_of(x: Tensor, spec: QuantSpec, amax: Tensor | None = None) -> Scales:
-    """Return the scales of `x` [..., size], whose blocks lie along the last axis.
+    """Return the scales of `x` [..., size], with blocks along the last axis.
 
     `amax` is the largest magnitude, float32 [], that counts for the tensor's own scale; None: x's.
     """
@@ -233,7 +233,7 @@ def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored,
     total = fp32(_E4M3.max_value * element.max_value / largest).clamp(max=_LARGEST)
     total = torch.where((largest == 0) | ~largest.isfinite(), 1.0, total)
     inverse = torch.where(largest.isfinite(), fp32(1 / total), torch.nan)
-    # One factor for both, as the published code has it: it rounds once.
+    # One factor for both, as in the published code: it rounds once.
     share = fp32(total * fp32(torch.full_like(total, 1 / element.max_value)))
     block = round_even(fp32(_block_amax(x, spec).nan_to_num() * share), _E4M3)
     stored = Stored(_to_code(block, _E4M3).to(torch.uint8), inverse.float().reshape(1))

@@ -1,7 +1,7 @@
-"""Types that change in the course of training: 'mxfp4 until 0.9, then bf16'.
+"""Quant types that change during training: 'mxfp4 until 0.9, then bf16'.
 
-A schedule is a function of the step alone. So what a checkpoint says of the step, it says of the
-types: a resumed run goes on as one that was not interrupted.
+A schedule depends only on the step, which a checkpoint stores. A resumed run therefore uses the
+same types as an uninterrupted one.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mqo.quant.formats import check_type
 
-# A site that takes no quantizer is in the model's own dtype, whatever that is.
+# An unquantized site computes in the model's dtype, so each of these names means 'none'.
 _UNQUANTIZED = ("bf16", "fp16", "fp32")
 _PHASE = re.compile(r"(\w+)(?:\s+until\s+(\d+(?:\.\d+)?))?")
 FORM = "TYPE until N or a share such as 0.9, then TYPE"
@@ -17,9 +17,9 @@ FORM = "TYPE until N or a share such as 0.9, then TYPE"
 
 @dataclass(frozen=True)
 class Phase:
-    """A type, and where it ends: before step `until` (int), or that share of them all (float).
+    """A quant type, and the step before which it ends: a number (int) or a share of all (float).
 
-    None goes on to the end.
+    With None it lasts until the end of training.
     """
 
     quant_type: str

@@ -1,10 +1,10 @@
 """Parse the quant type literals of a source file.
 
-`custom_quant_type = 'mxfp8'` is a literal, wherever it stands: with either quote, annotated, in
-brackets, behind other code on its line, in a file of any encoding and line ending. A value that is
-computed, concatenated or escaped is none.
+`custom_quant_type = 'mxfp8'` is a literal at any place: with either quote, with an annotation, in
+brackets, after other code on its line, in a file with any encoding and line ending. A value that is
+computed, concatenated or escaped is not a literal.
 
-This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+This module imports only the standard library, because commands do not load torch.
 """
 
 import ast
@@ -22,10 +22,10 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 @dataclass(frozen=True)
 class Literal:
-    """A literal: its value, its 1-based line, and where in the file's bytes the value is.
+    """A literal: its value, its 1-based line, and the position of the value in the file's bytes.
 
-    `site` is the GEMM site that the statement behind it names, as in `f('qk', custom_quant_type)`,
-    or empty.
+    `site` is the GEMM site that the next statement names, as in `f('qk', custom_quant_type)`, or
+    empty.
     """
 
     value: str
@@ -92,7 +92,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 def _literal(
     content: bytes, starts: list[int], statement: ast.AST, behind: ast.AST | None
 ) -> Literal | None:
-    """Return the literal that `statement` is, with the site that the one behind it names."""
+    """Return the literal that `statement` is, with the site that the next statement names."""
     match statement:
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(said)) as value)

@@ -26,11 +26,11 @@ class QuantSpec:
     Attributes:
         quant_type: one of REFERENCE_TYPES.
         block: elements that share one scale, one of BLOCK_SIZES; the last block may be short. It is
-            a choice for mx formats; the others have one size. None becomes the format's own, and it
-            stays None where the format has no blocks.
+            a choice for mx formats; the others have one size. None becomes the format's own size,
+            or stays None if the format has no blocks.
         scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
         rounding: one of ROUNDINGS; None becomes the format's own.
-        overflow: what hifp8 makes of a value that rounds beyond 32768: 'saturate' gives ±32768,
+        overflow: the result of hifp8 for a value that rounds beyond 32768: 'saturate' gives ±32768,
             'inf' gives ±Inf. Mx elements always saturate.
         tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
             amax. The other formats have scales of their own.
@@ -128,12 +128,12 @@ class Hadamard:
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """How an operand of a GEMM is quantized: multiplied by `gain`, transformed, rounded as `spec`.
+    """How an operand of a GEMM is quantized: multiplied by `gain`, transformed, rounded by `spec`.
 
-    The product of both operands is that of unquantized ones but for rounding: what is rounded is
-    divided by the gain, and the other operand has the same transform. With `smooth` its mean along
-    axis 0 is taken off, for good: of keys, that adds a number to a row of scores, which their
-    softmax does not see.
+    Apart from rounding, the product of both operands equals that of the unquantized ones: the
+    rounded operand is divided by the gain, and the other operand has the same transform. With
+    `smooth`, the mean along axis 0 is subtracted and not added back. For keys this shifts each row
+    of scores by a constant, which does not change the softmax.
     """
 
     spec: QuantSpec
@@ -143,12 +143,12 @@ class OperandSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether what is rounded is the operand itself."""
+        """Whether the operand itself is rounded, without gain, transform and smoothing."""
         return self.hadamard is None and self.gain == 1.0 and not self.smooth
 
     @property
     def longest_block(self) -> int:
-        """Elements of the contraction axis that belong together: 0 if each is for itself."""
+        """The number of elements along the contraction axis that are quantized together, or 0."""
         return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)
 
     @property

@@ -1,4 +1,4 @@
-"""How a tensor lies in memory."""
+"""The memory layout of a tensor."""
 
 from torch import Tensor
 

@@ -72,7 +72,7 @@ def entries(
     """Return the entries of a run that quantize or transform an operand.
 
     Args:
-        config: the options, with the types that the source is asked for.
+        config: the options, and the types of the source.
         layers: the model's layers; None if they are not known: then each rule may match one.
         steps: the length of the training, so that phases that never begin are left out.
 

@@ -1,17 +1,18 @@
-"""A cache of quantized weights, so that each is quantized once an optimizer step.
+"""A cache of quantized weights: each weight is quantized once per optimizer step.
 
-A copy is right as long as nothing that can change its weight has happened since it was made:
+A cached copy is valid until its weight may have changed:
 
-- An optimizer's step. Neither a weight's address nor its version shows one: Megatron's optimizers
-  copy new values past autograd's sight, and torch's fused ones do not count a version. So a step
-  begins a new epoch: the patched optimizers of Megatron call `weights_changed`, and those of
-  torch.optim do by a hook. A copy is made when its weight is next asked for. That is in the next
-  forward pass, after the parameters were gathered, however long that goes on behind the step.
-- A change that autograd sees, such as loading a state dict: the weight's version.
-- Other memory in the place of the weight's (`weight.data = new`): its storage and address. The
-  storage counts for itself, since memory that was freed may come back at the same address.
+- In an optimizer step. Neither the weight's address nor its version shows one: Megatron's
+  optimizers copy new values without autograd, and torch's fused optimizers do not increment the
+  version. A step therefore starts a new epoch. Megatron's patched optimizers call
+  `weights_changed`, and a hook does so for torch.optim. The next copy is made when the weight is
+  next read. That is in the next forward pass, after parameters were gathered, even if gathering
+  overlaps with it.
+- In an operation that autograd tracks, such as loading a state dict. This changes the version.
+- If the weight gets other memory (`weight.data = new`). This changes the storage and the address.
+  Both are compared, because freed memory may be allocated again at the same address.
 
-Whatever writes to `weight.data` by other means has to call `weights_changed`.
+Code that writes to `weight.data` in another way must call `weights_changed`.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ _epoch = 0
 
 @dataclass(frozen=True)
 class _State:
-    """What a copy was made of. As long as `storage` is kept, no other storage is equal to it."""
+    """The state of a copied weight. While `storage` is kept, no other storage equals it."""
 
     epoch: int
     version: int
@@ -41,25 +42,25 @@ class _State:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A quantized weight, the amax of its scale, and what it was made of."""
+    """A quantized weight, the amax of its scale, and the state of the weight."""
 
     made_of: _State
     quantized: Tensor
     amax: Tensor | None
 
 
-# weight -> {(how, axis): entry}; an entry goes with its weight.
+# weight -> {(how, axis): entry}; entries are removed with their weight.
 _entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def weights_changed() -> None:
-    """Say that weights are being changed: by an optimizer's step, or by loading a checkpoint."""
+    """Invalidate all copies: an optimizer step or a loaded checkpoint changes the weights."""
     global _epoch
     _epoch += 1
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Begin an epoch after the step of any torch.optim.Optimizer of this process."""
+    """Start an epoch after a step of any torch.optim.Optimizer in this process."""
     weights_changed()
 
 
@@ -73,15 +74,15 @@ def cached(
     seeds: tuple[int | None, ...],
     quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `weight` as quantized by `how` along `axis`, as it is now, and its amax.
+    """Return the current `weight` quantized by `how` along `axis`, and its amax.
 
-    `seeds` are those that were drawn with: of the rounding, and of a transform's signs.
+    `seeds` are those of the rounding and of the transform's signs.
 
-    A weight that has the same values along all axes has one copy for all.
+    If the quantized values do not depend on the axis, all axes share one copy.
 
-    `quantize(out)` is called when the cache has nothing that is still right: it writes to `out`,
-    the memory of the outdated copy, or to new memory if that is None. The amax is what it used, if
-    any. What is returned is not to be written to.
+    If there is no valid copy, `quantize(out)` makes one. It writes to `out`, the memory of the
+    outdated copy, or to new memory if `out` is None. The returned amax is the one it used, if any.
+    Do not write to the returned tensors.
     """
     kept = _entries.setdefault(weight, {})
     place = (how, None if how.is_same_along_all_axes else axis)
@@ -91,21 +92,21 @@ def cached(
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantized, weight)
         entry = kept[place] = _Entry(made_of, *quantize(out))
-    # Another tensor of the same memory: a graph that it becomes part of is not the cache's.
+    # A new tensor with the same memory: the cached one must not become part of a graph.
     return entry.quantized.detach(), entry.amax
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
-    """Return `old` if it has the weight's form still; a weight can be moved or cast."""
+    """Return `old` if its shape, dtype and device are still those of the weight."""
     same = (old.shape, old.dtype, old.device) == (weight.shape, weight.dtype, weight.device)
     return old if same else None
 
 
 def cached_bytes() -> int:
-    """Return how many bytes the cache holds, on all devices together."""
+    """Return the size of the cache in bytes, summed over all devices."""
     return sum(e.quantized.nbytes for kept in _entries.values() for e in kept.values())
 
 
 def clear() -> None:
-    """Forget all copies."""
+    """Remove all copies."""
     _entries.clear()

@@ -1,8 +1,9 @@
-"""Which checkpoint a run goes on from, and how many it leaves behind.
+"""Chooses the checkpoint from which a run resumes, and removes old ones.
 
-Upstream names the newest one in a file, and with --verify-integrity writes the hashes of each one's
-files beside them. What it lacks is here: an older one is taken where the newest is damaged, what a
-killed run left half-written is cleared before the same iteration is saved again, and old ones go.
+Upstream names the newest checkpoint in a file and, with --verify-integrity, writes hashes of its
+files. This module adds three things: it takes an older checkpoint if the newest is damaged, removes
+a partial checkpoint of a killed run before its iteration is saved again, and removes old
+checkpoints.
 """
 
 import itertools
@@ -50,14 +51,15 @@ Fault = Callable[[Path], str | None]
 
 
 def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> None:
-    """Take the newest whole checkpoint before one is read, and no foreign one. A collective.
+    """Choose the newest complete checkpoint before one is read, and check it. A collective.
 
     `model` are this rank's chunks, or the model itself.
 
-    Where the one that upstream would take is damaged, `args.ckpt_step` becomes that of the newest
-    whole one before it, and that is said. There is no choice where the user made it, and without
-    --verify-integrity, since then nothing says whether a checkpoint is whole. Where the tracker is
-    missing, the newest whole checkpoint is taken, too, for upstream would begin anew beside it.
+    If the checkpoint that upstream would take is damaged, set `args.ckpt_step` to the newest
+    complete one before it, and print that. The user's own choice is kept. Without
+    --verify-integrity nothing is chosen, because checkpoints are not known to be complete. If the
+    tracker file is missing, the newest complete checkpoint is taken, because upstream would start
+    from scratch in the same folder.
 
     Raises:
         CheckpointError: there are checkpoints, and none is known to be whole; or what would be
@@ -82,10 +84,10 @@ def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> Non
 
 
 def to_verify(args: Namespace, checkpoint: str) -> bool:
-    """Return whether a checkpoint that is being read is to be held against its hashes.
+    """Return whether to compare a checkpoint with its hashes when it is read.
 
-    With --verify-integrity, where it has any, as not all from elsewhere have: `before_load` takes
-    none of the run's own ones without. What --ckpt-step names is loaded whatever they say.
+    This needs --verify-integrity, and hashes, which checkpoints of other programs may lack;
+    `before_load` takes no checkpoint of this run without. One named by --ckpt-step is not compared.
 
     Raises:
         CheckpointError: it is, and its hashes are not in upstream's form.
@@ -113,7 +115,7 @@ def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
 
 
 def newest(args: Namespace) -> Path | None:
-    """Return the folder of the iteration that upstream is going to read, as `before_load` has it.
+    """Return the folder of the iteration that upstream will read, as chosen by `before_load`.
 
     None without a folder to load from; in one without a checkpoint it is not there. A collective.
     """
@@ -123,7 +125,7 @@ def newest(args: Namespace) -> Path | None:
 
 
 def loaded(folder: Path, step: int | None = None) -> Path:
-    """Return the folder of the iteration `step`, or of what the tracker names."""
+    """Return the folder of iteration `step`, or of the iteration in the tracker file."""
     iteration = _tracked(folder) if step is None else step
     return folder / "release" if iteration is None else _path(folder, iteration)
 
@@ -138,7 +140,7 @@ def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
         found = _without_tracker(args, folder)
     if found is None:
         folder = used
-    # A pre-trained model may come from where nobody writes hashes, and is wanted as it is.
+    # A pre-trained model of another program may have no hashes.
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
     if found is None and chosen is None and _verifies(args) and not pretrained:
         found = choose(folder, fault, own=_is_own(args, folder))
@@ -244,7 +246,7 @@ def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] |
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Say what is wrong with a checkpoint's folder; None if its files are as its manifest says."""
+    """Return what is wrong with a checkpoint's folder; None if its files match its manifest."""
     from megatron.core.dist_checkpointing.validation import (
         CheckpointingException,
         _verify_integrity_manifest_impl,
@@ -265,7 +267,7 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def manifest_fault(manifest: Path) -> str | None:
-    """Say what keeps an integrity.json from being read as upstream reads it; None if nothing does.
+    """Return why upstream could not read an integrity.json; None if it could.
 
     One without a file is a fault: it would hold of any checkpoint.
     """
@@ -317,7 +319,7 @@ def remove_old(folder: Path, count: int) -> None:
 
 
 def newest_saved(folder: Path) -> int | None:
-    """Return the iteration that the tracker of `folder` names; None where it names none."""
+    """Return the iteration in the tracker file of `folder`; None if there is none."""
     newest = _tracked(folder)
     return newest if newest is not None and newest >= 0 else None
 

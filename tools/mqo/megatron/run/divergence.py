@@ -22,7 +22,7 @@ LOSSES, GRADIENT_NORM = ("lm loss", "kd loss"), "grad-norm"
 _LISTED = 3  # finite steps that an error lists
 _TAIL = 1 << 20  # bytes at the end of metrics.jsonl that hold them
 
-# Where this run saves; None where it does not.
+# The folder in which this run saves; None if it does not save.
 _save: Path | None = None
 
 
@@ -112,7 +112,7 @@ def _last_steps() -> str:
 def finite_steps(metrics: Path) -> list[tuple[int, float, float]]:
     """Return (step, loss, gradient norm) of the last finite steps in a metrics.jsonl, in order.
 
-    Empty without the file: of several nodes, the last one alone has it.
+    Empty without the file, which only the last of several nodes has.
     """
     found: dict[int, dict[str, float]] = {}
     for row in _last_rows(metrics):

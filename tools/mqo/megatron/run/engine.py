@@ -12,7 +12,7 @@ from mqo.quant.config import current
 
 
 def prepare(model: Iterable[Module], args: Namespace) -> None:
-    """Have Transformer Engine's modules ask for quantizers as our factory needs it; once each.
+    """Prepare each Transformer Engine module to request quantizers as our factory needs it.
 
     `model` are this rank's chunks, before they read a checkpoint, or run.
     """
@@ -22,7 +22,7 @@ def prepare(model: Iterable[Module], args: Namespace) -> None:
 
 
 def faults(args: Namespace) -> tuple[str, ...]:
-    """Say, one text a fault, what of upstream's `args` would leave operands as they are, or lost.
+    """Return one text per argument of `args` that leaves operands unquantized or loses them.
 
     None of them matters where no linear layer is to be quantized.
     """
@@ -65,7 +65,7 @@ def _recipe(args: Namespace) -> list[str]:
 
 
 def _older(args: Namespace, version: str | None) -> list[str]:
-    """Return the faults of releases whose GEMM is the quantizer's alone."""
+    """Return the faults of releases in which only the quantizer computes the GEMM."""
     needs = f"Transformer Engine {version} multiplies by the quantizer's own GEMM"
     grouped = getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False)
     found = []

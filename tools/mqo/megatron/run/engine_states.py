@@ -1,8 +1,8 @@
-"""What Transformer Engine's modules put into a checkpoint beside weights, and read from one.
+"""The extra state that Transformer Engine's modules save in and read from checkpoints.
 
-It is a pickle of a quantization recipe and of that one's scales, which the engine reads with no
-regard to what the pickle names. With our factory there is nothing to keep: scales are of the tensor
-at hand, and the types are the source's.
+It is a pickle of a quantization recipe and its scales, which Transformer Engine loads without
+restricting the classes that the pickle names. Our factory needs no state: scales are computed from
+the current tensor, and types come from the source.
 """
 
 import io
@@ -35,7 +35,7 @@ class StateReader(Reader):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of the engine's recipes, or what every reader knows."""
+        """Return a class of Transformer Engine's recipes, or one that every reader allows."""
         if module == _RECIPES and name.isidentifier():
             found = super(Reader, self).find_class(module, name)
             if isinstance(found, type) and found.__module__ == _RECIPES:
@@ -45,9 +45,9 @@ class StateReader(Reader):
 
 
 def protect_states(model: Module, args: Namespace) -> None:
-    """Have the engine's modules in `model` read nothing of a checkpoint that would run code.
+    """Make the engine's modules in `model` load checkpoints without running code.
 
-    Where `args` name our factory they read nothing, and leave nothing.
+    If `args` name our factory, they neither load nor save state.
     """
     ours = getattr(args, "fp8_quantizer_factory", None) == FACTORY
     module: Any

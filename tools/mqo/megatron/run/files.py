@@ -1,7 +1,6 @@
-"""The names of what a run folder holds.
+"""The names of the files in a run folder.
 
-Needs the standard library alone: `mqo`, which does not import torch, loads it without the package
-that it lies in.
+This module imports only the standard library, because commands do not load torch.
 """
 
 import os

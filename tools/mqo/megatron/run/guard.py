@@ -1,4 +1,4 @@
-"""Holds what the run asked for against what its quantizers did, over all ranks."""
+"""Compares what the run should quantize with what its quantizers did, over all ranks."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -51,9 +51,9 @@ class GuardError(RuntimeError):
 
 
 def before_model(args: Namespace) -> None:
-    """End a run before its model is built, if arguments alone keep a type from being quantized.
+    """End a run before its model is built, if its arguments prevent the quantization of a site.
 
-    `args` are upstream's. before_step finds the same later, where a program does not call this.
+    `args` are upstream's. If a program does not call this function, `before_step` finds the same.
 
     """
     global _args
@@ -176,13 +176,13 @@ def after_step(iteration: int) -> None:
 
 
 def asked_now(*, forward_only: bool = False) -> dict[str, str]:
-    """Return the type that each site is asked to run as at this step."""
+    """Return the type that each site should have at this step."""
     sites = {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
     return {site: t for site, t in sites.items() if site in _FORWARD or not forward_only}
 
 
 def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[QuantRecord]:
-    """Return the records of what was called more often than `calls` says, with the calls since."""
+    """Return the records with more calls than in `calls`, each with the number of new calls."""
     more = ((record, record.calls - calls.get(record.key, 0)) for record in records)
     return [replace(record, calls=n) for record, n in more if n]
 
@@ -201,7 +201,7 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
 
 
 def check_alone(others: list[str]) -> None:
-    """Raise GuardError where ModelOpt quantizes layers, this rank's `others`, beside the source.
+    """Raise GuardError if ModelOpt, too, quantizes layers: this rank's `others`.
 
     A collective.
     """
@@ -224,7 +224,7 @@ def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
 
 
 def ever_asked(options: QuantConfig) -> dict[str, str]:
-    """Return the first type that each site is asked to run as, if it is at any time."""
+    """Return the first type of each site that is quantized at any time."""
     types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
@@ -271,10 +271,10 @@ def check_layers(
     records: list[QuantRecord],
     when: str,
 ) -> None:
-    """Raise GuardError for every layer that ran beside its quantizer; a collective.
+    """Raise GuardError for every layer that ran without its quantizer. A collective.
 
-    `layers` and `records` are this rank's, `used` the names of those that ran. What never ran is
-    said.
+    `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
+    never ran are printed.
     """
     here = site_coverage(asked, layers, used, records, is_excluded, type_of)
     ranks = all_ranks(here)

@@ -1,7 +1,7 @@
-"""ModelOpt's part of a checkpoint: brought back before the weights are read, saved beside them.
+"""ModelOpt's state in a checkpoint: restored before the weights are loaded, and saved with them.
 
-Upstream does so where megatron.post_training is, which no wheel holds. Nothing here imports
-ModelOpt, for some ten seconds, unless a model or a checkpoint has something of it.
+Upstream does this only with megatron.post_training, which no wheel contains. ModelOpt takes about
+ten seconds to import, so it is imported only if a model or a checkpoint has its state.
 """
 
 import re
@@ -57,9 +57,9 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
 
 
 def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
-    """Write ModelOpt's state of `chunks`, unwrapped, beside the shards in a folder; a collective.
+    """Write ModelOpt's state of the unwrapped `chunks` into a checkpoint's folder. A collective.
 
-    Nothing of a model that ModelOpt did not change, nor of a distillation, which is no part of it.
+    A model that ModelOpt did not change has no state; that of a distillation is not saved.
     The patched trainer calls it before the checkpoint counts as complete.
 
     Raises:
@@ -83,7 +83,7 @@ def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
 
 
 def _keep_name(args: Namespace, checkpoint: Path) -> None:
-    """Have the checkpoints of this run, too, say which format the model has."""
+    """Record the model's format in the checkpoints of this run, too."""
     from megatron.core.dist_checkpointing import load_common_state_dict
 
     before = checked_arguments(load_common_state_dict(str(checkpoint)).get("args", Namespace()))
@@ -121,6 +121,6 @@ def quantized_layers(chunks: Iterable[Module]) -> list[str]:
 
 
 def make_portable() -> None:
-    """Have ModelOpt's quantizers saved and loaded where there is no CUDA: it waits for a stream."""
+    """Let ModelOpt save and load quantizers without CUDA, where it would wait for a stream."""
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda device=None: None

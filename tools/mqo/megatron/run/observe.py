@@ -16,7 +16,7 @@ _writer: Any = None
 
 
 def use_writer(writer: Any) -> None:
-    """Say where measurements go; None where another rank writes, or nobody."""
+    """Set the writer of measurements; None if this rank does not write."""
     global _writer
     _writer = writer
 

@@ -12,7 +12,7 @@ LABELED = frozenset(
 
 
 def label_timers(args: Namespace) -> None:
-    """Have timers label the trace of a run with upstream's --use-pytorch-profiler; else nothing.
+    """Let timers label the profiler's trace, if the run has upstream's --use-pytorch-profiler.
 
     `args` are upstream's. A timer runs, and labels, only up to the run's --timing-log-level.
     """

@@ -8,7 +8,7 @@ PLACE = "MQO_PROGRESS"
 
 
 def advance(what: str, done: int, total: int) -> None:
-    """Say that `done` of `total` are done; `what` are the units, or the stage that begins.
+    """Report that `done` of `total` are done. `what` names the unit, or the stage that starts.
 
     The file that MQO_PROGRESS names holds the last call; without that variable nothing is written.
     """

@@ -62,7 +62,7 @@ def recorded(writer: Any) -> Iterator[None]:
         raise diverged from error
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # upstream's CheckpointException is no Exception
+    except BaseException as error:  # upstream's CheckpointException is not an Exception
         found = disk.explain(error) or unpickle.explain(error)
         _leave(folder.failure, found or error)
         if found:

@@ -29,7 +29,7 @@ def read_setup(args: Namespace) -> Setup:
 
 
 def _captures(args: Namespace) -> bool:
-    """Return whether CUDA graphs are asked for; older releases have a switch for each kind."""
+    """Return whether CUDA graphs are enabled; older releases have a switch for each kind."""
     switches = ("enable_cuda_graph", "external_cuda_graph")
     asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
     return asked or any(getattr(args, name, False) for name in switches)
@@ -53,10 +53,10 @@ def read_chunk_tokens(args: Namespace) -> int:
 
 
 class Usage:
-    """Notes which layers run, until it is closed.
+    """Records which layers run, until it is closed.
 
-    A layer ran when its module was called, or when its weight got a gradient: a weight that is
-    multiplied beside its module counts, too.
+    A layer ran if its module was called, or if its weight got a gradient. This includes weights
+    that are multiplied outside of their module.
     """
 
     def __init__(self, found: Iterable[FoundLayer], kinds: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Has upstream start faster, with the same result: what a run may not need is left until later."""
+"""Makes upstream start faster with the same results, by deferring work that a run may not need."""
 
 import ast
 import functools
@@ -14,7 +14,7 @@ _compile, _getsource = torch.compile, inspect.getsource
 
 
 def compile_late() -> None:
-    """Have torch.compile compile a function when that is called, on a CPU.
+    """Make torch.compile compile a function on its first call, on a CPU.
 
     It imports its compiler at once, which takes a second: upstream decorates a method that only
     inference uses. With CUDA, where upstream compiles more, nothing changes.
@@ -39,9 +39,9 @@ def _late(model: Callable | None = None, **options: Any) -> Callable:
 
 @contextmanager
 def quick_sources() -> Iterator[None]:
-    """Have inspect.getsource parse a file once, not once for each of its classes.
+    """Make inspect.getsource parse a file once instead of once per class.
 
-    Upstream asks for the sources of thirty classes, whose docstrings are its options' help.
+    Upstream reads the sources of thirty classes, whose docstrings are the help of its options.
     """
     inspect.getsource = source_of  # type: ignore[assignment]
     try:

@@ -1,7 +1,7 @@
-"""Read what a checkpoint holds as a pickle without running code that the file names.
+"""Reads the pickles in a checkpoint without running code that they name.
 
-`.metadata` says which tensor lies where. torch reads it with plain pickle; `protect` puts the
-reader of this module in pickle's place. Everything else goes through `torch.load`, which `protect`
+`.metadata` has the position of each tensor. torch reads it with plain pickle; `protect` replaces
+pickle there by this module's reader. Everything else is read by `torch.load`, which `protect`
 restricts to weights and to the classes that are registered as safe (`megatron/core/safe_globals.py`
 and, for its own state, ModelOpt).
 """
@@ -101,7 +101,7 @@ class Reader(pickle._Unpickler):
 
 
 def protect() -> None:
-    """Have torch read checkpoints without running code that they name, in this process.
+    """Make torch read checkpoints without running code that they name, in this process.
 
     Processes that this one starts inherit the restriction to weights.
     """
@@ -165,7 +165,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
-    """Load an entry that is no tensor."""
+    """Load an entry that is not a tensor."""
     try:
         _load_bytes(planner, item, value)
     except Exception as error:
@@ -243,7 +243,7 @@ def check_metadata(checkpoint: Path) -> None:
 
 @once_per_content
 def check_common_state(checkpoint: Path) -> None:
-    """Load what is no tensor of an iteration's folder, in a child with limits.
+    """Load the entries of an iteration's folder that are not tensors, in a child with limits.
 
     Raises:
         CheckpointError: it exceeds the limits, or ends the child.

@@ -2,13 +2,14 @@
 
 A *GEMM* is an `@`, a call whose name says so (matmul, bmm, gemm, einsum, linear, mm, whatever
 prefix), or a call that takes a quant type and two operands and returns one value; and its result
-flows on: into what the function returns, or into a gradient. A call whose result is dropped, to log
-tensors say, is none. Its operands tell its site.
+flows on: into what the function returns, or into a gradient. A call whose result is dropped, such
+as one that logs tensors, is not a GEMM. The operands of a GEMM determine its site.
 
 A GEMM *reads* a type that reaches it as an argument, through a call that its operands passed
 through, or through the test of a branch that one of these stands in. Statements are walked in
-source order. In branches and loops an assignment only adds to what a name may hold, and a literal
-holds to the end of its block: behind that the type is not known, and what reads it cannot be set.
+source order. In branches and loops, an assignment adds to the possible values of a name. A literal
+is valid to the end of its block; after that the type is unknown, and GEMMs that read it cannot be
+set.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ def row(path: str, original: bytes, written: bytes) -> Modified:
 def original(tree: Tree, path: str, content: bytes | None, row: Modified | None) -> bytes:
     """Return the bytes from before the first modification of a file that holds `content` now.
 
-    What `mqo apply` and `mqo restore` wrote since counts as theirs: on a restored tree nothing is
-    modified any more, and on a tree patched anew the modification is the literals alone.
-    EditedError when something else came between.
+    Later changes by `mqo apply` and `mqo restore` are not modifications: a restored tree has none,
+    and in a tree that was patched again only the literals are modified. Raises EditedError if the
+    file was changed by something else.
     """
     if content is None:
         raise _edited(tree, path, "deleted")
@@ -59,7 +59,7 @@ def _stored(tree: Tree, sha: str) -> bytes:
     try:
         return tree.object(sha)
     except OverlayError as error:
-        # That one's help, to vendor anew, is for trees that `mqo` keeps.
+        # Its help, to vendor again, is for trees that `mqo` keeps.
         raise OverlayError(error.found, expected=error.expected, help=_forget(tree)) from error
 
 

@@ -1,8 +1,8 @@
-"""Reads and sets the quant type literals of a tree, ours or a hand-patched one, and undoes it.
+"""Reads, sets and restores the quant type literals of a tree, patched by mqo or by hand.
 
-A command is planned in full before anything is written: every site is found, every file is known to
-be as it was left, and then all files change or none. Reading needs the standard library alone;
-writing takes the tree's lock.
+A command is planned completely before anything is written: all sites are found, all files are
+checked for other changes, and then all files change or none. Reading needs only the standard
+library; writing takes the tree's lock.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ CUT_OFF = "a command was cut off, or is at work; the next one first finishes or 
 
 @dataclass(frozen=True)
 class SiteState:
-    """A site as the source says it; `was` is what it said before the first modification, if else.
+    """A site in the source; `was` is its type before the first modification, if different.
 
-    `type` is the quant type, any value that is none being 'none', as the convention has it;
-    'differs' when branches do, and None when the source does not say.
+    `type` is the quant type, 'none' for any other value by convention, 'differs' if branches
+    differ, and None if the source does not determine it.
     """
 
     place: Place
@@ -55,7 +55,7 @@ class SiteState:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Return the values that are no quant type."""
+        """Return the values that are not a quant type."""
         return tuple(value for value in self.place.values if value not in QUANT_TYPES)
 
 
@@ -263,7 +263,7 @@ def _site_literals(path: str, content: bytes) -> Iterator[tuple[str, Literal]]:
 
 
 def _refuse(tree: Tree, place: Place, types: Mapping[str, str], shared: bool) -> None:
-    """Raise OverlayError for a site that cannot be set, or not alone."""
+    """Raise OverlayError for a site that cannot be set, or only together with others."""
     if place.refusal:
         raise OverlayError(
             place.refusal,
@@ -301,7 +301,7 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
-    """Yield what is wrong with the source as it stands."""
+    """Yield the faults of the current source."""
     for state in states:
         place = state.place
         if place.due:

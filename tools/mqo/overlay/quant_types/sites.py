@@ -108,9 +108,9 @@ def _without_sites(path: str, line: int, why: str, source: Source | None = None)
 def _with_strays(
     path: str, places: list[Place], source: Source | None, notes: tuple[str, ...] = ()
 ) -> FileScan:
-    """Return a scan that tells of shared literals and of those of no site.
+    """Return a scan that notes shared literals, and literals of no site.
 
-    The latter are due beside absent sites.
+    The latter need action if sites are absent.
     """
     used = {literal for place in places for literal in place.literals}
     strays = [lit.line for lit in source.literals.values() if lit not in used] if source else []
@@ -170,8 +170,8 @@ def _definitions(node: ast.AST) -> Iterator[ast.stmt]:
 def _applied(tree: ast.Module) -> set[str]:
     """Return the names X of the `X.apply` that the parallel linear layers reach in this file.
 
-    In a file without such layers, the functions `...linear_with_...` are in their place, and in one
-    without these all classes count.
+    In a file without such layers, the functions `...linear_with_...` count instead, and in a file
+    without these all classes do.
     """
     named = [(name, node) for node in _definitions(tree) for name in _names(node)]
     names = {name for name, _ in named}
@@ -200,7 +200,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def _bound(path: str, site: str, source: Source) -> Place:
-    """Return a site of a tree of ours, where the statement behind a literal names its site."""
+    """Return a site of a patched tree, where the statement after a literal names its site."""
     literals = tuple(lit for lit in source.literals.values() if lit.site == site)
     if not literals:
         return Place(site, path, 1, note=ABSENT, refusal=f"{path} has no literal for {site}")

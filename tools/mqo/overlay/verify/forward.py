@@ -135,7 +135,7 @@ def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
 
 
 def _record_faults(step: Step) -> list[str]:
-    """Return a line a site and count, of layers that quantized other than two operands."""
+    """Return one line per site and count, for layers that did not quantize two operands."""
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES

@@ -54,7 +54,7 @@ def unbound_names(source: bytes, path: str) -> set[str]:
 def restore_faults(
     tree: Tree, packages: tuple[str, ...], members: Mapping[str, bytes]
 ) -> list[str]:
-    """Return where the restored tree is not what the wheel holds, {path: bytes} read afresh."""
+    """Return the differences of the restored tree from the wheel's files, {path: bytes}."""
     # vendor may have added the compiled helper of another wheel, and recorded it.
     digests = {**tree.upstream().files, **{path: sha256(data) for path, data in members.items()}}
     files = [path for package in packages for path in (tree.root / package).rglob("*")]

@@ -1,4 +1,4 @@
-"""The table of `mqo verify`: a row an entry, a column a release."""
+"""The table of `mqo verify`: one row per entry, one column per release."""
 
 from __future__ import annotations
 
