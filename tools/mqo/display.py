@@ -1,4 +1,4 @@
-"""Shows how far long work is: a live line in a terminal, a line a minute in a file or a pipe."""
+"""Shows progress: a live line in a terminal, or one line per minute in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WIDTH = 80
 
 
 class Display:
-    """Prints lines that stay, and in between how far the work is; calling it prints a line.
+    """Prints lines that stay, and progress in between. Calling it prints a line.
 
-    `say` gets the lines where `console` is no terminal. `now` is a clock in seconds.
+    `say` gets the lines if `console` is not a terminal. `now` is a clock in seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Display:
 
     @classmethod
     def of(cls, say: Say) -> Display:
-        """Return `say` itself where it is a display; else one that says a line a minute."""
+        """Return `say` if it is a display; otherwise a display that says one line per minute."""
         return say if isinstance(say, Display) else cls(say)
 
     def __call__(self, line: str) -> None:
@@ -65,7 +65,7 @@ class Display:
             self._say(line)
 
     def show(self, line: str) -> None:
-        """Say how far the work is: now in a terminal, else if it is news after a minute."""
+        """Show progress: immediately in a terminal, otherwise after a minute if it changed."""
         since = self._now() - self._shown
         if self._live is None:
             if since >= EVERY_S and line != self._last:
@@ -109,7 +109,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, count: float) -> None:
-        """Note how large the count is now; one that has not changed is no news."""
+        """Record the current count, if it has changed."""
         if self._seen and count == self._seen[-1][1]:
             return
         now = self._now()
@@ -131,7 +131,7 @@ class Rate:
 
 
 class Count:
-    """Shows a count with its speed and the time left, behind `head`."""
+    """Shows `head`, a count, its speed, and the time left."""
 
     def __init__(
         self, display: Display, head: str, now: Callable[[], float] = time.monotonic

@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def needs_action(self) -> bool:
-        """Return whether somebody should do something about it."""
+        """Return whether the user should do something about it."""
         return self.state == "warning" or (self.required and self.state == "missing")
 
 
@@ -258,6 +258,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _folder(module: str) -> Path | None:
-    """Return where a package's source lies; a folder without `__init__.py` is none."""
+    """Return the path of a package's source; None for a folder without `__init__.py`."""
     spec = importlib.util.find_spec(module)
     return Path(spec.origin).parent if spec and spec.origin else None

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from mqo.errors import SetupError
 from mqo.project import Project
 
-# Modules whose names are not those of what is installed.
+# Modules whose names differ from those of their distributions.
 _DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "modelopt": "nvidia-modelopt",
@@ -50,7 +50,7 @@ def command(extra: str, distribution: str = "") -> str:
 
 
 def _extra_of(distribution: str) -> str | None:
-    """Return the first extra that asks for a distribution, if there is one."""
+    """Return the first extra that needs a distribution, if there is one."""
     wanted = canonicalize_name(distribution)
     for line in importlib.metadata.requires("mqo") or ():
         found = re.search(r"extra == ['\"]([\w-]+)['\"]", line)

@@ -1,6 +1,6 @@
-"""What the files of a run folder hold, checked as they are read: it may be of somebody else.
+"""The content of the files in a run folder, checked when read: the folder may be foreign.
 
-Those that mqo writes from a class of its own are read by that class.
+A file that mqo writes from a class is read by that class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mqo.errors import RunError, one_line
 from mqo.untrusted import UntrustedFileError, read_json, read_toml
 
 T = TypeVar("T")
-SHOWN = 200  # characters of what is wrong
+SHOWN = 200  # characters of a fault's text
 
 
 class Device(BaseModel):

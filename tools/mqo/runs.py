@@ -17,7 +17,7 @@ from mqo.untrusted import UntrustedFileError, parse_json, read_lines
 TRAIN_LOSS, VALID_LOSS, KD_LOSS = "lm loss", "lm loss validation", "kd loss"
 STEP_TIME = "iteration-time"  # in seconds
 MOST_STEPS = 1 << 53  # what a float counts exactly
-SWEEP = "sweep.json"  # beside the runs of a sweep
+SWEEP = "sweep.json"  # next to the runs of a sweep
 Series = list[tuple[int, float]]
 
 
@@ -45,14 +45,14 @@ class RunFolder(files.RunFiles):
         """
         found: dict[str, Series] = {}
         for row in MetricsTail(self.metrics).rows():
-            if "value" in row:  # histograms are no series
+            if "value" in row:  # histograms are not series
                 found.setdefault(row["name"], []).append((row["iteration"], row["value"]))
         return found
 
     def read_implementation(self) -> Mapping[str, str]:
-        """Return {"norms", "optimizers", "fusions"}: names of what the run took, with commas.
+        """Return {"norms", "optimizers", "fusions"}: the names that the run used, with commas.
 
-        Empty where the run recorded none.
+        Empty if the run recorded none.
         """
         if not self.implementation.exists():
             return {}
@@ -61,9 +61,9 @@ class RunFolder(files.RunFiles):
 
 
 def training_losses(metrics: Mapping[str, Series]) -> Series:
-    """Return what a run was trained on, step by step; empty where it recorded nothing.
+    """Return the training loss of a run by step; empty if it recorded nothing.
 
-    A student that learns from its teacher alone has no loss on its text.
+    A student that learns only from its teacher has no loss on its text.
     """
     return metrics.get(TRAIN_LOSS) or metrics.get(KD_LOSS, [])
 
@@ -83,7 +83,7 @@ def is_run(folder: Path) -> bool:
 
 
 def new_folder(parent: Path, name: str) -> RunFolder:
-    """Make the folder of a run; where one of that name is there, with a number behind the name."""
+    """Make the folder of a run; append a number if the name is taken."""
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
     while True:
         run = RunFolder(parent / next(names))
@@ -118,9 +118,9 @@ class MetricsTail:
         self.path, self.read = path, 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the new rows, whole ones alone; none while there is no file.
+        """Yield the new complete rows; none while the file is missing.
 
-        A row has `iteration`, `name`, and a `value`, but for histograms; RunError for another.
+        A row has `iteration`, `name`, and, except for histograms, `value`; RunError otherwise.
         """
         if not self.path.exists():
             return
@@ -139,7 +139,7 @@ class MetricsTail:
             if "value" in row:
                 row["value"] = float(row["value"])
             step, name = row["iteration"], row["name"]
-            # A range is asked for a float number by number, which would not end.
+            # A range compares a float with each number, which would not end.
             if isinstance(step, int) and step in range(MOST_STEPS) and isinstance(name, str):
                 return row
         except (ValueError, TypeError, KeyError, RecursionError) as error:

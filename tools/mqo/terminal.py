@@ -76,7 +76,7 @@ def _run(command: Callable[[], Any]) -> None:
 
 
 def _check_words() -> None:
-    """MqoError for a word that is no text: what commands write is, and may name it."""
+    """Raise MqoError for a word that is not UTF-8, because output and files may contain it."""
     for word in sys.argv:
         try:
             word.encode()

@@ -29,8 +29,8 @@ Row = bytes | tuple[str | None, ...]
 class Chunk:
     """Documents that follow each other in a file: JSON lines unparsed, or the texts of the keys.
 
-    `first` counts the file's lines from 1. `position` is how many bytes of the file, as it lies on
-    disk, were read when the chunk was.
+    `first` is the 1-based line of the first document. `position` is the number of bytes of the file
+    on disk that were read up to the chunk.
     """
 
     first: int

@@ -40,9 +40,9 @@ class UnavailableError(Exception):
 
 
 def documents(cache: Path, report: Say) -> list[Document]:
-    """Return the mix, in an order that is the same each time; `report` gets a line a source.
+    """Return the mix, in a fixed order; `report` gets one line per source.
 
-    Raises what `sample.fetch` raises where Wikipedia's part cannot be fetched.
+    Raises the errors of `sample.fetch` if Wikipedia's part cannot be fetched.
     """
     dump = sample.fetch(cache, report)
     pages = (Document(a.id, "wikipedia", a.text) for a in sample.articles(dump))

@@ -59,7 +59,7 @@ def read_header(path: Path) -> Header:
 
 
 def document_count(prefix: Path) -> int | None:
-    """Return how many documents PREFIX.idx holds; None where it is no index."""
+    """Return the number of documents in PREFIX.idx; None if it is not an index."""
     try:
         return read_header(Path(f"{prefix}.idx")).documents - 1
     except (OSError, DataError):
@@ -67,7 +67,7 @@ def document_count(prefix: Path) -> int | None:
 
 
 def check_pair(prefix: Path) -> None:
-    """Check that every sequence lies in PREFIX.bin, and every document's bound in PREFIX.idx.
+    """Check that every sequence is inside PREFIX.bin, and every document's bound inside PREFIX.idx.
 
     Reads the whole index, a chunk at a time, and none of the ids.
 
@@ -196,10 +196,10 @@ def _advice(prefix: Path) -> str:
 
 
 def check_fit(tokenizer: Path, prefix: Path) -> None:
-    """Raise DataError if PREFIX.bin holds an id beyond the tokenizer's, or PREFIX.idx is no index.
+    """Raise DataError if PREFIX.bin has an id that the tokenizer lacks, or PREFIX.idx is damaged.
 
-    Of an index of more than 4 M tokens it reads as many, evenly spread. A tokenizer without
-    tokenizer.json is not checked: its size is known to its own library alone.
+    It reads at most 4 M tokens, evenly spread. A tokenizer without tokenizer.json is not checked,
+    because only its own library knows its size.
     """
     largest = largest_id(prefix)
     size = vocabulary_size(tokenizer)

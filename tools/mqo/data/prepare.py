@@ -57,10 +57,10 @@ def _inputs(dataset: str) -> dict[str, str | int]:
 def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
     """Prepare `dataset` and return it; do nothing if it is ready.
 
-    It lies below `project.data`, or below `project.own_data` where the former lacks it. `report`
-    gets a line a step. Safe to call from several processes (one works, the others wait) and to kill
-    at any time: a folder counts only with a stamp that fits every file in it. Raises
-    UnknownNameError for a name that is no dataset, DataError when a step fails.
+    It is in `project.data`, or in `project.own_data` if the former lacks it. `report` gets one line
+    per step. Several processes may call this (one works, the others wait), and it may be killed at
+    any time: a folder counts only with a stamp that fits every file in it. Raises UnknownNameError
+    for an unknown dataset, and DataError if a step fails.
     """
     check_name("dataset", dataset, DATASETS)
     # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
@@ -86,7 +86,7 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
 
 @contextmanager
 def _locked(path: Path, report: Say) -> Iterator[None]:
-    # The system drops this lock with its process: one that was killed blocks nobody.
+    # The system drops this lock with its process, so a killed one does not block others.
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -100,7 +100,7 @@ def _locked(path: Path, report: Say) -> Iterator[None]:
 
 
 def _build(project: Project, target: Path, dataset: str, report: Say) -> None:
-    """Build beside the target and rename: the target is at all times whole, or not there."""
+    """Build next to the target and rename, so that the target is always complete or missing."""
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
     for leftover in (partial, old):  # of a run that was killed; the lock keeps out living ones
@@ -169,7 +169,7 @@ def _load(folder: Path, dataset: str) -> PreparedData | None:
         stamp = read_json_object(folder / STAMP)
         if stamp["inputs"] != _inputs(dataset):
             return None
-        # Only what is stamped: Megatron adds a cache of shuffles beside the index.
+        # Only the stamped files: Megatron adds a cache of shuffles in the index's folder.
         if any(sha256_of(folder / name) != digest for name, digest in stamp["files"].items()):
             return None
         counts = (stamp["documents"], stamp["tokens"])

@@ -63,7 +63,7 @@ def fetch(cache: Path, report: Say) -> Path:
 
 
 def read_dump(wheel: Path) -> bytes:
-    """Return the dump as it lies in the wheel, its hash checked; DataError if it is another."""
+    """Return the dump in the wheel, with its hash checked; DataError if it differs."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             dump = archive.read(MEMBER)

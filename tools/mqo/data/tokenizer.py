@@ -15,10 +15,10 @@ DEFAULT_VOCAB_SIZE = 4096
 def train(texts: Iterator[str], folder: Path, vocab_size: int) -> None:
     """Train on `texts` and write tokenizer.json and tokenizer_config.json into `folder`.
 
-    The folder is one that transformers' AutoTokenizer opens, and so Megatron's
+    transformers' AutoTokenizer opens the folder, and so does Megatron's
     `--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER`. Id 0 ends a document, id 1 is
-    padding. The same texts give the same files, byte for byte. Raises DataError where the texts are
-    too small for so many entries.
+    padding. The same texts give the same files, byte for byte. Raises DataError if the texts are
+    too small for this vocabulary.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,7 +45,7 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int) -> None:
 
 
 def _write_config(folder: Path) -> None:
-    """Write what AutoTokenizer needs beside the vocabulary to know which entry is which marker."""
+    """Write the names of the special tokens, which AutoTokenizer needs, too."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,

@@ -30,7 +30,7 @@ _BLOCK_TAGS = frozenset(
     ("blockquote", "br", "dd", "div", "dl", "dt", "hr", "li", "ol", "p", "poem", "tr", "ul")
 )
 
-# Templates that stand inside a sentence: dropping them would leave a hole in it. The value says
+# Templates inside a sentence: dropping them would leave a gap in it. The value says
 # which positional arguments are read aloud.
 _SPOKEN_TEMPLATES = {
     "convert": (1, 2),
@@ -58,7 +58,7 @@ _CLEAN_UPS = [
     for pattern, text in (
         (r"__[A-Z]+__", ""),  # a magic word
         (r"'{2,}", ""),
-        # Rows of a table whose opening mark stood in a template, so that the parser saw no table.
+        # Rows of a table whose opening mark was in a template, so that the parser saw no table.
         (r"^\s*(?:\{\||\|\}|\|-|\|\+|[|!]).*$", ""),
         _SPACES,
         (r"\(\s*(?:[,;]\s*)+", "("),
@@ -132,7 +132,7 @@ def _node(node: Node) -> str:
     if isinstance(node, nodes.Template):
         return _template(node)
     if isinstance(node, nodes.ExternalLink):
-        return _text(node.title)  # a bare address is no prose; a titled one shows its title only
+        return _text(node.title)  # a bare address is not prose; a titled one shows only its title
     if isinstance(node, nodes.HTMLEntity):
         return str(node.normalize())
     if isinstance(node, nodes.Heading):
@@ -158,7 +158,7 @@ def _tag(node: Tag) -> str:
         return content
     if content:
         return f"\n{content}\n"
-    # The mark of a list item stands at the start of a line already.
+    # The mark of a list item is at the start of a line already.
     return "" if node.wiki_markup else "\n"
 
 

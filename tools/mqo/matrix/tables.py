@@ -1,4 +1,4 @@
-"""The typed tables behind models.toml, datasets.toml, modes.toml and training.toml."""
+"""The typed tables of models.toml, datasets.toml, modes.toml and training.toml."""
 
 import fnmatch
 import functools
@@ -27,7 +27,7 @@ NONE = formats.NONE
 UNQUANTIZED = "bf16"  # the mode; a run's dtype is another choice
 ALL = "all"
 # Shrunk sizes are multiples of it where they can be: no MX block of that length is then cut short.
-# It is no format's: another format leaves the models as they are.
+# It belongs to no format: another format does not change the models.
 BLOCK = 32
 
 
@@ -88,9 +88,9 @@ class Mla(Part):
 
 
 class Moe(Part):
-    """Experts behind the first `dense_layers`: `topk` routed ones a token, and the shared ones.
+    """Experts after the first `dense_layers`: `topk` routed ones per token, and the shared ones.
 
-    Softmax scores as they are, without renormalisation over the top-k; `aux_loss` is the
+    Softmax scores are used without renormalization over the top-k; `aux_loss` is the
     coefficient of the loss that balances the experts in each sequence.
     """
 
@@ -215,7 +215,7 @@ class Mode(Row):
 
 
 class Family(Row):
-    """The modes that quantize `sites`, in whose name {type} stands for the type; or one mode.
+    """The modes that quantize `sites`, with {type} in their name for the type; or one mode.
 
     `scripts`: those of documented types have scripts. `front_end`: flash_attention_config.py
     offers them.
@@ -333,9 +333,9 @@ def script_modes(types: Collection[str] | None = None) -> list[Mode]:
 
 
 def patterns(names: Collection[str]) -> list[str]:
-    """Return `names`, with T for the type where they hold the modes of a family for all types.
+    """Return `names`, with T for the type if they have the modes of a family for all types.
 
-    Types alone stay as they are.
+    Names of types do not change.
     """
     whole = [f for f in families() if f.sites and {f.mode(t) for t in f.types} <= {*names}]
     if not any(family.name != "{type}" for family in whole):
@@ -347,8 +347,8 @@ def patterns(names: Collection[str]) -> list[str]:
 def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
     """Return `mode` with another type of the linear layers, or other ones of attention.
 
-    `attention` is a type, as FA_X has it (QK alone), 'none', or a name like qk_pv_X. The result is
-    called as the first mode that is the same, or else by what it quantizes. UnknownNameError lists
+    `attention` is a type as in FA_X (only QK), 'none', or a name like qk_pv_X. The result has the
+    name of the first equal mode, or else a name after what it quantizes. UnknownNameError lists
     the valid names.
     """
     linear = mode.linear if linear is None else linear
@@ -377,10 +377,10 @@ def pick(table: Mapping[str, PickedT], kind: str, name: str) -> PickedT:
 
 
 def expand_modes(given: str) -> list[str]:
-    """Return the modes that `given` means, as `expand` has it.
+    """Return the modes that `given` means, as in `expand`.
 
-    'all' and a glob mean those of the types that have scripts, where it matches any of them: such
-    a sweep stays what it was when a format is added.
+    'all' and a glob mean only modes with scripts, if any match, so that a sweep does not change
+    when a format is added.
     """
     first = {family.mode(name) for family in families() for name in SCRIPT_TYPES}
     return expand("quantization mode", modes(), given, first)
@@ -392,7 +392,7 @@ def expand(
     """Return the names of `table` that `given` means, in its order, once each.
 
     It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
-    What matches names in `first` means these alone.
+    A glob that matches names in `first` means only these.
     """
     found: dict[str, None] = {}
     for pattern in (part.strip() for part in given.split(",")):

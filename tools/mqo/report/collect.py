@@ -47,7 +47,7 @@ _FREE = (
     # What is computed again is the same, bit by bit; a mode with a PV type may have to.
     *("--recompute-granularity", "--recompute-modules"),
     *("--recompute-method", "--recompute-num-layers"),
-    # torchrun's own; behind the last of them stands the program, a path of the run's own.
+    # torchrun's own; after the last of them comes the program, a path of the run.
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
 SHOWN = 300  # characters of an error
@@ -60,7 +60,7 @@ class Site:
     """What the quantizers of a site measured in a run, all layers and operands together.
 
     The SQNR is in dB, of the summed energies; underflow is the mean share, 0 to 1, of the nonzero
-    elements that became zero. None where nothing was measured.
+    elements that became zero. None if nothing was measured.
     """
 
     site: str
@@ -94,7 +94,7 @@ class FileChange(FileDiff):
 
     @property
     def kind(self) -> str:
-        """Return "site" where it writes a quant type, "added" of a file of ours, else "other"."""
+        """Return "site" if it writes a quant type, "added" for an added file, else "other"."""
         if b"\n--- /dev/null" in self.content:
             return "added"
         return "site" if b"\n+" in self.content and _LITERAL in self.content else "other"
@@ -113,8 +113,8 @@ class Run:
     and plots. `setting` holds what must be the same in runs that are compared; `data_file` is the
     name of the data if the user gave some, '' for a sample. Losses are in nats
     per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
-    `implementation` says which norms, optimizers and fusions the run took; it is empty where that
-    was not recorded. `differing` says how operands are quantized at sites whose layers differ.
+    `implementation` says which norms, optimizers and fusions the run took; it is empty if that was
+    not recorded. `differing` says how operands are quantized at sites whose layers differ.
     `quantizers` are the quantizers' metrics, by name.
     """
 
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def step_time(self) -> float | None:
-        """Return the median, the first ones left out; None where none was recorded."""
+        """Return the median without the first ones; None if none was recorded."""
         rest = warm(self.step_times) or self.step_times[-1:]
         return statistics.median(rest) if rest else None
 
@@ -356,7 +356,7 @@ def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
-    """Return what must agree: flags, processes, patches, the content of what is read."""
+    """Return what must agree: flags, processes, patches, the content of input files."""
     flags = {
         word: " ".join(flag_values(command, word)) for word in command if word.startswith("--")
     }

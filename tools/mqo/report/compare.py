@@ -70,7 +70,7 @@ class Group:
         return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), gap_of(row)))
 
     def baseline(self, run: Run) -> Run | None:
-        """Return the unquantized run of the run's seed."""
+        """Return the unquantized run with the same seed."""
         return baselines(self.runs).get(run.seed)
 
 
@@ -79,7 +79,7 @@ def compare(
 ) -> tuple[list[Group], list[LeftOut]]:
     """Return the groups, by what was trained, and the runs that a later one replaces.
 
-    `tolerance` is the T of the verdict's rule, relative: 0.01 is one percent more loss.
+    `tolerance` is T in the rule of the verdict, relative: 0.01 is one percent more loss.
     """
     kinds: dict[tuple, list[Run]] = {}
     for run in runs:

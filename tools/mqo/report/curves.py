@@ -1,4 +1,4 @@
-"""The curves of a comparison, or of some runs: one for all seeds of what is otherwise the same."""
+"""The curves of a comparison or of some runs: one for all seeds of equal runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SEED = "--seed"
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses over steps, in nats per token, of the runs that differ in their seeds alone.
+    """Losses over steps, in nats per token, of runs that differ only in their seeds.
 
     `difference` is the training loss less that of the unquantized run of the same seed. `chance` is
-    ln(vocabulary size), where it is known.
+    ln(vocabulary size), if it is known.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Curve:
 
 
 def of_group(group: Group) -> list[Curve]:
-    """Return a curve a variant, in the order of the group's rows."""
+    """Return one curve per variant, in the order of the group's rows."""
     shapes = symbols([look(row.types) for row in group.rows])
     made = []
     for row, shape in zip(group.rows, shapes, strict=True):
@@ -96,7 +96,7 @@ def first(group: Group) -> list[str]:
 
 @dataclass(frozen=True)
 class _Single:
-    """A run as its folder has it, finished or not. `setting` is all but how it quantizes."""
+    """A run from its folder, finished or not. `setting` is everything but its quantization."""
 
     label: str
     setting: str
@@ -120,7 +120,7 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
     seen: Counter[tuple] = Counter()
     for run in found:
         what = (run.label, run.setting, run.types)
-        # A run that is given twice is no second seed.
+        # A run that is given twice is not a second seed.
         together.setdefault((*what, seen[*what, run.seed]), []).append(run)
         seen[*what, run.seed] += 1
     shapes = symbols([look(dict(runs[0].types)) for runs in together.values()])
@@ -139,7 +139,7 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
 
 def _single(run: RunFolder) -> _Single:
     metrics = run.read_metrics()
-    # A student that learns from its teacher alone is only validated on its text.
+    # A student that learns only from its teacher is only validated on its text.
     train, valid = (last_of_each_step(metrics.get(name, [])) for name in (TRAIN_LOSS, VALID_LOSS))
     if not train and not valid:
         raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")

@@ -25,9 +25,9 @@ class Evidence:
 
     low, high: its interval at LEVEL, by Student's t. bootstrap: the same by resampling (bias
     corrected, accelerated), None of fewer than LEAST_OF_BOOTSTRAP values or where they are equal.
-    p: of no gap, two-sided, as the t-test has it; adjusted: by Holm, over the variants of a
-    comparison. smallest: the least mean gap that so many seeds, as far apart as these, would show
-    at LEVEL with POWER. All None of one value.
+    p: of no gap, by the two-sided t-test; adjusted: by Holm, over the variants of a comparison.
+    smallest: the least mean gap that this number of seeds, with this variance, would show at LEVEL
+    with POWER. All are None for a single value.
     """
 
     values: tuple[float, ...]

@@ -40,9 +40,9 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool
 
 @contextmanager
 def replaced(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which then takes the place of `target`, an older report or nothing.
+    """Yield a folder to fill, which then replaces `target`, an older report or nothing.
 
-    RunError where something else stands there.
+    RunError if `target` is something else.
     """
     from mqo.errors import RunError, full_disk_of
     from mqo.output import target_of

@@ -21,7 +21,7 @@ OUTSIDE = 1 << 30  # the block of a layer that is in none, such as output_layer:
 
 @dataclass(frozen=True)
 class Map:
-    """A quantity of an operand: `values` has a row a block, a value a step, NaN where none is.
+    """A quantity of an operand: `values` has one row per block, one value per step, NaN if missing.
 
     `operand` is SITE.OPERAND. A value is the mean over the block's layers and over the runs.
     Underflow and saturation are shares, 0 to 1.

@@ -97,7 +97,7 @@ class Diffs:
                 self.listed.append(rows)
 
     def number(self, run: Run) -> int:
-        """Return the place of the run's diff in `listed`."""
+        """Return the index of the run's diff in `listed`."""
         return self.listed.index([_listed(change) for change in run.changes])
 
     def summary(self, run: Run) -> str:

@@ -153,7 +153,8 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
     """Draw what the quantizers of runs of one mode measured through training, to `target`.
 
     Raises:
-        RunError: the runs differ in more than seeds, measured nothing, or `target` is no picture.
+        RunError: the runs differ in more than seeds, measured nothing, or `target` is not a
+        picture.
     """
     _check_ending(target)
     curves = of_runs(runs)
@@ -173,7 +174,7 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
 
 
 def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
-    """Draw a row an operand, a column a quantity: blocks over steps, a color bar a column."""
+    """Draw one row per operand and one column per quantity: blocks over steps, with color bars."""
     plt = pyplot()
     operands = list(dict.fromkeys(one.operand for one in found))
     height = 1.2 + 1.15 * len(operands)
@@ -217,7 +218,7 @@ def _some(labels: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def named(target: Path) -> list[Path]:
-    """Return the files of a picture, one a format."""
+    """Return the files of a picture, one per format."""
     return [target.with_name(f"{target.name}.{ending}") for ending in FORMATS]
 
 
@@ -236,7 +237,7 @@ def save(figure: Any, targets: Sequence[Path]) -> None:
 
 
 def pyplot() -> Any:
-    """Return matplotlib's interface, for files alone."""
+    """Return matplotlib's interface, set up only for files."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -131,7 +131,7 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
 
 
 def gap_of(row: Row) -> float:
-    """Return the mean gap; NaN where there is none."""
+    """Return the mean gap; NaN if there is none."""
     return row.gap.mean if row.gap else math.nan
 
 

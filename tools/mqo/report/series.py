@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mqo.runs import Series
 
-# The most points of a curve. A difference is small beside the noise of single steps.
+# The most points of a curve. A difference is small compared with the noise of single steps.
 POINTS, DIFFERENCES = 1500, 150
 
 

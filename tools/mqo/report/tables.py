@@ -1,4 +1,4 @@
-"""The report's tables as plain rows, for CSV and JSON; None where nothing was measured."""
+"""The report's tables as plain rows, for CSV and JSON; None if nothing was measured."""
 
 import csv
 import json

@@ -97,7 +97,7 @@ def _short(base: Row, continued: bool) -> Iterable[str]:
 
 
 def _unsure(best: Row | None, others: Sequence[Row], tolerance: float) -> Iterable[str]:
-    """Yield which gaps may lie on the other side of T, a sentence each."""
+    """Yield one sentence per gap that may be on the other side of T."""
     share = best.share or 0 if best else -1
     rivals = [row for row in others if (row.share or 0) > share and math.isfinite(gap_of(row))]
     asked = [*([best] if best else []), *rivals]

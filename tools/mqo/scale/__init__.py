@@ -1,1 +1,1 @@
-"""Layouts for so many GPUs, and the memory of one of them, computed from a model's sizes."""
+"""Layouts over GPUs, and the memory of one GPU, computed from a model's sizes."""

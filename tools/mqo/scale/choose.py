@@ -22,7 +22,7 @@ class Job:
 
     `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
     `block` is the longest block along which linear layers are quantized, 0 without one. `listed`
-    says that the table of simulated layouts may know it: types in fprop, QK and PV alone.
+    says that the table of simulated layouts may know it: types only in fprop, QK and PV.
     """
 
     model: Model
@@ -72,12 +72,12 @@ def choose(
     saved: Layout | None = None,
     measure: Callable[[Job, Layout], Fit] = measure,
 ) -> Fit | None:
-    """Return the least layout that fits; None where none does.
+    """Return the smallest layout that fits; None if none does.
 
     That is, in this order: without recomputing whole layers, on the fewest ranks a copy of the
     model, with fewer ranks of experts, without recomputing attention. `divides` says whether a
-    layout's sizes divide as the launcher wants it. `saved` is that of a checkpoint that is gone on
-    from: everything but the number of GPUs and what is recomputed stays as it is there.
+    layout divides the model's sizes. `saved` is the layout of a checkpoint from which the run
+    resumes: only the number of GPUs and recomputation may differ from it.
     """
     if saved is None:
         candidates = (one for one in _candidates(job) if _is_whole(job, one))
@@ -122,7 +122,7 @@ def _is_whole(job: Job, layout: Layout) -> bool:
     model = job.model
     if layout.expert > 1 and not model.moe:
         return False
-    # Nobody measured what latent attention keeps of the parts that tensor ranks do not share.
+    # It is not measured what latent attention keeps of the parts that tensor ranks do not share.
     if layout.tensor > 1 and model.mla:
         return False
     if model.num_layers % layout.pipeline:

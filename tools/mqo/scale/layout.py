@@ -33,7 +33,7 @@ ARGUMENTS = {
 class Layout:
     """Parallel sizes over `gpus` processes; experts have the tensor size of the other layers.
 
-    `sharded` is the distributed optimizer, `overlap` its communication behind computation, in
+    `sharded` is the distributed optimizer, `overlap` its communication during computation, in
     buckets of `bucket` weights. `reshardable` checkpoints can be loaded at other tensor and
     pipeline sizes.
     """

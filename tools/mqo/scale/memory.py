@@ -40,10 +40,10 @@ CONTEXT = 3 * GIB
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What of a run's arithmetic decides its memory.
+    """The arithmetic of a run, as far as it determines memory.
 
-    linear: the type of fprop's input. copies: bytes of a linear weight's rounded copies, 0 where
-    none is rounded. attention: how local attention runs.
+    linear: the type of fprop's input. copies: bytes of a linear weight's rounded copies, 0 if none
+    is rounded. attention: how local attention runs.
     """
 
     linear: str = NONE
@@ -52,18 +52,18 @@ class Arithmetic:
 
     @classmethod
     def of(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
-        """Return that of a mode which quantizes linear layers in fprop alone."""
+        """Return that of a mode which quantizes linear layers only in fprop."""
         copies = WIDTH[dtype] * (mode.linear != NONE)
         return cls(mode.linear, copies, "fused" if mode.pv == NONE else "chunked")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU. The total is an upper bound: not all parts are at their largest together.
+    """Bytes of one GPU. The total is an upper bound: not all parts reach their maximum together.
 
-    `working` is what one layer's backward pass needs beside what was kept: what it recomputes, the
-    bf16 gradient of its weight and rounded operands. Two are no part of the total: `cache` is what
-    --cache-weights would add, `packed` what --save-activations packed would take off `activations`.
+    `working` is what the backward pass of one layer needs in addition: recomputed values, the bf16
+    gradient of its weight and rounded operands. Two are not part of the total: --cache-weights
+    would add `cache`, and --save-activations packed would subtract `packed` from `activations`.
     """
 
     weights: int
@@ -106,7 +106,7 @@ def stage_memory(
     again = max(kept) if layout.recompute == "full" else 0
     if layout.recompute == "full":
         kept = [width * tokens * model.hidden_size] * len(layers)
-        less = []  # the inputs of whole layers are no linear layers'
+        less = []  # inputs of whole layers are not inputs of linear layers
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
@@ -146,7 +146,7 @@ def worst_stage(
 
 
 def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
-    """Return the bytes of the optimizer's states, shared out among copies where it does so."""
+    """Return the bytes of the optimizer's states, divided among copies if they are sharded."""
     dense, expert = (layout.copies, layout.expert_copies) if layout.sharded else (1, 1)
     each = STATES[dtype]
     return each * weights.dense // dense + each * weights.expert // expert
@@ -198,12 +198,12 @@ def layer_packed(
 
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
-    """Return the bytes saved by so many values that are freed, and so many codes in their place."""
+    """Return the bytes saved by replacing this number of values by this number of codes."""
     return width * freed - formats.FORMATS[linear].packed_bytes * codes if linear != NONE else 0
 
 
 def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
-    """Return query, key, value and context, and the width that is rotated.
+    """Return query, key, value and context, and the rotated width.
 
     Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
     chunks keep the operands alone; recomputed, the value is kept as a view of what was projected.

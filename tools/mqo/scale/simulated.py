@@ -31,7 +31,7 @@ def key_of(
 def simulated_need(
     model: Model, training: Training, arithmetic: Arithmetic, layout: Layout, dtype: Dtype
 ) -> int | None:
-    """Return the bytes that the worst rank's tensors take; None where nobody simulated it.
+    """Return the bytes of the worst rank's tensors; None if it was not simulated.
 
     The type of linear layers changes nothing: rounded operands are gone before the peak.
     """

@@ -1,4 +1,4 @@
-"""How many weights a rank holds. A test holds it against upstream's model, built on meta."""
+"""The number of weights of a rank. A test compares it with upstream's model, built on meta."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ _PROCESSES = re.compile(r"--(nnodes|node-rank|device)\b")
 
 @dataclass(frozen=True)
 class Asked:
-    """A script with the words behind it, its own and Megatron's, on `nodes` nodes of a device."""
+    """A script with its arguments and Megatron's, on `nodes` nodes of a device."""
 
     script: Path
     words: tuple[str, ...]

@@ -59,7 +59,7 @@ Counts = dict[Row, float]
 
 
 class Step(BaseModel):
-    """What a step of so many micro-batches did."""
+    """The work of a step with this number of micro-batches."""
 
     micro_batches: int
     works: list[dict[str, Any]]

@@ -89,7 +89,7 @@ class Simulation:
 
 
 def _rank_table(rank: RankFacts) -> dict[str, Any]:
-    """Return a rank's facts, its steps made into one of the run's."""
+    """Return a rank's facts, with its steps combined into one of the run."""
     works = [work.model_dump() | {"calls": calls} for work, calls in rank.works().items()]
     exchanges = [one.model_dump() | {"calls": calls} for one, calls in rank.exchanges().items()]
     facts = rank.model_dump(exclude={"steps"})

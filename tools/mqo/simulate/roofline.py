@@ -82,17 +82,17 @@ class Roofline:
 
     @property
     def computing(self) -> float:
-        """Return the seconds of all kernels, one behind another."""
+        """Return the seconds of all kernels, one after another."""
         return self.products.seconds + self.others.seconds
 
     @property
     def exchanging(self) -> float:
-        """Return the seconds of all exchanges, one behind another."""
+        """Return the seconds of all exchanges, one after another."""
         return sum(part.seconds for part in self.exchanges.values())
 
     @property
     def overlapped(self) -> float:
-        """Return the seconds of a step that hides the shorter of both behind the longer."""
+        """Return the seconds of a step that overlaps both completely."""
         return max(self.computing * (1 + self.bubble), self.exchanging)
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from mqo.errors import MqoError
 from mqo.untrusted import UntrustedFileError, read_text
 
-# {the launcher's command lines: whether it is that of attention alone}
+# {the launcher's command lines: whether it is the one for attention}
 FRONT_ENDS = {"train_config.py": False, "flash_attention_config.py": True}
 _PASSED_ON = {"$@", "${@}"}
 
@@ -17,7 +17,7 @@ _PASSED_ON = {"$@", "${@}"}
 def arguments(script: Path) -> tuple[list[str], bool]:
     """Return the launcher's words in a script, and whether its front end is attention's.
 
-    A script that is a front end itself asks for nothing.
+    A script that is a front end has no words.
 
     Raises:
         MqoError: there is no such file, or no line of it starts the launcher with plain words.

@@ -1,6 +1,6 @@
 """`python -m mqo.sweep.job FOLDER [TRACKER]`: trains in FOLDER what its cell.json says.
 
-Each run has a process of its own: the sweep goes on, whatever becomes of it.
+Each run has its own process, so that the sweep continues if a run fails.
 """
 
 import ctypes

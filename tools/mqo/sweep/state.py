@@ -1,4 +1,4 @@
-"""A sweep's folder: sweep.json, which says how far each run is, beside the runs' folders."""
+"""A sweep's folder: the run folders, and sweep.json with the state of each run."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Entry:
     seconds: FiniteFloat | None = None
 
     def ended_well(self, run: RunFolder) -> Self | None:
-        """Return the entry with the run's result; None where the run left none."""
+        """Return the entry with the run's result; None if there is none."""
         try:
             result = parsed(run.result, Result)
         except RunError:
@@ -66,12 +66,12 @@ class SweepFolder:
         return self.root / SWEEP
 
     def run_of(self, entry: Entry) -> RunFolder:
-        """Return the folder of the entry's last attempt, which it must have had."""
+        """Return the folder of the last attempt; there must have been one."""
         return RunFolder(self.root / str(entry.run))
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one sweep; MqoError for a second one."""
+        """Lock the folder for one sweep; MqoError for a second one."""
         with full_disk_of(self.root), self._locked():
             yield
 
@@ -100,11 +100,11 @@ class SweepFolder:
             lock.release()
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:
-        """Return {name: entry} of what the folder holds already, and of the jobs.
+        """Return {name: entry} of the folder's entries and of the jobs.
 
-        A run that ended well counts, though the sweep did not live to note it; what was running
-        when a sweep ended is queued again, and what failed, too. MqoError where a run of the same
-        name was another one.
+        A successful run counts even if the sweep ended before recording it. Runs that were
+        interrupted or failed are queued again. MqoError if a run of the same name was configured
+        differently.
         """
         found = {entry.name: self._seen(entry) for entry in self.read()}
         for job in jobs:

@@ -19,7 +19,7 @@ _OTHER_LINES = 4
 
 
 class Lines:
-    """For logs: a line an event, and now and then how far the running ones are."""
+    """For logs: one line per event, and the progress of running ones at intervals."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.said = console, time.monotonic()
@@ -51,7 +51,7 @@ class LiveTable:
             _print(self.live.console, text)
 
     def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
-        """Draw the table anew."""
+        """Redraw the table."""
         room = max(1, self.live.console.height - _OTHER_LINES)
         order = ("failed", "running", "queued", "done")
         chosen = sorted(entries, key=lambda entry: order.index(entry.state))[:room]

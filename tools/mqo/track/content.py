@@ -1,4 +1,4 @@
-"""What of a run folder trackers get: parameters, rows of metrics, files, and the source packed."""
+"""The data of a run folder for trackers: parameters, rows of metrics, files, and packed source."""
 
 from __future__ import annotations
 

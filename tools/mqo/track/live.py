@@ -21,7 +21,7 @@ News = Callable[[], list[str]]
 
 @contextmanager
 def following(run: RunFolder, name: str | None, report: Say) -> Iterator[News]:
-    """Have a tracker follow the run until the end of the block; without a name do nothing.
+    """Let a tracker follow the run until the end of the block; without a name do nothing.
 
     Its process sees by its closed stdin that this one is done, or was killed, and reads from the
     run folder how the run ended. What is yielded returns a warning, once, when it has failed.
@@ -62,7 +62,7 @@ class Follower:
         return self._warning(own or f"{self.name} ended ({self.process.returncode})")
 
     def end(self, limit_s: float) -> list[str]:
-        """Have it send the rest, for so many seconds; return what became of it."""
+        """Let it send the rest, for at most this number of seconds; return the outcome."""
         self.process.stdin.close()  # type: ignore[union-attr]
         try:
             self.process.wait(limit_s)

@@ -38,7 +38,7 @@ def write(run: RunFolder, name: str, sent: Sent) -> None:
 
 @contextmanager
 def held(run: RunFolder) -> Iterator[None]:
-    """Hold the run for one process; TrackerError for a second one."""
+    """Lock the run for one process; TrackerError for a second one."""
     lock = FileLock(run.root / ".trackers.lock")
     try:
         lock.acquire(timeout=0)

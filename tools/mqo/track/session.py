@@ -19,7 +19,7 @@ from mqo.track.tracker import Sent, Tracker
 from mqo.track.wandb import Wandb
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
-AT_ONCE = 1000  # rows, behind which trackers.json is written
+AT_ONCE = 1000  # rows, after which trackers.json is written
 
 # Makes pictures of a run in a folder, and returns them.
 Draw = Callable[[RunFolder, Path], list[Path]]
@@ -47,9 +47,9 @@ def find(places: Iterable[Path]) -> list[RunFolder]:
 
 
 def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None = None) -> str:
-    """Send a run, or what the tracker lacks of it; return where it is, in words.
+    """Send a run, or the part that the tracker lacks; return its address as text.
 
-    A run that trains is `rest`: it waits a while, and returns whether the training goes on.
+    For a run that is training, `rest` waits a while and returns whether it still trains.
 
     Raises:
         TrackerError: the tracker failed, or another process is sending the run.

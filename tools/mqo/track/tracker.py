@@ -48,7 +48,7 @@ class Tracker(Protocol):
         """Return the id of a new run, which is noted before anything else is sent."""
 
     def open(self, run: Run, before: Sent) -> Sent:
-        """Open the run; return what it has of what was sent `before`."""
+        """Open the run; return the part of `before` that it has."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Take values, in the order of metrics.jsonl; a name may come twice at an iteration."""

@@ -20,14 +20,14 @@ _VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 class Wandb:
-    """A run of Weights & Biases; offline it lies in the run folder, whole."""
+    """A run of Weights & Biases; offline it is stored completely in the run folder."""
 
     def create(self, run: Run) -> str:
         """Return an id, which W&B lets its users choose."""
         return secrets.token_hex(4)
 
     def open(self, run: Run, before: Sent) -> Sent:
-        """Open the run; offline it is written anew, as nothing can be added to it there."""
+        """Open the run; offline it is written again, because nothing can be added to it."""
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         self.wandb = package("wandb")
@@ -50,7 +50,7 @@ class Wandb:
         return Sent(before.id, before.rows if self.run.resumed else 0)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log the values of an iteration together; it goes on in the background."""
+        """Log the values of an iteration together; sending continues in the background."""
         for iteration, values in _together(rows):
             self.run.log({STEP: iteration, **values})
 

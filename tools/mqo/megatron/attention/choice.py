@@ -1,6 +1,6 @@
-"""Which way a DotProductAttention attends: what --attention-backend asks, and what it can.
+"""Chooses how a DotProductAttention computes, by --attention-backend and by what is supported.
 
-Called by its patched `forward`, with the layer itself; reads the layer's attributes alone.
+Its patched `forward` calls this with the layer, of which only attributes are read.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def without_scores(
     mask: Tensor | None,
     packed: Any = None,
 ) -> Attend | None:
-    """Return how `layer` shall attend to these tensors, or None for upstream's own path.
+    """Return how `layer` computes attention of these tensors, or None for upstream's own path.
 
     Args:
         layer: a DotProductAttention.
@@ -49,11 +49,11 @@ def without_scores(
         query: [sq, b, np, hn]; packed, [t, np, hn].
         key: [sk, b, ng, hn]; packed, [t, ng, hn].
         mask: [..., sq, sk], True where hidden; None for a causal one.
-        packed: upstream's PackedSeqParams, or None. No mask counts beside them.
+        packed: upstream's PackedSeqParams, or None. With them, the mask is not used.
 
     Raises:
-        FusedAttentionError: the backend is flash or fused, and no fused kernel can; or the run's
-            options, or packed sequences, ask for what upstream's own path does not do.
+        FusedAttentionError: the backend is flash or fused, and no fused kernel supports this; or
+            upstream's own path does not support the run's options or packed sequences.
     """
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
@@ -123,7 +123,7 @@ def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
 
 
 def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """Say why no fused kernel of torch can run `layer` on these tensors, "" if one can.
+    """Return why no fused kernel of torch can run `layer` on these tensors, "" if one can.
 
     Arguments as `without_scores`.
     """
@@ -147,7 +147,7 @@ def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | N
 def obstacle_to_chunks(
     layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
-    """Say why `layer` cannot run in chunks, "" if it can.
+    """Return why `layer` cannot run in chunks, "" if it can.
 
     `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
     """
@@ -177,7 +177,7 @@ def _name(layer: Any) -> str:
 
 
 def _unusual(layer: Any) -> str:
-    """Say what of `layer` no path without the scores has, "" if there is nothing."""
+    """Return the feature of `layer` that no path without scores supports, "" if there is none."""
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":
         return f"its mask type is {mask_type}, not causal"
@@ -200,7 +200,7 @@ _said: list[str] = []
 
 
 def _say(why: str) -> None:
-    """Say once which layer keeps its scores, the first that does, and why."""
+    """Print once, for the first layer that keeps its scores, its name and the reason."""
     if not _said and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
         _said.append(why)
         print(f"mqo: attention with a type in pv keeps its s x s scores: {why}", flush=True)

@@ -44,7 +44,7 @@ def chunked_attention(
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
     Args:
-        query: [sq, b, np, hn], as its GEMM shall see it.
+        query: [sq, b, np, hn], as the input of its GEMM.
         key: [sk, b, ng, hn], also so; np is a multiple of ng.
         value: [sk, b, ng, hv], also so; hv may differ from hn.
         scores: their scale, and how the softmax takes them.
@@ -125,7 +125,7 @@ class _Work:
         self.key, self.value = (t.flatten(1, 2).transpose(0, 1).contiguous() for t in (key, value))
         self.dtype = how.scores.dtype or query.dtype
         new = self.plan.elements
-        # Scores, and in their place rounded probabilities; these unrounded; the softmax's own.
+        # Scores, later rounded probabilities; unrounded probabilities; the softmax's own.
         self._scores, self._probs = query.new_empty(new), query.new_empty(new)
         self._input, self._softmax = self._scores, self._probs
         if self.dtype != query.dtype:
@@ -185,7 +185,7 @@ class _Work:
         softmax = torch.softmax(taken, -1, out=self.space(self._softmax, chunk))
         exact, row = self.space(self._probs, chunk), None
         if not self.how.scores.normalized:
-            largest = softmax.amax(-1, keepdim=True)  # the softmax of the row's maximum
+            largest = softmax.amax(-1, keepdim=True)  # softmax of the row's maximum
             torch.div(softmax, largest, out=taken)
             exact.copy_(taken)
             row = largest.flatten(1, 2)
@@ -276,7 +276,7 @@ class _Gradients(_Work):
         part = total[chunk.first : chunk.last, chunk.low : chunk.high]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
-            # Head by head, as upstream has it with repeated keys: mostly the same bits.
+            # Head by head, like upstream with repeated keys: mostly the same bits.
             scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
             rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
         found = torch.bmm(scores.transpose(1, 2), rows)

@@ -1,6 +1,6 @@
-"""Which queries attend together where attention runs a chunk at a time, and what they see.
+"""The chunks of queries in which attention is computed, and the keys that each of them sees.
 
-This module needs the standard library alone: `mqo`, which does not import torch, loads it by path.
+This module imports only the standard library, because commands do not load torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HIDDEN = -10000.0
 # Elements of a chunk's scores: on a CPU as many as its caches hold, elsewhere to fill a device.
 BUDGET = {"cpu": 2**20, "cuda": 2**25}
-# Keys are cut at multiples of this, queries too, where the sequence goes on.
+# Keys are cut at multiples of this; queries, too, if the sequence continues.
 _KEYS, _QUERIES = 64, 32
 # Numbers of keys that chunks have: libraries compile and keep kernels for each.
 _LENGTHS = 16
@@ -37,9 +37,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Visible:
-    """What the queries see: as their spans say, which hold all of them, in order.
+    """The keys that queries see, given by spans, which cover all queries in order.
 
-    `mask` [b or 1, 1, sq, sk] is True where a key is hidden beside.
+    `mask` [b or 1, 1, sq, sk] is True where a key is hidden in addition.
     """
 
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class Visible:
 
     @classmethod
     def by(cls, mask: Tensor, queries: int, keys: int) -> Visible:
-        """Return what a mask alone leaves."""
+        """Return the visibility given only by a mask."""
         return cls((Span(0, queries, keys - 1),), mask)
 
 

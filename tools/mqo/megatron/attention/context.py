@@ -1,7 +1,7 @@
 """Context parallelism: a rank has two chunks of the queries, and gathers all keys and values.
 
 Megatron cuts a sequence into 2 * ranks chunks, and gives rank r the chunks r and 2 * ranks - 1 - r,
-so that causal attention costs every rank the same. On a rank they lie one behind the other.
+so that causal attention costs every rank the same. A rank concatenates its chunks.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def gather_context(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def in_order(parts: Tensor, ranks: int) -> Tensor:
-    """Return [s, ...] by position, from the ranks' parts one behind the other."""
+    """Return [s, ...] by position, from the concatenated parts of the ranks."""
     pairs = parts.unflatten(0, (ranks, 2, -1))
     return torch.cat([pairs[:, 0], pairs[:, 1].flip(0)]).flatten(0, 1)
 

@@ -7,10 +7,10 @@ ROWS = 256
 
 
 def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
-    """Return whether `mask` hides from each query just the keys behind it; the last sees every key.
+    """Return whether `mask` hides exactly the later keys from each query; the last sees every key.
 
     mask: [..., queries, keys], True where a key is hidden, as Megatron's are. The answer is kept on
-    the tensor, since all layers are handed the same one, until somebody writes to it.
+    the tensor until it is written to, because all layers get the same one.
     """
     if mask.dtype != torch.bool or mask.shape[-2:] != (queries, keys):
         return False
@@ -23,7 +23,7 @@ def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
 
 
 def _compare(mask: Tensor, queries: int, keys: int) -> bool:
-    """Compare some rows at a time, so that no second mask is made; the device is asked once."""
+    """Compare some rows at a time, without a second mask; synchronize with the device once."""
     columns = torch.arange(keys, device=mask.device)
     last = torch.arange(keys - queries, keys, device=mask.device)[:, None]
     wrong = torch.zeros((), dtype=torch.bool, device=mask.device)

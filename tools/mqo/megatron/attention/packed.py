@@ -1,4 +1,4 @@
-"""Packed sequences: documents one behind the other, of which each token sees its own alone."""
+"""Packed sequences: concatenated documents, in which each token sees only its own document."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from mqo.megatron.attention.context import Part, chunk_starts
 def document_starts(packed: Any, tokens: int) -> tuple[int, ...]:
     """Return where the documents of so many tokens begin; `packed` are upstream's PackedSeqParams.
 
-    Padding belongs to the document before it. Reads the device once a micro-batch, for all layers.
+    Padding belongs to the document before it. Synchronizes with the device once per micro-batch.
 
     Raises:
         ValueError: keys are packed otherwise than queries, or are not in the form 'thd'.

@@ -17,7 +17,7 @@ from mqo.quant.gemms import GemmOperands, gemm_operands
 
 
 class FusedAttentionError(RuntimeError):
-    """A path was asked for, and this attention cannot take it."""
+    """This attention cannot use the selected path."""
 
 
 def fused_context(

@@ -26,7 +26,7 @@ def chunked_cross_entropy(
         logits: [..., v]; v is this rank's part of the vocabulary, all parts are equally large.
         targets: [...], int64, indices into the whole vocabulary. A token whose target is outside
             of it has log(sum(exp(logits - max))) for a loss, as upstream's.
-        group: the ranks that share the vocabulary; None where one rank holds all of it.
+        group: the ranks that share the vocabulary; None if one rank holds all of it.
     """
     return _CrossEntropy.apply(logits, targets, group)
 

@@ -29,9 +29,9 @@ def chunked_kl(
     Args:
         student: [..., v]; v is this rank's part of the vocabulary.
         teacher: [..., v], which gets no gradient.
-        temperature: divides both; there is no factor temperature².
-        group: the ranks that share the vocabulary; None where one rank holds all of it.
-        overwrite_teacher: say that nobody reads `teacher` after the backward pass has begun.
+        temperature: divides both; the result is not multiplied by temperature².
+        group: the ranks that share the vocabulary; None if one rank holds all of it.
+        overwrite_teacher: `teacher` is not read after the backward pass has begun.
     """
     return _KL.apply(student, teacher, temperature, group, overwrite_teacher)
 

@@ -1,4 +1,4 @@
-"""Has the program take on a CPU the ways that it takes with CUDA, where memory or work differ."""
+"""Makes the program take the same paths on a CPU as with CUDA, if memory or work differ."""
 
 import functools
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def import_megatron(watch: Watch) -> None:
     with patch.object(device.accelerator, "is_available", lambda: True, create=True):
         import_module("megatron.core.jit")  # chooses torch.compile if there is a GPU
     mqo.megatron.run.start.compile_late = lambda: None
-    # gloo's stand-ins for collectives of parts of different sizes.
+    # gloo's substitutes for collectives of parts of different sizes.
     device.all_gather = torch.distributed.all_gather  # type: ignore[assignment]
     device.reduce_scatter = torch.distributed.reduce_scatter  # type: ignore[assignment]
     torch.nn.functional.rms_norm = functools.partial(_rms_norm, watch)
 
 
 def chunk_sizes() -> None:
-    """Have losses and attention work in the chunks that they take on a GPU."""
+    """Make losses and attention work in the chunks that they use on a GPU."""
     from mqo.megatron.attention import chunks as attention
     from mqo.megatron.losses import chunks as losses
 
@@ -37,7 +37,7 @@ def chunk_sizes() -> None:
 
 
 def adam(optimizer: Any) -> None:
-    """Have torch's Adam update all weights of a group at once, as it does by default on CUDA."""
+    """Make torch's Adam update all weights of a group at once, which is the default on CUDA."""
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.optimizer.param_groups:
             if "foreach" in group:

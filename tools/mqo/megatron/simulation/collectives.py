@@ -36,8 +36,8 @@ _NAMES = {
 class Exchange(NamedTuple):
     """A kind of exchange: `size` are the bytes of the whole, on one rank.
 
-    `ranks` are the group's: its size, and how many nodes they lie on. `overlapped` says that it
-    runs beside computation, as upstream's flags ask.
+    `ranks` is the size of the group, and the number of nodes that it spans. `overlapped` says that
+    it runs during computation, as upstream's flags select.
     """
 
     operation: str

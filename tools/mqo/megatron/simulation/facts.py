@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 def facts(ran: Ran) -> dict[str, Any]:
     """Return the rank's place, weights, memory, work and exchanges.
 
-    Work and exchanges are those of the last two steps, which differ in their micro-batches alone.
+    Work and exchanges are those of the last two steps, which differ only in micro-batches.
     """
     from megatron.core import mpu
 

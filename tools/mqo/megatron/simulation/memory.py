@@ -20,7 +20,7 @@ ALIGNMENT = 512  # bytes: what CUDA's allocator of torch rounds sizes up to
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 # Where a layer's or a file's tensors are the logits' and what the loss makes of them.
 _HEAD, _LOSSES = "output_layer", "mqo/megatron/losses/"
-# Bytes that a kernel allocates of its own beside its results, by operation and its arguments.
+# Bytes that a kernel allocates in addition to its results, by operation and its arguments.
 # torch's flash attention adds up the queries' gradient in fp32.
 WORKSPACE = {
     "pack": lambda args: _copies(args[0], args[4]),
@@ -53,7 +53,7 @@ class Allocation:
 
 @dataclass
 class Memory:
-    """An observer. `only_fake` counts tensors without data alone."""
+    """An observer. `only_fake` counts only tensors without data."""
 
     only_fake: bool = True
     phase: str = "setup"
@@ -95,7 +95,7 @@ class Memory:
 
     def _end(self, key: int) -> None:
         _, one = self._alive.pop(key)
-        one.died = self._clock + 1  # behind the last operation it was still there
+        one.died = self._clock + 1  # after the last operation it was still there
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has another size now: its earlier bytes are gone."""
@@ -119,7 +119,7 @@ class Memory:
             yield
 
     def name(self, kind: str, owned: Iterable[Tensor]) -> None:
-        """Say of which kind some tensors are, that stay from step to step."""
+        """Set the kind of tensors that stay from step to step."""
         for tensor in owned:
             found = self._alive.get(tensor.untyped_storage()._cdata)
             if found and found[1].kind is None:
@@ -160,7 +160,7 @@ class Stretch:
     rows: list[tuple[int, int, int, str, Allocation]]
 
     def curves(self) -> np.ndarray:
-        """Return bytes [kinds, end - start + 1], alive behind each operation."""
+        """Return bytes [kinds, end - start + 1], alive after each operation."""
         steps = np.zeros((len(KINDS), self.end - self.start + 2), dtype=np.int64)
         for born, died, size, kind, _ in self.rows:
             row = KINDS.index(kind)
@@ -170,13 +170,13 @@ class Stretch:
         return steps.cumsum(axis=1)[:, :-1]
 
     def alive(self, clock: int) -> Iterator[tuple[str, Allocation]]:
-        """Yield kind and allocation of what was alive behind an operation."""
+        """Yield the kind and allocation of each storage that was alive after an operation."""
         for born, died, _, kind, one in self.rows:
             if born <= clock < died:
                 yield kind, one
 
     def by_line(self, clock: int) -> list[dict[str, Any]]:
-        """Return kind, line, bytes and number of what was alive, the most bytes first."""
+        """Return kind, line, bytes and number of storages that were alive, the most bytes first."""
         found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for kind, one in self.alive(clock):
             entry = found[kind, one.place.line]
