@@ -3,7 +3,7 @@
 Data, batches and the trainer are pretrain_gpt.py's; model and loss are megatron.inference's.
 """
 
-# First, for its check: no other megatron may be imported in the place of this tree's.
+# First, for its check: no other megatron may be imported instead of this tree's.
 import preflight  # isort: skip
 
 preflight.disable_gc(__name__)
@@ -29,7 +29,7 @@ from torch import Tensor
 def checked_loss(
     loss_mask: Tensor, model: torch.nn.Module, output_tensor: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what `loss_func` does; end the run over a loss that is no number."""
+    """Return the result of `loss_func`; end the run if a loss is not a number."""
     loss, report = loss_func(loss_mask, model, output_tensor)
     plain.check_loss(loss)
     return loss, report

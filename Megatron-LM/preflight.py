@@ -1,8 +1,8 @@
 """Imported for its check: every megatron package comes from the folder of this file, and patched.
 
-A megatron-core installed beside, or a `megatron/__init__.py` anywhere on the path, would otherwise
-be imported in the place of this tree, without a word, and an unpatched model trained. Where the
-folder holds a copy of mqo's runtime, as a run's source does, that one is imported.
+Otherwise an installed megatron-core, or a `megatron/__init__.py` anywhere on the path, would be
+imported silently instead of this tree, and an unpatched model would be trained. If the folder has a
+copy of mqo's runtime, like a run's source, the copy is imported.
 """
 
 import gc
@@ -34,7 +34,7 @@ def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:
 
 
 def check_patched() -> None:
-    """Leave with an error when no patch is applied: upstream's source names no package of ours."""
+    """Exit with an error if no patch is applied: upstream's source does not import mqo."""
     layers = ROOT / "megatron/core/tensor_parallel/layers.py"
     source = layers.read_bytes() if layers.exists() else b""
     if b"mqo.quant" not in source and b"mqo.megatron" not in source:
@@ -46,7 +46,7 @@ def check_patched() -> None:
 
 
 def check_runtime() -> None:
-    """Leave with an error when there is no mqo, which the patched source imports."""
+    """Exit with an error if mqo, which the patched source imports, is missing."""
     if importlib.util.find_spec("mqo") is None:
         sys.exit(
             f"mqo: {sys.executable} has no package mqo. Expected: it, or a copy of its runtime in "

@@ -1,11 +1,11 @@
 """Pre-trains a GPT on upstream's own trainer, with upstream's own flags.
 
-What a wheel does not hold stands here: how a batch is read, how the loss is taken, which datasets
+This file has what the wheel lacks: how a batch is read, how the loss is computed, which datasets
 and which model are built. Everything else (arguments, schedules, checkpoints, the training loop)
 is megatron.training's.
 """
 
-# First, for its check: no other megatron may be imported in the place of this tree's.
+# First, for its check: no other megatron may be imported instead of this tree's.
 import preflight  # isort: skip
 
 preflight.disable_gc(__name__)
@@ -132,7 +132,7 @@ def check_documents(args: Namespace) -> None:
 
 
 def packed_params(batch: Batch) -> PackedSeqParams | None:
-    """Return what the model is told of the documents of a batch; None where it is not packed."""
+    """Return the documents of a batch for the model; None if the batch is not packed."""
     if batch.get("cu_seqlens") is None:
         return None
     ends, longest = batch["cu_seqlens"].squeeze(0), int(batch["max_seqlen"].max())
@@ -164,11 +164,11 @@ def loss_func(loss_mask: Tensor, output_tensor: Tensor) -> tuple[Tensor, Tensor,
 
 
 def check_loss(loss: Tensor) -> None:
-    """Have the run end over a loss that is NaN or infinite, unless it was told not to look.
+    """End the run if the loss is NaN or infinite, unless this check is turned off.
 
-    In training, upstream's rerun state machine takes note, and all ranks end behind the backward
-    passes (mqo.megatron.hooks.end_if_diverged). Where it is off, as in validation, the error is
-    raised here: DivergenceError.
+    In training, upstream's rerun state machine records it, and all ranks end after the backward
+    passes (mqo.megatron.hooks.end_if_diverged). Without it, as in validation, DivergenceError is
+    raised here.
     """
     if not get_args().check_for_nan_in_loss_and_grad:
         return

@@ -1,10 +1,10 @@
 """Resuming with the distributed optimizer on torch's own Adam, and in fp32.
 
-Where neither Transformer Engine nor apex is installed, upstream reads Adam's step count from the
-state of its parameters. A resumed run asks for it before it has loaded that state: it is 0 then.
-Once loaded, one tensor held the count of all parameters, and Adam counted a step for each of them;
-and the count, which checkpoints hold for groups alone, was then looked for by parameter.
-In fp32 a main parameter is a part of the model's own, which may not be written to as a variable.
+Without Transformer Engine and apex, upstream reads Adam's step count from the state of its
+parameters. A resumed run reads it before that state is loaded, when it is 0. After loading, one
+tensor held the count of all parameters, and Adam incremented it once per parameter; and the count,
+which checkpoints store only per group, was looked up per parameter. In fp32 a main parameter is a
+view of the model's parameter, which must not be written to as a variable.
 """
 
 from mqo.overlay.edits import Anchor, FileEdits, InsertBefore, ReplaceExpression, WrapOperands

@@ -1,8 +1,8 @@
-"""A branch in local attention, in front of everything that is made for the s x s scores.
+"""Adds a branch to local attention, before anything is allocated for the s x s scores.
 
-It stands behind the QK literal, which so serves all paths, and before grouped keys are repeated.
-The PV literal stands further down: what it says is read from the source, once, at import. Packed
-sequences, which upstream's own path refuses, get as far as the branch, which takes or refuses them.
+The branch comes after the QK literal, so that all paths read it, and before grouped keys are
+repeated. The PV literal comes later; its value is read from the source once, at import. Packed
+sequences, which upstream's own path refuses, reach the branch, which accepts or refuses them.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore, ReplaceExpression

@@ -1,4 +1,4 @@
-"""Experts of local layers as one grouped GEMM, where --moe-grouped-gemm asks for it."""
+"""Runs the experts of local layers as one grouped GEMM with --moe-grouped-gemm."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
 

@@ -1,4 +1,4 @@
-"""Norms that can compute what the model asks for, whichever packages are installed.
+"""Chooses norms that can compute the model's normalization, with any installed packages.
 
 With apex present upstream builds its FusedLayerNorm for RMSNorm, too, and ends there; with
 Transformer Engine present it ends a stack of local layers with that package's norm.

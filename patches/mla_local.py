@@ -45,7 +45,7 @@ FILES = (
         (
             # Without query latents there is nothing to norm. The local spec names a norm for them
             # all the same, which earlier releases pass over; and this one puts a projection with
-            # a norm inside in the place of the spec's, where no other release, and no published
+            # a norm inside instead of the spec's, where no other release, and no published
             # model, has a norm.
             PrependBody(
                 f"{RESOLVER}._raise_unused_q_norm",

@@ -1,8 +1,9 @@
-"""Multi-latent attention under tensor parallelism, its down projection split over the ranks.
+"""Fixes multi-latent attention with tensor parallelism, with its down projection split over ranks.
 
-What it projects is gathered, and backward each rank takes its part of its own gradient. That of
-the latents is the whole one, which the up projection's backward adds up. That of the rotated part
-of the keys, which all heads share, is of this rank's heads alone: it is added up here.
+Its output is gathered, and in the backward pass each rank takes its part of its own gradient. The
+gradient of the latents is complete, because the backward pass of the up projection sums it. The
+gradient of the rotated part of the keys, which all heads share, covers only this rank's heads: it
+is summed here.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression

@@ -1,7 +1,7 @@
-"""The trainer's guarded imports of ModelOpt, behind the package that they need beside it.
+"""Moves the trainer's guarded imports of ModelOpt after the other package that they need.
 
-Upstream imports ModelOpt first, for some ten seconds, and gives it up where megatron.post_training
-is missing, as it is in every wheel. Asked in the other order it is given up at once.
+Upstream imports ModelOpt first, which takes about ten seconds, and then fails if
+megatron.post_training is missing, as in every wheel. In the other order it fails at once.
 """
 
 from mqo.overlay.edits import Anchor, FileEdits, InsertBefore
@@ -13,7 +13,7 @@ DISTILL = (
     " import get_tensor_shapes_adjust_fn_for_distillation"
 )
 
-# Since 0.20 checkpointing.py imports megatron.post_training alone.
+# Since 0.20 checkpointing.py imports only megatron.post_training.
 FILES = tuple(
     FileEdits(f"megatron/training/{name}", (InsertBefore("", (Anchor(pattern),), NEEDED),), where)
     for name, pattern, where in (("checkpointing.py", SAVE, "<0.20"), ("training.py", DISTILL, ""))

@@ -31,8 +31,8 @@ def gemm(
 ) -> tuple[Edit, Edit]:
     """Put a literal before the GEMM and wrap its two operands.
 
-    `forms` are the calls that compute this one GEMM on upstream's various code paths; the literal
-    stands in the block that encloses them all, or further up, before the statement of `before`.
+    `forms` are the calls that compute this GEMM on upstream's code paths. The literal is inserted
+    into the block that encloses them all, or earlier, before the statement of `before`.
     `owner` is the expression that knows the layer; `then` is a method call on the operands.
     """
     binding = f"{site}_operands"

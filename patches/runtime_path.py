@@ -1,4 +1,4 @@
-"""Has Megatron's packages look for mqo in their own tree first, before they import anything."""
+"""Makes Megatron's packages look for mqo in their own tree first, before other imports."""
 
 from mqo.overlay.edits import FileEdits, PrependBody
 from mqo.overlay.runtime import FOLDER

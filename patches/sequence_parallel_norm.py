@@ -1,7 +1,7 @@
-"""Torch's norms under sequence parallelism, which upstream refuses them.
+"""Allows torch's norms with sequence parallelism, which upstream refuses.
 
-A rank normalises its share of the tokens, so the gradients of the norm's weights are to be summed
-over the tensor-parallel ranks. Upstream does that to all weights that bear this mark.
+A rank normalizes its share of the tokens, so the gradients of the norm's weights must be summed
+over the tensor-parallel ranks. Upstream does that for all weights with this attribute.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression

@@ -26,7 +26,7 @@ sys.path.pop(0)
 
 
 def main(target: Path, request: dict[str, Any]) -> None:
-    """Write to `target` what the request asks for."""
+    """Write the requested facts to `target`."""
     coverage.take_over(coverage.Products())
     sys.path += filter(None, request["python_path"].split(os.pathsep))
     from mqo.megatron.run.errors import InferenceError, leave

@@ -98,13 +98,13 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     check_tensors(hf_tensors(core, source), without_copies(found, core))
     stage(f"reading {len(found)} tensors", 3)
     import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
-    args.verify_integrity = True  # with hashes beside it
+    args.verify_integrity = True  # with hashes of its files
     stage("writing the checkpoint", 4)
     save_checkpoint(0, [model], None, None, 0, release=True)
 
 
 def to_hf(source: Path, target: Path, flags: list[str]) -> None:
-    """Write the weights of a checkpoint beside the config.json in `target`, in the dtype it names.
+    """Write the weights of a checkpoint into `target`, in the dtype of its config.json.
 
     Raises:
         SavedError: ModelOpt quantizes the model; a value is too large for the dtype.
@@ -146,7 +146,7 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stage(name: str, number: int) -> None:
-    """Say which of the STAGES of the work begins."""
+    """Report which of the STAGES begins."""
     from mqo.megatron.run.progress import advance
 
     advance(name, number, STAGES)
@@ -222,7 +222,7 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stor
 
 
 def enter_tree() -> None:
-    """Have megatron imported from this tree, on the CPU; call it before more of it is imported."""
+    """Import megatron from this tree, on the CPU; call this before importing more of it."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     import preflight  # noqa: F401  (checks where megatron comes from)
 

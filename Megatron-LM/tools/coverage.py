@@ -3,10 +3,9 @@
     python Megatron-LM/tools/coverage.py coverage.json MEGATRON_FLAGS...
 
 builds upstream's model as pretrain_gpt.py does, on the meta device, and runs one micro-batch
-forward and backward through this tree's source. A recorder stands in for the quantizers: a type is
-reported only where a site of the source wrapped the operands of the very product that followed.
-Products that no site saw are reported, too. Belongs to the tree that it lies in; `mqo coverage`
-prints and judges.
+forward and backward through this tree's source. A recorder replaces the quantizers: a type is
+reported only if a site of the source wrapped the operands of the next product. Products without a
+site are reported, too. It runs the tree in which it is; `mqo coverage` prints the result.
 
 The run's excludes, and its rows of layers and operands, come as its other options do, from the file
 that MQO_QUANT_CONFIG names.
@@ -81,7 +80,7 @@ class How:
 
 
 def how_of(site: str, layer: str, quant_type: str) -> How:
-    """Return what the excludes, rules and rows of the run's options make of the site's type."""
+    """Return the type that the run's excludes, rules and rows assign, given the site's type."""
     from mqo.quant import config
     from mqo.quant.formats import SITES
 
@@ -92,7 +91,7 @@ def how_of(site: str, layer: str, quant_type: str) -> How:
 
 
 class Operands:
-    """Stands in for a quantizer: hands both operands on as they are, and knows their sizes."""
+    """Replaces a quantizer: returns both operands unchanged, and knows their sizes."""
 
     def __init__(self, site: str, layer: str, how: How) -> None:
         self.site, self.layer, self.how = site, layer, how
@@ -131,7 +130,7 @@ class Products(TorchDispatchMode):
         self.nodes: dict[int, tuple[str, str]] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
-        """Stand in for `mqo.quant.gemm_operands` in the patched source."""
+        """Replace `mqo.quant.gemm_operands` in the patched source."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
         self.waiting = Operands(site, layer, how_of(site, layer, quant_type))
@@ -270,7 +269,7 @@ def main(target: Path, flags: list[str]) -> None:
 
 
 def rows(products: Products) -> list[dict[str, Any]]:
-    """Return a row a product; CoverageError unless their FLOPs are those that torch counts."""
+    """Return one row per product; CoverageError unless their FLOPs equal torch's count."""
     products.refuse_waiting()
     made = [asdict(p) | {"calls": n, "flops": p.flops * n} for p, n in products.found.items()]
     total = sum(row["flops"] for row in made)
@@ -292,7 +291,7 @@ def take_over(products: Products) -> None:
     device.accelerator.current_device = lambda: meta
     device.accelerator_type = lambda: "meta"
     device.accelerator_device = lambda *address: meta
-    # One rank has nobody to talk to, and no backend takes tensors without content.
+    # One rank does not communicate, and no backend takes tensors without content.
     torch.distributed.all_reduce = lambda *args, **kwargs: None
 
 

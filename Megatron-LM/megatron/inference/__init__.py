@@ -1,5 +1,5 @@
-"""What is done with a trained model beside training on: distillation, evaluation, generation.
+"""Uses of a trained model other than more training: distillation, evaluation, generation.
 
-And post-training quantization, and export. Some of its modules import ModelOpt, which takes
-seconds: import them only where they are asked for.
+Also post-training quantization, and export. Some modules import ModelOpt, which takes seconds:
+import them only when they are needed.
 """

@@ -1,4 +1,4 @@
-"""The flags of a distillation, beside upstream's own."""
+"""The flags of a distillation, in addition to upstream's."""
 
 from argparse import ArgumentParser
 

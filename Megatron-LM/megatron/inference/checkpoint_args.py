@@ -1,4 +1,4 @@
-"""The arguments that a checkpoint was written with, of whoever wrote it."""
+"""The arguments that a checkpoint was written with, by any program."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -33,7 +33,7 @@ def check_format(folder: Path) -> None:
 
 
 def common_state(folder: Path) -> dict[str, Any]:
-    """What is no tensor of an iteration's folder.
+    """The entries of an iteration's folder that are not tensors.
 
     Raises:
         CheckpointError: it would run code.
@@ -47,7 +47,7 @@ def common_state(folder: Path) -> dict[str, Any]:
             return dist_checkpointing.load_common_state_dict(str(folder))
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged pickle raises whatever it likes
+    except Exception as error:  # a damaged pickle can raise anything
         raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
 
 

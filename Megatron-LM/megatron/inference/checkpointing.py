@@ -18,7 +18,7 @@ from .arguments import TEACHER_ARG
 from .checkpoint_args import common_state
 
 NEMO_WEIGHTS = "model_weights"
-# Transformer Engine's norms are part of the layer behind them: {theirs: ours}, within a layer.
+# Transformer Engine's norms are part of the next layer: {theirs: ours}, within a layer.
 FUSED_NORMS = {
     ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
     ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
@@ -37,7 +37,7 @@ def checkpoint_folder(load_dir: str | Path) -> Path | None:
 
 
 def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
-    """Read ModelOpt's state beside the newest checkpoint's shards; {} where there is none."""
+    """Read ModelOpt's state in the newest checkpoint's folder; {} if there is none."""
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / modelopt.STATE).is_dir():
         return {}
@@ -67,10 +67,10 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
 
 
 def accept_other_names(model: nn.Module) -> None:
-    """Have `model` load weights that are named after a wrapper, or as Transformer Engine's are.
+    """Let `model` load weights with a wrapper's names, or with Transformer Engine's.
 
-    Only where the model has no weight of that name itself. Sharded checkpoints have names that fit
-    any model; those of one file a rank do not.
+    A weight is renamed only if the model has none of that name. The names in sharded checkpoints
+    fit any model; those in checkpoints with one file per rank do not.
     """
     own = set(model.state_dict())
 
@@ -94,7 +94,7 @@ def _own_name(name: str) -> str:
 
 @contextmanager
 def _as_for_finetuning(args: Namespace) -> Iterator[None]:
-    """Have weights alone loaded, from where they are asked for, and not a run that is resumed."""
+    """Load only weights, from the given folder, without resuming its run."""
     before = dict(vars(args))
     vars(args).update(WEIGHTS_ALONE, ckpt_step=None)
     try:

@@ -71,7 +71,7 @@ def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
 
 
 def export_hf(model: nn.Module, folder: Path) -> None:
-    """Write safetensors and the quantization's configuration beside the config.json in `folder`.
+    """Write safetensors and the quantization's configuration into `folder`, next to config.json.
 
     A quantized weight `W` [out, in] comes as integers or FP8 with `weight_scale` (of the tensor,
     [out], or [out, in / block]), for W4A8 `weight_scale_2`, and where activations are quantized
@@ -87,7 +87,7 @@ def export_hf(model: nn.Module, folder: Path) -> None:
 
 
 def export_dequantized(model: nn.Module, folder: Path) -> None:
-    """Write plain safetensors beside the config.json in `folder`, which transformers reads.
+    """Write plain safetensors for transformers into `folder`, next to config.json.
 
     A quantized weight has the values that the quantized model multiplies with, in the model's
     dtype; where its input is multiplied by `pre_quant_scale` [in] first, the columns are instead.
@@ -227,13 +227,13 @@ def qkv_rows(config: Any, rows: int) -> dict[str, Tensor]:
 def export_tensorrt_llm(
     model: nn.Module, folder: Path, ranks: int, rope: Mapping[str, Any] | None = None
 ) -> None:
-    """Write config.json and rank*.safetensors, for as many ranks of tensor parallelism.
+    """Write config.json and rank*.safetensors, one per rank of tensor parallelism.
 
-    `rope` is the rotary scaling as Hugging Face has it. What is not quantized is in the model's
-    dtype, in fp16 where that is fp32.
+    `rope` is the rotary scaling in Hugging Face's form. Unquantized weights are in the model's
+    dtype, or in fp16 if that is fp32.
 
     Raises:
-        PtqError: the model cannot be cut into so many ranks.
+        PtqError: the model cannot be split over this number of ranks.
     """
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 

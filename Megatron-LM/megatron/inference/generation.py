@@ -1,7 +1,7 @@
-"""What a model goes on with: the tokens behind some others, one after the other.
+"""Generates the tokens that follow a prompt, one at a time.
 
-Keys and values are kept in Megatron's static inference context; of its engines one needs CUDA, and
-the other is to be removed.
+Keys and values are kept in Megatron's static inference context. One of Megatron's engines needs
+CUDA, and the other will be removed.
 """
 
 from argparse import Namespace
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .load_model import watched_step
 
-# The logits [vocabulary] behind the last of some further tokens.
+# The logits [vocabulary] after the last of further tokens.
 Model = Callable[[list[int]], Tensor]
 
 
@@ -40,7 +40,7 @@ class Cached:
         self.context = StaticInferenceContext(max_batch_size=1, max_sequence_length=longest)
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """Return the logits [vocabulary] behind the last of these further tokens, float32."""
+        """Return the logits [vocabulary] after the last of these further tokens, float32."""
         context = self.context
         logits = run(self.model, self.args, ids, context.sequence_len_offset, context)
         context.sequence_len_offset += len(ids)
@@ -49,7 +49,7 @@ class Cached:
 
 
 class Recomputed:
-    """The model without a cache: all tokens so far go through it again."""
+    """The model without a cache: it recomputes all tokens each time."""
 
     def __init__(self, model: Any, args: Namespace, longest: int) -> None:
         del longest
@@ -62,7 +62,7 @@ class Recomputed:
 
 
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
-    """Return the logits [vocabulary] behind the last of `ids`, whose first is at place `start`."""
+    """Return the logits [vocabulary] after the last of `ids`, the first of which is at `start`."""
     from mqo.megatron.device import accelerator_type
 
     tokens = torch.tensor([ids], device=accelerator_type())
@@ -80,9 +80,9 @@ def generate_tokens(
     choice: Choice,
     draw: torch.Generator,
 ) -> Iterator[int]:
-    """Yield up to `count` tokens behind `ids` and before `end`, each as soon as it is known.
+    """Yield up to `count` tokens after `ids` and before `end`, each as soon as it is known.
 
-    `vocabulary` are the tokens that there are: the model may have rows of padding.
+    `vocabulary` is the number of tokens; the model may have rows of padding.
     """
     for _ in range(count):
         token = pick(model(ids)[:vocabulary], choice, draw)

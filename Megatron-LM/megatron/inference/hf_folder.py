@@ -1,4 +1,4 @@
-"""The tensors in a folder that transformers loads, read when they are asked for."""
+"""The tensors in a transformers folder, each read on first use."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -137,10 +137,10 @@ def load(
 
 @contextmanager
 def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
-    """Have the guard hold the first forward pass to the types that quant.toml asks for.
+    """Let the guard compare the first forward pass with the types in quant.toml.
 
     Raises:
-        GuardError: a site does not run as asked.
+        GuardError: a site does not run as its type.
     """
     first = not getattr(model, "mqo_watched", False)
     if first:
@@ -183,7 +183,7 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
 
 def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
     """Raise SavedError if `what` holds the token id `largest` and the model has no row for it."""
-    rows = args.padded_vocab_size or args.vocab_size  # the first is that of a training alone
+    rows = args.padded_vocab_size or args.vocab_size  # the first exists only in trainings
     if largest >= rows:
         raise SavedError(
             f"{what} has the token {largest}, and the model ends at {rows - 1}",

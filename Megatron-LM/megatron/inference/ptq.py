@@ -116,7 +116,8 @@ def calibration_samples(
     No sample has padding, which would count for the amax.
 
     Raises:
-        PtqError: the texts are too short for so many samples, or a token is not in `vocabulary`.
+        PtqError: the texts are too short for this number of samples, or a token is not in
+        `vocabulary`.
     """
     ids: list[int] = []
     for text in texts:
@@ -249,7 +250,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | None) -> list[int]:
     """Return at most `count` tokens after `prompt`, each the most likely; `end` is the last one.
 
-    Without a cache: everything is computed anew for each token.
+    Without a cache: everything is recomputed for each token.
     """
     tokens = list(prompt)
     for _ in range(count):
@@ -263,7 +264,7 @@ def save(model: nn.Module, folder: Path, name: str, trained: Mapping[str, Any]) 
     """Write `model`, of the format `name`, as iteration 1 of the checkpoints in `folder`.
 
     `trained` are upstream's arguments of its training, as far as there are any. Those that name its
-    text are written again, so that whoever evaluates both has the same held-out text.
+    text are written again, so that an evaluation of both uses the same held-out text.
     """
     from megatron.training import get_args
     from megatron.training.checkpointing import save_checkpoint

@@ -16,7 +16,7 @@ from mqo.untrusted import read_json_object
 
 RECORD = "perf.json"
 LISTED = 6
-# What the profiled run has beside the others: it reads clocks, and changes no number.
+# Additional flags of the profiled run: they read clocks, and change no result.
 PROFILER = (
     *("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end"),
     *("--profile-ranks", "--timing-log-level", "--no-barrier-with-level-1-timing"),

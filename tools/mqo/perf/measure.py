@@ -91,7 +91,7 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
 
 
 def lines(made: Sequence[Section]) -> list[str]:
-    """Return the verdicts, 80 columns wide or less, with the reason of each that is no pass."""
+    """Return the verdicts in at most 80 columns, with the reason of each that is not a pass."""
     text = []
     for section in made:
         for one in section.verdicts:

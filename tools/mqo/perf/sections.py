@@ -46,7 +46,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Measured:
-    """The plan, its runs by name, and the folder that all lies in."""
+    """The plan, its runs by name, and their folder."""
 
     plan: Plan
     runs: Mapping[str, Run]
@@ -289,7 +289,7 @@ def breakdown(measured: Measured) -> Section:
 
 
 def memory(measured: Measured) -> Section:
-    """Show the peak of the mode's process and what it consists of, beside the baseline's peak."""
+    """Show the peak memory of the mode's process by part, and the baseline's peak."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
     states, peak = _states(mode), mode.peak_memory
     parts: dict[str, float | None] = {**states}

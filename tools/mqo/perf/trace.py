@@ -13,7 +13,7 @@ from mqo.errors import RunError
 
 Spans = list[tuple[float, float]]  # of microseconds
 STEP = "ProfilerStep#"
-# The parts, each without those before it: a quantizer that runs in a forward pass is no forward.
+# The parts, each without those before it: a quantizer in a forward pass does not count as forward.
 COMMUNICATION, QUANTIZATION = "communication", "quantization"
 PARTS = (COMMUNICATION, QUANTIZATION, "data", "optimizer", "backward", "forward")
 REST = "other"
@@ -28,13 +28,13 @@ _HOST = {
     "forward-compute": "forward",
 }
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:")
-# A GPU's kernels run beside the host, which its timers wait for and its collectives do not.
+# A GPU's kernels run asynchronously; timers wait for them, and collectives do not.
 _KERNELS = {"nccl": COMMUNICATION, "_kernel": QUANTIZATION}
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The seconds of a mean step by part, `REST` among them, over so many profiled `steps`."""
+    """The seconds of a mean step by part, including `REST`, over the profiled `steps`."""
 
     steps: int
     seconds: Mapping[str, float]
@@ -89,7 +89,7 @@ def _parts(found: Mapping[str, Spans], windows: Spans, steps: int) -> Breakdown:
 
 
 def _covered(edges: np.ndarray, spans: Spans) -> np.ndarray:
-    """Return which of the intervals between neighboring `edges` lie in any of the spans."""
+    """Return which of the intervals between neighboring `edges` are inside any span."""
     depth = np.zeros(len(edges), int)
     for bounds, change in zip(np.reshape(spans, (-1, 2)).T, (1, -1), strict=True):
         np.add.at(depth, np.searchsorted(edges, bounds), change)

@@ -52,7 +52,7 @@ class Asked:
     def planned(
         self, name: str, how: Variant, *flags: str, threads: int | None = None, **rest: Any
     ) -> Planned:
-        """Return a run, as `config_of` has it."""
+        """Return a run of `config_of`."""
         return Planned(name, self.config_of(how, *flags, **rest), how, threads)
 
     def config_of(

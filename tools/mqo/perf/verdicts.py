@@ -66,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Noisy:
-    """A median with its quartiles, None where there are too few values for any."""
+    """A median with its quartiles, which are None with too few values."""
 
     median: float
     low: float | None
@@ -88,7 +88,7 @@ def tables(file: Path = FILE) -> Tables:
 def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
     """Return the verdict by the threshold `name`.
 
-    `unless` says why there can be none; so does noise whose quartiles lie on both sides of the
+    There is no verdict if `unless` gives a reason, or if the quartiles are on both sides of the
     bound.
     """
     middle = value.median if isinstance(value, Noisy) else value
@@ -109,7 +109,7 @@ def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -
 
 
 def exactly(what: str, difference: str, unless: str = "") -> Verdict:
-    """Return the verdict on what must be bit-equal; `difference` is empty where it is."""
+    """Return the verdict on values that must be bit-equal; `difference` is empty if they are."""
     bound = tables().thresholds["bit_equal"]
     if unless:
         return Verdict(what, "not judged", None, bound.line, unless)

@@ -1,6 +1,6 @@
-"""A recipe: a data file beside this module or of the user's, read, changed and resolved.
+"""Reads, changes and resolves recipes: data files of this project or of the user.
 
-quant.toml of a run holds what becomes of it: mqo/quant/operand_table.py says how that is read.
+A run's quant.toml has the resolved recipe; mqo/quant/operand_table.py reads it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _check_end(end: Any) -> Any:
 
 
 class Rule(Part):
-    """The type of some layers: those of a pattern, as `--exclude` has it, or blocks at either end.
+    """The type of some layers: those of a pattern as in `--exclude`, or blocks at either end.
 
     `first` and `last` are numbers of transformer blocks, or shares of them all.
     """
@@ -209,7 +209,7 @@ class Recipe(Row):
         return tuple(name for name in INGREDIENTS if name in found)
 
     def without(self, ingredient: str) -> Recipe:
-        """Return it without one of its `ingredients`; MqoError where it has none of that name."""
+        """Return it without one of its `ingredients`; MqoError if it lacks that ingredient."""
         if ingredient not in self.ingredients:
             raise MqoError(
                 f"The recipe {self.name} has no {ingredient} to leave out",
@@ -228,7 +228,7 @@ class Recipe(Row):
         return self.model_copy(update={"output_layer": True, "changes": changes})
 
     def all_rules(self, blocks: int) -> Iterator[dict[str, str]]:
-        """Yield the rules of quant.toml in a model of so many transformer blocks."""
+        """Yield the rules of quant.toml in a model with this number of transformer blocks."""
         for rule in self.rules:
             yield from rule.rows(blocks)
         if not self.output_layer:
@@ -236,9 +236,9 @@ class Recipe(Row):
 
 
 def _idle(row: OperandRow, types: set[str]) -> str:
-    """Say what of a row changes nothing where the operand has one of these formats; '' if all does.
+    """Return the keys of a row that have no effect with these formats; '' if there are none.
 
-    A transform changes an operand that stays unquantized, too: that of the other one is undone.
+    A transform also changes an unquantized operand, to undo that of the other operand.
     """
     found = [formats.FORMATS[kind] for kind in types if kind != NONE]
     if row.signs and row.hadamard is None:
@@ -254,7 +254,7 @@ def _idle(row: OperandRow, types: set[str]) -> str:
 
 
 def _without(row: OperandRow, ingredient: str) -> OperandRow:
-    """Return an operand without an ingredient; itself where it has none."""
+    """Return an operand without an ingredient; unchanged if it lacks that one."""
     left_out: dict[str, dict[str, Any]] = {
         HADAMARD: {"hadamard": None, "signs": None},
         # The gain makes room for rounding up, and has no other use.
@@ -278,7 +278,7 @@ def path_of(name: str) -> Path:
 
 
 def read(name: str) -> Recipe:
-    """Return the recipe of that name, or of FILE.toml; MqoError where there is none."""
+    """Return the recipe of that name, or of FILE.toml; MqoError if there is none."""
     path = path_of(name)
     try:
         table = read_toml(path)

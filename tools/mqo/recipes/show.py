@@ -51,7 +51,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
 
 
 def kept_out(recipe: Recipe, blocks: int) -> str:
-    """Say which layers of a model of so many blocks a recipe leaves unquantized."""
+    """Return the layers that a recipe leaves unquantized in a model with this number of blocks."""
     keeping = [rule for rule in recipe.rules if rule.keeps]
     kept = sorted({block for rule in keeping for block in rule.blocks(blocks)})
     named = [r.layers for r in recipe.rules if not r.is_of_ends and r.quant_type == NONE]

@@ -203,7 +203,7 @@ class Projection(nn.Linear):
 
 
 def _output(of_layer: Tensor | tuple) -> Tensor:
-    """Return what a layer gave, without the bias that some of Megatron's give beside it."""
+    """Return a layer's output, without the bias that some of Megatron's layers return."""
     return of_layer[0] if isinstance(of_layer, tuple) else of_layer
 
 
@@ -347,12 +347,12 @@ def check_layers(
 def adjust_distillation_model_for_mcore(
     model: mtd.DistillationModel, distill_cfg: dict[str, Any]
 ) -> mtd.DistillationModel:
-    """Have a distillation model train as Megatron trains any; the model itself, changed.
+    """Prepare a distillation model for Megatron's training loop; return the changed model.
 
-    The teacher takes no gradients, runs as quant type 'none', and is in no checkpoint. Training
-    does without the student's own loss where `skip_lm_loss` says so; evaluation has it always, and
-    does without the teacher. Between pipeline stages both models' hidden states go side by side:
-    the schedule must be given `widened_shapes`.
+    The teacher has no gradients, is not quantized, and is not saved. Training skips the student's
+    own loss if `skip_lm_loss` is set; evaluation computes only that loss, without the teacher.
+    Between pipeline stages, the hidden states of both models are sent together: pass
+    `widened_shapes` to the schedule.
     """
     teacher = model.teacher_model
     exempt(teacher.requires_grad_(False).eval())
@@ -399,7 +399,7 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
     theirs = None
     if self.training or split:
         with torch.no_grad():
-            # Whoever sets this model to training sets its teacher, too.
+            # Setting this model to training also sets its teacher.
             theirs = self.teacher_model.eval()(*args, **kwargs)
     with self.only_student_forward():
         ours = type(self).forward(self, *args, **kwargs)
@@ -417,7 +417,7 @@ def set_input_tensor(self: Any, input_tensor: Tensor | list[Tensor | None]) -> N
 
 
 def _no_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """Return zeros [b, s], where nobody asks for the loss itself."""
+    """Return zeros [b, s], for callers that do not read the loss."""
     del self
     return torch.zeros_like(labels, dtype=logits.dtype)
 

@@ -38,7 +38,7 @@ _NUMERICS = {"apply_query_key_layer_scaling", "moe_router_dtype"}
 EPSILONS = ("layernorm_epsilon", "norm_epsilon")
 _OLDER = {"norm_epsilon", "apply_layernorm_1p", "beta_fast", "beta_slow"}
 _OLDER |= {"original_max_position_embeddings"}
-# Arguments that are held against the student's.
+# Arguments that are compared with the student's.
 FITTED = ("padded_vocab_size", "vocab_size", "seq_length", "max_position_embeddings")
 ARCHITECTURE = tuple(
     sorted(
@@ -87,10 +87,10 @@ def build_model(
 
 
 def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
-    """Have `student` learn from the teacher that `args` name; return it, changed.
+    """Attach the teacher in `args` to `student`; return the changed model.
 
-    With ModelOpt's state of its own checkpoint, if that has one; without a teacher it is returned
-    so. With --export-kd-finalize it comes without what a distillation added.
+    The student has ModelOpt's state if its own checkpoint has one. Without a teacher nothing else
+    changes. With --export-kd-finalize, modules that a distillation added are removed.
 
     Raises:
         DistillationError: there is no such teacher; the two do not fit; the configuration is wrong.
@@ -216,7 +216,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
-    """Raise DistillationError for what is nearly a name of ours: a NeMo file holds much else."""
+    """Raise DistillationError for a misspelled name; a NeMo file may have other names."""
     known = (*ARCHITECTURE, *FITTED)
     for name in given:
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.92)

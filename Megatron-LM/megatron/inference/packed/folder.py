@@ -150,10 +150,10 @@ def write(
 
 
 def _choose(asked: str | None, specs: Specs) -> tuple[str, str | None]:
-    """Return the layout that is asked for, or the first that takes the weights; why no earlier one.
+    """Return the requested layout, or the first that fits the weights and why earlier ones do not.
 
     Raises:
-        PtqError: the one that is asked for does not take them.
+        PtqError: the requested layout does not fit them.
     """
     refusals = {name: layout.refusal(specs) for name, layout in LAYOUTS.items()}
     name = asked or next(name for name, why in refusals.items() if why is None)
@@ -194,7 +194,7 @@ def _write_files(weights: Weights, specs: Specs, layout: Layout, target: Path) -
 def _packed(
     weights: Weights, names: Iterable[str], specs: Specs, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what stands for the tensors with these names."""
+    """Yield the tensors that replace those with these names."""
     ours = {f"{one.module}.weight": (one, spec) for one, spec in specs.items()}
     for name in names:
         tensor = weights[name].read(name)

@@ -1,6 +1,6 @@
 """The layouts of packed weights: compressed-tensors', transformers' own of FP8, and ours.
 
-A layout says in which tensors the codes and scales of a weight lie, and what config.json says.
+A layout defines the tensors for the codes and scales of a weight, and the entry in config.json.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _ROUTERS = r"re:.*\.mlp\.gate$"
 class Layout:
     """How packed weights are stored.
 
-    `tensors` returns by suffix what stands for a weight, of its packed form. `configuration` makes
+    `tensors` returns the tensors of a packed weight by suffix. `configuration` makes
     config.json's `quantization_config`, of the packed projections and the modules that are left.
-    `refusal` says why a model's weights cannot be stored so; None where they can. `dtype` is the
-    one that its reader computes in; None where it computes in the model's. `prefix` begins the
-    names of its files.
+    `refusal` says why a model's weights cannot be stored in it; None if they can. `dtype` is that
+    of its reader's computation; None for the model's. `prefix` is the start of its file names.
     """
 
     tensors: Callable[[PackedTensor, Tensor | None], Tensors]
@@ -44,7 +43,7 @@ class Layout:
 
 
 def _one_spec(specs: Specs, known: Mapping[str, QuantSpec]) -> str | None:
-    """Say why a layout that has one way for all weights, of `known`, does not have these."""
+    """Return why a layout with one format for all weights, in `known`, does not fit these."""
     kinds = set(specs.values())
     if len(kinds) > 1:
         return f"it has one type, and these are {', '.join(sorted(k.quant_type for k in kinds))}"
@@ -70,7 +69,7 @@ def _mxfp8(packed: PackedTensor, _: Tensor | None) -> Tensors:
 
 
 def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
-    assert amax is not None  # of the format's tensor scale
+    assert amax is not None  # of the tensor's scale
     scales = packed.scales.block.view(torch.float8_e4m3fn)
     encode = (2688.0 / amax.double()).float().clamp(max=_LARGEST)
     encode = torch.where(amax == 0, 1.0, encode).reshape(1)
@@ -94,7 +93,7 @@ class _Compressed:
     """A format of compressed-tensors: its name, its arguments, its tensors.
 
     `reads_experts` says whether transformers 5.23 decodes packed experts rightly; the test has
-    tried each. `dtype` is the one that it decodes to; None where that is the model's.
+    tried each. `dtype` is the one that it decodes to; None for the model's.
     """
 
     name: str
@@ -196,7 +195,7 @@ def _own_config(specs: Specs, left: list[str]) -> dict[str, Any]:
 
 
 def _described(spec: QuantSpec) -> dict[str, Any]:
-    """Return what a reader has to know of a format; values that are no numbers as text."""
+    """Return the parameters of a format for readers; values that are not numbers as text."""
     values = [v if abs(v) < float("inf") else str(v) for v in code_values(spec.quant_type)]
     return {
         "bits": spec.format.code_bits,
@@ -221,6 +220,6 @@ LAYOUTS = {
         lambda specs: _compressed(specs).dtype,
     ),
     "fp8": Layout(_fp8("weight_scale_inv"), _fp8_config, _fp8_refusal),
-    # transformers, which would not know the tensors and go on with random ones, finds no files.
+    # transformers, which would replace unknown tensors by random ones, finds no files.
     "mqo": Layout(_own_tensors, _own_config, lambda specs: None, prefix="packed_"),
 }

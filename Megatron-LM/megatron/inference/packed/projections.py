@@ -13,7 +13,7 @@ _PLACE = re.compile(
     r"(?:experts\.(?P<expert>\d+)\.|(?P<shared>shared_experts)\.)?(?P<name>\w+)"
 )
 # {a layer of Megatron's: its parts in transformers}, of which the first that is whole is meant:
-# latent attention has a q_proj alone.
+# latent attention has only a q_proj.
 _ATTENTION = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_q_proj": ("q_proj",),

@@ -1,4 +1,4 @@
 """Tasks of lm-evaluation-harness on a saved model: which ones, and how the model answers them.
 
-Its package is imported here alone, and only where tasks are asked for.
+Its package is imported only here, and only for tasks.
 """

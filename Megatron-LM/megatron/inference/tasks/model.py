@@ -41,11 +41,11 @@ class SavedModel(TemplateLM):
         return self.tokenizer.eod
 
     def tok_encode(self, string: str, *rest: Any, **options: Any) -> list[int]:
-        """Return the token ids of a text, as training has them: without one that begins it."""
+        """Return the token ids of a text as in training: without a token at its start."""
         return [int(token) for token in self.tokenizer.tokenize(string)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Return how likely each text is, in nats, cut into windows of the training's length."""
+        """Return each text's log-likelihood in nats, in windows of the sequence length."""
         rows, counts = [], [0]
         for request in requests:
             pieces = get_rolling_token_windows(
@@ -98,7 +98,7 @@ class SavedModel(TemplateLM):
             yield -losses.double().sum().item(), bool((likeliest == wanted).all())
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Generate the likeliest tokens behind each text, up to its end or as many as are asked."""
+        """Generate the most likely tokens after each text, up to an end or a number."""
         found = []
         for request in requests:
             context, options = request.args

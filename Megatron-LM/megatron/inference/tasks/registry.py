@@ -1,4 +1,4 @@
-"""The tasks that are asked for by name, with their data: the harness's, a folder's, and ours."""
+"""Finds tasks by name, with their data: those of the harness, of a folder, and of this project."""
 
 import difflib
 import random
@@ -52,7 +52,7 @@ def load(
 
 
 def check(tasks: Iterable[Any], length: int) -> None:
-    """Raise SavedError if a task asks for more than a model of text with `length` tokens does."""
+    """Raise SavedError if a task needs more than a text model with `length` tokens."""
     for task in tasks:
         name = task.task_name
         if getattr(task, "UNSAFE_CODE", False):

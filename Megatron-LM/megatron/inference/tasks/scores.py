@@ -18,7 +18,7 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Return a row for each task and metric; `limit` is in documents of a task.
 
-    `shots` examples stand before a question, but where a task says that there are none.
+    `shots` examples come before a question, unless a task allows none.
     """
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
@@ -52,5 +52,5 @@ def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> float | str:
-    """Return a value as JSON has it: metrics may be of NumPy, or what a task's own code likes."""
+    """Return a value for JSON: metrics may be NumPy's, or any type of a task's own code."""
     return float(value) if isinstance(value, Real) else str(value)

@@ -36,10 +36,10 @@ def _copies(x: Tensor, quant_type: str) -> int:
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage: its bytes, the first operation behind which it is there and the first behind which
-    it is gone, and who made it.
+    """A storage: its bytes, the first operation after which it exists and the first after which it
+    is freed, and its origin.
 
-    `origin` is "setup", "forward", "backward" or "optimizer". `kind` is given to what outlives the
+    `origin` is "setup", "forward", "backward" or "optimizer". `kind` is set if it outlives the
     steps.
     """
 

@@ -73,7 +73,7 @@ def run(job: Job) -> Ran:
 
 
 def prepare(job: Job, watch: Watch, tags: Tags) -> None:
-    """Put what is replaced in its place, before upstream is imported."""
+    """Install the replacements before upstream is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     os.environ |= {"WORLD_SIZE": str(job.world), "RANK": str(job.rank), "LOCAL_RANK": "0"}
     from mqo.quant import gemms
@@ -175,7 +175,7 @@ class Trainer:
         return steps
 
     def name_owned(self) -> None:
-        """Say which tensors are weights, gradients and optimizer states."""
+        """Set the kind of weights, gradients and optimizer states."""
         self.memory.name("weights", (p.data for m in self.models for p in m.parameters()))
         self.memory.name("gradients", self._gradients())
         for one in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):

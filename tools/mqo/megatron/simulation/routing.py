@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def with_counts(imbalance: float) -> None:
-    """Have upstream's dispatchers send as many tokens as `imbalance` says, dropping none.
+    """Make upstream's dispatchers send a number of tokens set by `imbalance`, dropping none.
 
-    This rank's experts get so many times their even share, of each rank's tokens; the other ranks'
-    share the rest evenly. What a dispatcher would read from its routing map, it is given.
+    This rank's experts get `imbalance` times their even share of each rank's tokens; the other
+    ranks' experts share the rest evenly. The dispatchers get these counts instead of reading the
+    routing map.
     """
     from megatron.core.transformer.moe import token_dispatcher as upstream
 

@@ -31,11 +31,11 @@ _ZERO = {"_unscale_main_grads_and_check_for_nan", "has_grad_norm_group"}
 
 
 class _Answers(TorchDispatchMode):
-    """Answers for what fake tensors cannot do: a value that is read is 1, in _ZERO 0.
+    """Supplies what fake tensors lack: a value that is read is 1, or 0 in the functions of _ZERO.
 
-    The step reads values for checks alone: of the RNG's state, of NaN, of a norm. Coalesced
-    collectives, which fake tensors have no rule for, end at once. Torch's rule for grouped products
-    knows bfloat16 alone.
+    The step reads values only for checks: of the RNG state, of NaN, of a norm. Coalesced
+    collectives, for which fake tensors have no rule, end at once. Torch's rule for grouped products
+    supports only bfloat16.
     """
 
     def __torch_dispatch__(
@@ -99,7 +99,7 @@ def _tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _stacked(data: Any) -> Tensor | None:
-    """Return lists of tensors as one; None where anything else is among them."""
+    """Return lists of tensors as one; None if they contain anything else."""
     if isinstance(data, Tensor):
         return data
     stacked = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []

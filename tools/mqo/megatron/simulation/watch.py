@@ -27,7 +27,7 @@ BACKWARD = "backward of "
 
 
 class Place(NamedTuple):
-    """Where an operation stands: "path:line" in the tree, and the layer that runs.
+    """The origin of an operation: "path:line" in the tree, and the layer that runs.
 
     `quantizes` says that a quantizer runs it: then `line` is the quantizer's caller.
     """
@@ -66,7 +66,7 @@ class Watch(TorchDispatchMode):
         self.clock = 0
         self.running: list[str] = []
         self._hidden = 0
-        # {autograd node: where the operation stands that it differentiates}
+        # {autograd node: the origin of the operation that it differentiates}
         self._nodes: dict[int, Place] = {}
         self._lines = _Lines()
 
@@ -139,10 +139,10 @@ def named_modules(model: torch.nn.Module, root: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def noting(names: Mapping[int, str], running: list[str], outside: str = "") -> Iterator[None]:
-    """Keep in `running` which modules' forward passes run, the innermost one last.
+    """Track the modules whose forward passes run in `running`, the innermost one last.
 
-    `names` are by a module's id. Another module counts as the one that calls it, and one that
-    nobody calls as `outside`.
+    `names` are by a module's id. Another module counts as its caller, or as `outside` without a
+    caller.
     """
 
     def enter(module: torch.nn.Module, args: object) -> None:

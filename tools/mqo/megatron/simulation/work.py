@@ -26,10 +26,10 @@ _FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resi
 class Work(NamedTuple):
     """An operation on one rank: `flops` and the `size` in bytes of what it reads and writes.
 
-    Of a product, `gemm` is its site, else the operation, " backward" behind what autograd makes of
-    it; `shape` is (batch, m, n, k), `quant_type` its operands'. Of what is no product `gemm` is the
-    operation's name, or a fused region's, and there are neither shape nor FLOPs. `masked` is the
-    part of the FLOPs that a kernel leaves out, as nothing of a causal mask's corner is kept.
+    For a product, `gemm` is its site, or else the operation, followed by " backward" in autograd's
+    backward pass; `shape` is (batch, m, n, k), `quant_type` that of its operands. For other
+    operations `gemm` is the name of the operation or of a fused region, without shape and FLOPs.
+    `masked` is the share of the FLOPs that a kernel skips because of a causal mask.
     """
 
     layer: str
@@ -81,11 +81,11 @@ class TaggedOperands:
         self._real, self._tags, self._site, self._layer = real, tags, site, layer
 
     def lhs(self, tensor: Tensor) -> Tensor:
-        """Return the left operand as the GEMM shall see it."""
+        """Return the left operand, as the GEMM will read it."""
         return self._put("lhs", self._real.lhs(tensor))
 
     def rhs(self, tensor: Tensor) -> Tensor:
-        """Return the right operand as the GEMM shall see it."""
+        """Return the right operand, as the GEMM will read it."""
         return self._put("rhs", self._real.rhs(tensor))
 
     def _put(self, side: str, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The factory that Transformer Engine asks for a quantizer of each tensor of a layer."""
+"""The factory that Transformer Engine calls for a quantizer of each tensor of a layer."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ from mqo.megatron.transformer_engine import passes
 from mqo.megatron.transformer_engine.operand import Operand
 from mqo.megatron.transformer_engine.releases import check_release, multiplies_plain_tensors
 
-# The roles of releases that name a tensor by a word alone begin so.
+# The prefix of roles in releases that name a tensor by a string.
 _PREFIX = "linear_"
 
 
 def quantizer(role: Any) -> Any:
     """Return the quantizer of one tensor of the layer that runs.
 
-    `role` is a string, an object with a `tensor_type`, or None, as the release has it. Output and
-    the input's gradient are never quantized, but have a quantizer all the same.
+    `role` is a string, an object with a `tensor_type`, or None, depending on the release. Output
+    and the input's gradient have a quantizer, but are never quantized.
 
     Raises:
         EngineError: the release is not known, or cannot multiply for this layer; or the layer has

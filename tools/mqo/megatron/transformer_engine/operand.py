@@ -1,4 +1,4 @@
-"""A tensor of the engine's layer, as the two GEMMs that take it shall see it."""
+"""A tensor of a Transformer Engine layer, as read by the two GEMMs that use it."""
 
 import functools
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Operand:
 
     @property
     def weight(self) -> Parameter:
-        """Return the weight of the operand's GEMM."""
+        """Return the weight of the GEMM."""
         assert isinstance(self.layer_pass, Pass)  # else it is not quantized
         return self.layer_pass.weight(self.gemm)
 

@@ -25,7 +25,7 @@ except ImportError:  # its place in older releases
 
 
 def check(module: Module) -> None:
-    """Raise EngineError for a layer whose GEMMs are not the quantizer's alone."""
+    """Raise EngineError for a layer whose GEMMs are not computed by the quantizer."""
     found = None
     if linear.is_grouped(module) or len(linear.weights(module)) > 1:
         found = "has several GEMMs in one module"
@@ -44,7 +44,7 @@ def check(module: Module) -> None:
 class PairedTensor(QuantizedTensorStorage):
     """An operand as both GEMMs see it: `data` and, transposed, `data_t`; either may be missing.
 
-    The engine asks for scales, and checks that there are some: they are multiplied in already.
+    The engine checks that scales exist; `data` includes them already.
     """
 
     custom = True
@@ -61,17 +61,17 @@ class PairedTensor(QuantizedTensorStorage):
     scale_t = scale
 
     def size(self, *dim: int) -> Any:
-        """Return the shape of what was quantized, or one of its sizes."""
+        """Return the shape of the quantized tensor, or one of its sizes."""
         shape = torch.Size(self.original_shape)
         return shape[dim[0]] if dim else shape
 
     def update_usage(
         self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
     ) -> None:
-        """Let go of what is not needed, and make what is.
+        """Free the forms that are not needed, and make those that are.
 
-        A weight that was kept by a forward pass without gradients has one of both; what is
-        recomputed asks for the other.
+        A weight that a forward pass without gradients kept has only one of both; a recomputed pass
+        needs the other.
         """
         for name, wanted in (("data", rowwise_usage), ("data_t", columnwise_usage)):
             if wanted and getattr(self, name) is None:
@@ -114,12 +114,12 @@ class PairedQuantizer(Quantizer):
         self._operand = operand
 
     def quantize_impl(self, tensor: Tensor) -> PairedTensor:
-        """Return what of `tensor` is in use."""
+        """Return the forms of `tensor` that are in use."""
         made = PairedTensor(None, None, tensor, self)
         return self.update_quantized(tensor, made)
 
     def quantize(self, tensor: Tensor, *, out: PairedTensor | None = None, **_: Any) -> Any:
-        """Return what of `tensor` is in use, or write it to `out`."""
+        """Return the forms of `tensor` that are in use, or write them to `out`."""
         with torch.no_grad():
             return self.quantize_impl(tensor) if out is None else self.update_quantized(tensor, out)
 
@@ -130,7 +130,7 @@ class PairedQuantizer(Quantizer):
         return dst
 
     def weights(self, name: str) -> Tensor:
-        """Return what of the layer's weight is missing; EngineError for another operand."""
+        """Return the missing form of the layer's weight; EngineError for another operand."""
         if self._operand.tensor != "weight":
             raise EngineError(f"Transformer Engine asks for {name} of an operand that has none")
         with torch.no_grad():

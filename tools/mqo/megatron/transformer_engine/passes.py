@@ -1,7 +1,7 @@
-"""Which of the engine's layers runs, and in which micro-batch: its quantizers are not told.
+"""Tracks which Transformer Engine layer runs, and in which micro-batch, for its quantizers.
 
-The engine asks a factory for quantizers while a layer's forward pass begins, and newer releases ask
-anew in each. A hook on the layer notes it before.
+Transformer Engine calls the factory at the start of a layer's forward pass, newer releases in each
+pass. A hook on the layer records the layer before.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Pass:
         self._slots: Iterator[tuple[str, int]] = iter(())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pass":
-        """Return one of the layer's copy, where the layer is being copied."""
+        """Return the pass of the layer's copy, while the layer is copied."""
         copied = memo.get(id(self.module))
         return self if copied is None else Pass(copied)
 
@@ -54,10 +54,10 @@ class Pass:
         return found[gemm][1]
 
     def take_slot(self, tensor: str) -> tuple[str, int]:
-        """Return the tensor, and the GEMM, of the quantizer that the engine asks for now.
+        """Return the tensor and the GEMM of the quantizer that the engine requests now.
 
-        It asks for those of a whole direction in a row, forward first: input, weight and output of
-        each GEMM, then the gradients of output and input. `tensor` is what it says of this one.
+        It requests all quantizers of a direction in order, forward first: input, weight and output
+        of each GEMM, then the gradients of output and input. `tensor` is its name for this one.
         """
         slot = next(self._slots, None)
         if slot is None:
@@ -80,7 +80,7 @@ class Pass:
             micro_batches.keep(self)
 
     def end(self, output: Any) -> None:
-        """Have the backward pass that belongs to this forward pass be of its micro-batch."""
+        """Give the backward pass of this forward pass the same micro-batch."""
         global _running
         _running = None
         if not current().is_random:
@@ -97,17 +97,17 @@ class Pass:
 
 
 class _Kept:
-    """Has a micro-batch."""
+    """Holds a micro-batch."""
 
 
 class Bystander:
-    """The pass of a module of the engine's that has no linear GEMMs: attention, norms.
+    """The pass of a Transformer Engine module without linear GEMMs: attention, norms.
 
-    It asks for quantizers, too, and has none of what it computes quantized.
+    It requests quantizers, too, but none of its tensors are quantized.
     """
 
     def take_slot(self, tensor: str) -> tuple[str, int]:
-        """Return what stands for a tensor that is not quantized."""
+        """Return the slot of a tensor that is not quantized."""
         del tensor
         return "output", 0
 
@@ -135,16 +135,16 @@ def running() -> Pass | Bystander:
 
 
 def attach(model: Module) -> int:
-    """Have Transformer Engine's modules in `model` say when they run; return how many have.
+    """Hook Transformer Engine's modules in `model`; return the number of modules with hooks.
 
-    A module that has its hooks is left as it is.
+    A module that has its hooks already is skipped.
     """
     found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
     for module in found:
         if not hasattr(module, _STATE):
             setattr(module, _STATE, None)
             module.register_forward_pre_hook(_begin)
-            # Also behind a pass that failed: no other layer's quantizers may be taken for its.
+            # Also after a failed pass, so that another layer does not get its quantizers.
             module.register_forward_hook(_end, always_call=True)
     return len(found)
 

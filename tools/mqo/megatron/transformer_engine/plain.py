@@ -29,7 +29,7 @@ class _Rounded(IdentityQuantizer):
         return _with_switches(made, self)
 
     def quantize_impl(self, tensor: Tensor) -> Any:
-        """Return a new tensor of the engine's."""
+        """Return a new tensor of Transformer Engine."""
         return super().quantize_impl(self._round(tensor))
 
     def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
@@ -57,10 +57,10 @@ class PlainQuantizer(HybridQuantizer):
         )
 
     def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
-        """Write to the engine's tensor `dst` what is in use, and let go of what is not.
+        """Write the forms in use to Transformer Engine's tensor `dst`, and free the others.
 
-        The engine keeps a weight that a pass without gradients brings up to date by half, and has
-        a recomputed pass take the other half as it was a step ago.
+        Otherwise a pass without gradients would update only one form of a kept weight, and a
+        recomputed pass would read the other form of the step before.
         """
         super().update_quantized(src, dst, **more)
         used = {"rowwise_usage": self.rowwise_usage, "columnwise_usage": self.columnwise_usage}

@@ -1,7 +1,7 @@
-"""Transformer Engine by name: which releases are known, what each can do, how it is asked.
+"""Transformer Engine by name: the known releases, their features, and their arguments.
 
-Its interface for quantizers of others is marked experimental, so that an unknown release may mean
-something else by the same names. What this module imports needs the standard library alone.
+Its interface for custom quantizers is marked experimental, so an unknown release may change the
+meaning of names. This module imports only the standard library.
 """
 
 import importlib.metadata
@@ -42,13 +42,13 @@ def installed() -> str | None:
 
 
 def release(version: str) -> Release:
-    """Return (2, 19) of "2.19.0+cu12"; (0, 0) of what is no version."""
+    """Return (2, 19) for "2.19.0+cu12"; (0, 0) for a text that is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def fault(version: str | None) -> str | None:
-    """Say why a version cannot be quantized through; None if it can."""
+    """Return why a version is not supported; None if it is."""
     known = f"{text(FIRST)} to {text((BEYOND[0], BEYOND[1] - 1))}"
     if version is None:
         return f"Transformer Engine is not installed; known are its releases {known}"
