@@ -94,11 +94,11 @@ class _Cache:
         with suppress(OSError):
             handle, name = tempfile.mkstemp(dir=path.parent)
             try:
-                with open(handle, "wb") as file:
+                with os.fdopen(handle, "wb") as file:
                     file.write(hashlib.sha256(content).digest() + content)
-                os.replace(name, path)
+                Path(name).replace(path)
             except OSError:
-                os.unlink(name)
+                Path(name).unlink()
 
 
 def _read(path: Path) -> bytes | None:
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes | None:
     It is code: that of another user counts as damaged. So do pipes, devices and huge files.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with open(handle, "rb") as file:
+    with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if not own or status.st_size > MOST_BYTES:
