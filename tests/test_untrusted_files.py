@@ -140,6 +140,7 @@ REASONS = {
     "opens to write as well, with the checks of the reader": [
         f"{T}launch/checkpoint_lock.py::_open"
     ],
+    "only this user's file, with its digest and a bounded size": [f"{Q}cpu/compile.py::_read"],
     "each file goes through copy_file": [f"{T}launch/rerun.py::_copy"],
     "packs for writing, links as links": [f"{T}track/content.py::pack"],
     "opens a run at a tracker, not a file": [f"{T}track/session.py::Session.__init__"],

@@ -1,11 +1,14 @@
 """The compiled CPU quantizers: the reference's bits for every input, layout and thread."""
 
+import errno
 import os
+import pickle
 import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -456,18 +459,67 @@ def test_a_changed_source_compiles_again(cache, tmp_path):
     assert cache_hits(tree, cache) == 0
 
 
-def test_a_damaged_cache_compiles_again(cache):
-    for file in cache.glob("*.nbc"):
-        file.write_bytes(b"\x80")
-    assert cache_hits(TOOLS, cache) == 0
+def flip(file):
+    """A bit in the machine code, for which LLVM may end the process."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-7], lambda content: b""])
-def test_a_damaged_index_of_the_cache_is_thrown_away_and_written_again(cache, damage):
-    for file in cache.glob("*.nbi"):
-        file.write_bytes(damage(file.read_bytes()))
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def link(file):
+    kept = file.with_suffix(".kept")
+    file.rename(kept)
+    file.symlink_to(kept)
+
+
+class Command:
+    """Pickles as a call of os._exit."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+DAMAGES = {
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: os.truncate(file, file.stat().st_size - 7),
+    "flipped": flip,
+    "a pickle without a digest": lambda file: file.write_bytes(pickle.dumps(Command())),
+    "sparse": lambda file: os.truncate(file, 1 << 42),
+    "a pipe": pipe,
+    "a link": link,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_cache_is_thrown_away_and_written_again(cache, damage):
+    for file in list(cache.glob("*.kernel")):
+        damage(file)
     assert cache_hits(TOOLS, cache) == 0
     assert cache_hits(TOOLS, cache) == 2
+
+
+def test_a_kernel_of_another_user_is_not_loaded(cache, monkeypatch):
+    file = next(cache.glob("*.kernel"))
+    assert compiling._read(file)
+    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
+    assert compiling._read(file) is None
+
+
+def test_a_full_disk_leaves_no_part_of_a_kernel(tmp_path, monkeypatch):
+    def fail(*words):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache, data = compiling._Cache("full"), MagicMock(_reduce=dict)
+    data.library.has_dynamic_globals = False
+    monkeypatch.setattr(compiling, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(os, "replace", fail)
+    cache.save_overload("signature", data)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_place_to_write_nothing_is_kept(tmp_path):

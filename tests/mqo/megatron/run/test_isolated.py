@@ -4,6 +4,7 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -130,6 +131,44 @@ def test_a_process_with_a_gpu_is_not_forked(monkeypatch):
     monkeypatch.setattr(isolated, "_has_cuda", lambda: True)
     monkeypatch.setattr(os, "fork", None)
     assert problem(fill, PATH, SMALL) is None
+
+
+# A program under the user's own limits (`ulimit -v`, a batch system's) tries a file like any other.
+UNDER_LIMITS = """
+import os, resource, sys
+from pathlib import Path
+from mqo.megatron.run.isolated import Limits, try_first
+for kind, most in ((resource.RLIMIT_AS, 8 << 30), (resource.RLIMIT_CPU, 15)):
+    resource.setrlimit(kind, (most, most))
+me, limits = os.getpid(), Limits(20, 200 << 20)
+try:
+    try_first(lambda: bytearray(1 << 20), Path("small"), limits)
+    print("taken")
+    try_first(lambda: bytearray(10**11), Path("large"), limits)
+except BaseException as error:
+    print("parent" if os.getpid() == me else "child", error)
+"""
+
+
+def test_hard_limits_of_the_user_neither_refuse_a_file_nor_lift_the_trials_own():
+    ended = subprocess.run(
+        [sys.executable, "-c", UNDER_LIMITS], capture_output=True, text=True, timeout=100
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    taken, refused = ended.stdout.splitlines()
+    assert taken == "taken"
+    assert refused.startswith("parent large") and "too much memory" in refused
+
+
+def test_a_child_that_cannot_be_limited_tries_nothing(monkeypatch, tmp_path):
+    def deny(kind, limits):
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", deny)
+    mark = tmp_path / "mark"
+    found = problem(mark.touch, PATH, SMALL)
+    assert found and found.startswith("a/file cannot be loaded: it ends the program")
+    assert not mark.exists()
 
 
 def test_the_memory_of_the_machine_bounds_a_trial(monkeypatch):

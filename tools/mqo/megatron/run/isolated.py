@@ -103,9 +103,10 @@ def machine_memory() -> int:
 
 def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -> NoReturn:
     """Do the work of the child, which never returns."""
-    answer = _ENDED
+    answer = _PANIC  # a child that cannot be limited must not pass for one that ended well
     try:
         _restrict(memory, seconds)
+        answer = _ENDED
         work()
     except RecursionError:
         answer = _NESTED
@@ -113,12 +114,15 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
         parts = (os.fspath(error.path), error.clause, error.expected)
         answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
-        other = _ENDED if isinstance(error, Exception) else _PANIC  # of Rust, which no one catches
+        # Rust's panics, which no one catches, are no Exception.
+        other = answer if isinstance(error, Exception) else _PANIC
         answer = _MEMORY if _lacks_memory(error) else other
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-        os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
-        os._exit(0)
+        try:
+            _limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+            os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
+        finally:
+            os._exit(0)  # whatever fails: the caller's code must not run twice
 
 
 def _restrict(memory: int, seconds: float) -> None:
@@ -132,14 +136,20 @@ def _restrict(memory: int, seconds: float) -> None:
         signal.signal(number, signal.SIG_DFL)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + memory
-    # A soft limit, so that the answer can be given.
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, most)  # lifted again, so that the answer can be given
+    _limit(resource.RLIMIT_CORE, 0)
     # It ends even if this program is killed meanwhile.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
+    _limit(resource.RLIMIT_CPU, int(seconds) + 2)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # the threads of a pool do not live on in a fork
+
+
+def _limit(kind: int, most: int) -> None:
+    """Set the soft limit of a resource, to no more than the hard one, which may be the user's."""
+    _, hard = resource.getrlimit(kind)
+    bounds = [bound for bound in (most, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min(bounds, default=resource.RLIM_INFINITY), hard))
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
