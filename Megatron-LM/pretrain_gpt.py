@@ -15,6 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import mqo.megatron.hooks
 import mqo.megatron.run.engine
@@ -62,7 +63,7 @@ from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION
 from torch import Tensor
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]  # tensors; None on a stage that gets none
 
 
 def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
@@ -77,6 +78,7 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
     if not is_first_or_last_pipeline_stage(vp_stage) and not packs(args):
         return batch
     if mpu.get_tensor_model_parallel_rank() == 0:
+        assert data_iterator is not None
         loaded = next(data_iterator)
         batch |= {k: v.to(accelerator_type(), non_blocking=True) for k, v in loaded.items()}
     sizes = {
@@ -303,7 +305,7 @@ def main(
         mqo.megatron.hooks.check_available(args)
         mqo.megatron.hooks.before_model(args)
         mqo.megatron.hooks.label_timers(args)
-        datasets_provider.is_distributed = True
+        vars(datasets_provider).update(is_distributed=True)
         container = pretrain_cfg_container_from_args(args, configure(args))
         pretrain(container, datasets_provider, ModelType.encoder_or_decoder, step)
 

@@ -244,6 +244,7 @@ class EvenDispatcher:
 
 def route_evenly(model: torch.nn.Module) -> None:
     """Give every MoE layer an even dispatcher."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "token_dispatcher"):
             config = module.config
@@ -286,9 +287,9 @@ def take_over(products: Products) -> None:
     from mqo.megatron import device
     from mqo.quant import gemms
 
-    gemms.gemm_operands = products.operands
+    vars(gemms).update(gemm_operands=products.operands)
     meta = torch.device("meta")
-    device.accelerator.current_device = lambda: meta
+    vars(device.accelerator)["current_device"] = lambda: meta
     device.accelerator_type = lambda: "meta"
     device.accelerator_device = lambda *address: meta
     # One rank does not communicate, and no backend takes tensors without content.

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,8 +17,10 @@ from torch import Tensor
 
 PREFIX = "packed_"
 # What reading a damaged folder raises.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError)
-UNREADABLE += (SafetensorError,)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError),
+    SafetensorError,
+)
 
 
 def main(folder: Path, target: Path) -> None:
@@ -76,7 +79,7 @@ def elements(codes: Tensor, bits: int) -> Tensor:
     return (words >> bits * torch.arange(count) & (1 << bits) - 1).flatten(1)
 
 
-def decoded(kind: str, scales: Tensor, scale: Tensor) -> Tensor:
+def decoded(kind: str, scales: Any, scale: Any) -> Tensor:
     """Return what multiplies the elements of each run of a row, float32."""
     if kind in ("none", "tensor"):
         power = torch.ones(1) if scales is None else decoded("e8m0", scales, None)

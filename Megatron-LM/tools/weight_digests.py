@@ -49,7 +49,7 @@ def digests(folder: Path) -> dict[str, list]:
             if isinstance(about, TensorStorageMetadata):
                 tensor = torch.empty(about.size, dtype=about.properties.dtype)
                 load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
-                digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy())
+                digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
     return found
 

@@ -44,7 +44,8 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def one_process() -> tuple[world.Tensors, ...]:
     """Return weights before, losses and gradient norms of the steps, weights after: plain torch."""
     model = Mlp()
-    start, curve = world.weights_of(model), {}
+    start = world.weights_of(model)
+    curve: world.Tensors = {}
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     for step in range(STEPS):
         x, y = batch(step)
@@ -110,7 +111,7 @@ def demo() -> None:
             use_distributed_optimizer=True,
         )
         optimizer = get_megatron_optimizer(adam, [model])
-        curve = {}
+        curve: world.Tensors = {}
         for step in range(STEPS):
             with world.Wire() as wire:  # that of the last step is printed
                 curve |= train_step(model, optimizer, step, wire)

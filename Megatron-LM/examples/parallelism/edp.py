@@ -39,7 +39,7 @@ def copies_differ(model: torch.nn.Module) -> float:
         distributed.broadcast(copy, first, group=group)
         return (copy - weight).abs().max().item()
 
-    return max(difference(weight) for weight in model.mixture.experts.parameters())
+    return max(difference(weight) for weight in model.get_submodule("mixture.experts").parameters())
 
 
 def demo() -> None:

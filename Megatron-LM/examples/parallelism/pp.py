@@ -55,7 +55,8 @@ class Stage(MegatronModule):
 def batches() -> Iterator[Batch]:
     """Yield the micro-batches of a step: number, input and target [tokens, batch, hidden]."""
     for i in range(MICRO_BATCHES):
-        yield i, *(world.random(TOKENS, BATCH, HIDDEN, seed=s + i) for s in (10, 20))
+        x, y = (world.random(TOKENS, BATCH, HIDDEN, seed=s + i) for s in (10, 20))
+        yield i, x, y
 
 
 def forward(order: list[str], data: Iterator[Batch], stage: Stage) -> tuple:
@@ -105,7 +106,8 @@ def demo() -> None:
     """Run the same step on stages."""
     whole, expected_losses, expected = world.alone(one_process)
     with world.groups(pipeline_model_parallel_size=torch.distributed.get_world_size()):
-        stage, order = Stage(), []
+        stage = Stage()
+        order: list[str] = []
         world.load(stage, whole)
         world.say("holds", [f"layers {', '.join(stage.layers)} of {LAYERS}"])
         with world.Wire() as wire:

@@ -7,6 +7,8 @@ nothing of another rank, and the parts add up to y. That is one all-reduce forwa
 backward for the gradient of x, which every rank's columns contribute to.
 """
 
+from typing import Any
+
 import torch
 import world
 from megatron.core import parallel_state
@@ -44,8 +46,9 @@ def step(model: Mlp, wire: world.Wire) -> tuple[world.Tensors, world.Tensors]:
     loss = mse_loss(model(x), world.random(TOKENS, 1, HIDDEN, seed=3))
     wire.phase = "backward"
     loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    return {"loss": loss.detach()}, {"input": x.grad, **gradients}
+    gradients: dict[str, Any] = {"input": x.grad}
+    gradients |= {name: weight.grad for name, weight in model.named_parameters()}
+    return {"loss": loss.detach()}, gradients
 
 
 def cut(name: str, whole: Tensor) -> Tensor:

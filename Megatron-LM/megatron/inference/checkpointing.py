@@ -25,6 +25,7 @@ FUSED_NORMS = {
 }
 WRAPPER = "module."
 # Upstream's arguments, to read the weights of a checkpoint and nothing else of it.
+WEIGHTS_ALONE: dict[str, bool | None]
 WEIGHTS_ALONE = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
 WEIGHTS_ALONE |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": True}
 

@@ -157,21 +157,21 @@ def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
             else:
                 self._store(module, {prefix: torch.arange(module.weight.shape[0])})
 
-        def _gated_mlp_slicing(self, module: nn.Module, prefix: str, **rest: Any) -> None:
+        def _gated_mlp_slicing(self, module: Any, prefix: str, **rest: Any) -> None:
             if scales.get_quantization_format(module) is None:
                 super()._gated_mlp_slicing(module, prefix, **rest)
                 return
             gate, up = torch.arange(module.weight.shape[0]).chunk(2)
             self._store(module, {f"{prefix}gate_proj.": gate, f"{prefix}up_proj.": up})
 
-        def _qkv_slicing(self, module: nn.Module, prefix: str, **rest: Any) -> None:
+        def _qkv_slicing(self, module: Any, prefix: str, **rest: Any) -> None:
             if scales.get_quantization_format(module) is None:
                 super()._qkv_slicing(module, prefix, **rest)
                 return
             rows = qkv_rows(module.config, module.weight.shape[0])
             self._store(module, {f"{prefix}{name}_proj.": part for name, part in rows.items()})
 
-        def _store(self, module: nn.Module, parts: Mapping[str, Tensor]) -> None:
+        def _store(self, module: Any, parts: Mapping[str, Tensor]) -> None:
             if plain:
                 whole = dequantized(module).to(self.dtype)
                 self._state_dict |= {f"{name}weight": whole[rows] for name, rows in parts.items()}
@@ -225,7 +225,7 @@ def qkv_rows(config: Any, rows: int) -> dict[str, Tensor]:
 
 
 def export_tensorrt_llm(
-    model: nn.Module, folder: Path, ranks: int, rope: Mapping[str, Any] | None = None
+    model: Any, folder: Path, ranks: int, rope: Mapping[str, Any] | None = None
 ) -> None:
     """Write config.json and rank*.safetensors, one per rank of tensor parallelism.
 

@@ -53,7 +53,8 @@ class Recomputed:
 
     def __init__(self, model: Any, args: Namespace, longest: int) -> None:
         del longest
-        self.model, self.args, self.ids = model, args, []
+        self.model, self.args = model, args
+        self.ids: list[int] = []
 
     def __call__(self, ids: list[int]) -> Tensor:
         """Return what `Cached` does."""

@@ -136,7 +136,7 @@ def load(
 
 
 @contextmanager
-def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
+def watched_step(model: Any, args: Namespace) -> Iterator[None]:
     """Let the guard compare the first forward pass with the types in quant.toml.
 
     Raises:
@@ -152,7 +152,7 @@ def watched_step(model: nn.Module, args: Namespace) -> Iterator[None]:
 
 
 def batches(
-    rows: Iterable[Row], size: int, length: Callable[[Row], int] = len
+    rows: Iterable[Row], size: int, length: Callable[[Any], int] = len
 ) -> Iterator[list[Row]]:
     """Yield up to `size` neighbors of one length."""
     for _, alike in groupby(rows, length):

@@ -22,9 +22,11 @@ Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"
 LISTED = 4
 # Upstream's arguments that say what a model was trained on, and in what windows.
-TRAINED_ON = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split")
-TRAINED_ON += ("data_args_path", "per_split_data_args_path", "seq_length")
-TRAINED_ON += ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
+TRAINED_ON = (
+    *("data_path", "train_data_path", "valid_data_path", "test_data_path", "split"),
+    *("data_args_path", "per_split_data_args_path", "seq_length"),
+    *("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"),
+)
 # Where the sites are, below a tree's megatron/core.
 SITE_FILES = ("tensor_parallel/layers.py", "transformer/dot_product_attention.py")
 

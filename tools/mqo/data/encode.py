@@ -199,5 +199,5 @@ def _converted(table: dict[bytes, int], pattern: str) -> Tokenizer:
         )
     converter = TikTokenConverter(pattern=pattern)
     # Its own reader caches by path, also when the file changes.
-    converter.load_tiktoken_bpe = lambda _: table  # type: ignore[method-assign, assignment]
+    converter.load_tiktoken_bpe = lambda _: table
     return converter.converted()

@@ -190,11 +190,5 @@ def _fake_quantize_out(
     _quantize(x, spec_of(*fields), axis, out, seed % 2**64, amax)
 
 
-@torch.library.register_fake(_NAME)
-def _(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake(f"{_NAME}_out")
-def _(x: Tensor, out: Tensor, *_: Any) -> None:
-    return None
+torch.library.register_fake(_NAME, lambda x, *_: torch.empty_like(x))
+torch.library.register_fake(f"{_NAME}_out", lambda *_: None)

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,7 +131,8 @@ class QuantizedOperands(GemmOperands):
         quantize = partial(self._quantize, operand, how, axis)
         if how.spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
-        rounded: Tensor = _StraightThrough.apply(tensor, quantize)
+        straight_through: Any = _StraightThrough
+        rounded: Tensor = straight_through.apply(tensor, quantize)
         return rounded
 
     def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:

@@ -255,13 +255,11 @@ def _(codes: Tensor, out: Tensor, scales: Tensor, total: Tensor, axis: int, *fie
     _unpack(codes, out, Stored(scales, total), axis, spec_of(*fields))
 
 
-@torch.library.register_fake(_PACK)
-def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
+def _fake_pack(x: Tensor, _: object, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
     spec = spec_of(*fields)
     last = _last(x, spec, axis)
     return _codes_like(last, spec), *stored_like(last, spec)
 
 
-@torch.library.register_fake(_UNPACK)
-def _(codes: Tensor, out: Tensor, *_: Any) -> None:
-    return None
+torch.library.register_fake(_PACK, _fake_pack)
+torch.library.register_fake(_UNPACK, lambda *_: None)

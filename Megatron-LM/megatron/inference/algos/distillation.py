@@ -87,7 +87,7 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
             factor = _factor(value, values[INTERMEDIATE_LOSS])
             total = logits + others * factor
             value = value + values[INTERMEDIATE_LOSS] * factor
-        if self.skip_original_loss:
+        if self.skip_original_loss or student is None:
             return total
         return student + self.kd_loss_scale * (total * _factor(values[LM_LOSS], value))
 
@@ -197,6 +197,7 @@ class Projection(nn.Linear):
         super().__init__(student.hidden_size, teacher.hidden_size)
         nn.init.normal_(self.weight, std=_PROJECTION_STD)
         nn.init.zeros_(self.bias)
+        weight: Any
         for weight in self.parameters():
             # Under sequence parallelism a rank's gradient is of its own tokens: upstream sums them.
             weight.sequence_parallel = student.sequence_parallel
@@ -371,14 +372,14 @@ def adjust_distillation_model_for_mcore(
     return model
 
 
-def widened_shapes(model: nn.Module) -> Callable[[list, list], tuple[list, list]]:
+def widened_shapes(model: Any) -> Callable[[list, list], tuple[list, ...]]:
     """Return an `adjust_tensor_shapes_fn` of the schedule, which adds the teacher's h to (..., h).
 
     `model` is a distillation model without wrappers.
     """
     width = model.teacher_model.config.hidden_size
 
-    def widen(received: list[tuple], sent: list[tuple]) -> tuple[list[tuple], list[tuple]]:
+    def widen(received: list[tuple], sent: list[tuple]) -> tuple[list[tuple], ...]:
         return tuple([(*shape[:-1], shape[-1] + width) for shape in of] for of in (received, sent))
 
     return widen
@@ -396,7 +397,7 @@ def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Return the student's output; between pipeline stages [s, b, h + the teacher's h]."""
     split = self.config.pipeline_model_parallel_size > 1
-    theirs = None
+    theirs: Any = None
     if self.training or split:
         with torch.no_grad():
             # Setting this model to training also sets its teacher.

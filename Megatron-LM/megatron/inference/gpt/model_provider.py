@@ -196,7 +196,8 @@ def _read_checkpoint(folder: str) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     found = read_mapping(path, ", ".join(NEEDED))
-    given = {}
+    given: dict[str, Any] = {}
+    translate: Any
     for name, value in found.items():
         ours, translate = RENAMED.get(name, (name, lambda x: x))
         try:

@@ -112,7 +112,7 @@ def _mean(reports: list[LossValues]) -> LossValues:
 
 
 @contextmanager
-def _sharing(student: torch.nn.Module, step: Step) -> Iterator[None]:
+def _sharing(student: Any, step: Step) -> Iterator[None]:
     """Let the loss function find `step` on the student in this block."""
     student.kd_step = step
     try:

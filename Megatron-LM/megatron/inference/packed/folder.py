@@ -177,7 +177,8 @@ def _check_shapes(specs: Specs) -> None:
 def _write_files(weights: Weights, specs: Specs, layout: Layout, target: Path) -> None:
     from safetensors.torch import save_file
 
-    total, where = 0, {}
+    total = 0
+    where: dict[str, str] = {}
     files = sorted({one.path for one in weights.values()})
     for path in files:
         names = [name for name, one in weights.items() if one.path == path]

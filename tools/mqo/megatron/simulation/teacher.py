@@ -28,5 +28,5 @@ def program(flags: Sequence[str]) -> Program:
 
     # Sizes are all that is taken of a teacher, so a folder that names them is enough.
     model_provider.checkpoint_folder = Path
-    model_provider.load_teacher = lambda model, args: model
+    model_provider.load_teacher = lambda teacher, args: teacher
     return Program(distill_gpt.model_config, distill_gpt.forward_step, add_modelopt_args)
