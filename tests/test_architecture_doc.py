@@ -10,7 +10,7 @@ from mqo.project import Project
 PROJECT = Project.here()
 TEXT = (PROJECT.root / "docs/architecture.md").read_text(encoding="utf-8")
 BODY, OLD = TEXT.split("## Paths in older descriptions")
-OPEN = re.search(r"## Which file to open\n.*?(?=## )", BODY, re.DOTALL)[0]
+OPEN = re.search(r"## Which file of this project to open\n.*?(?=## )", BODY, re.DOTALL)[0]
 BODY = BODY.replace(OPEN, "")
 PATH = re.compile(
     r"`((?:megatron|tools|examples|pretrain_gpt|distill_gpt|preflight|UPSTREAM)[\w./]*)`"
