@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -120,6 +121,24 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, name, whole):
     (tmp_path / name).write_bytes(whole[:-9])
     with pytest.raises(DataError, match=rf"{name} cannot be read"):
         _read(tmp_path / name)
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", _zstd)])
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_document_without_end_is_refused_before_it_is_in_memory(
+    tmp_path, monkeypatch, kind, ending, pack
+):
+    monkeypatch.setattr(corpus, "_MOST", 1 << 18)
+    monkeypatch.setattr(corpus, "CHUNK", 1 << 16)
+    path = tmp_path / f"a.{'txt' if kind == 'text' else kind}{ending}"
+    path.write_bytes(pack(bytes(1 << 25)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="longer than a document"):
+            _read(path, kind)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_folder_gives_the_files_of_its_kind_in_order(tmp_path):

@@ -21,6 +21,7 @@ KINDS = {
 _PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of JSON lines: some hundred documents, and small enough for any memory
 _ROWS = 256  # of parquet in a chunk
+_MOST = Limit.TEXT  # bytes of a document: packed ones may expand to a thousand times their size
 
 Row = bytes | tuple[str | None, ...]
 
@@ -121,14 +122,38 @@ def _unpacked(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase
 def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     first = 1
     with _unpacked(path) as (stream, raw):
-        while rows := stream.readlines(CHUNK):
+        while rows := _rows(path, first, stream):
             yield Chunk(first, raw.tell(), rows)
             first += len(rows)
 
 
+def _rows(path: Path, first: int, stream: IO[bytes]) -> list[Row]:
+    """Return the next lines, of CHUNK bytes or a little more; none at the end."""
+    rows: list[Row] = []
+    size = 0
+    while size < CHUNK and (line := stream.readline(_MOST)):
+        if len(line) == _MOST:
+            raise _too_long(f"Line {first + len(rows)} of {path}")
+        rows.append(line)
+        size += len(line)
+    return rows
+
+
+def _too_long(name: str) -> DataError:
+    return DataError(
+        f"{name} is longer than a document may be",
+        expected=f"fewer than {_MOST:,} bytes, unpacked",
+        help="Split it into documents",
+    )
+
+
 def _whole(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     with _unpacked(path) as (stream, raw):
-        content = stream.read()
+        content = bytearray()
+        while part := stream.read(CHUNK):
+            content += part
+            if len(content) >= _MOST:
+                raise _too_long(str(path))
         try:
             text = content.decode()
         except UnicodeDecodeError:

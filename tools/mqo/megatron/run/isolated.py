@@ -114,7 +114,7 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
         parts = (os.fspath(error.path), error.clause, error.expected)
         answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
-        # Rust's panics, which no one catches, are no Exception.
+        # A panic of Rust is not an Exception.
         other = answer if isinstance(error, Exception) else _PANIC
         answer = _MEMORY if _lacks_memory(error) else other
     finally:

@@ -43,7 +43,7 @@ def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
 def cache_folder() -> Path | None:
     """Return where compiled kernels are kept, or None where nothing can be written.
 
-    Numba would put them beside the source and know them by its path; but a run's source is a
+    Numba would put them next to the source and know them by its path. But a run's source is a
     read-only copy at a path of its own, and would compile everything again. Here the folder is
     MQO_KERNEL_CACHE, else one in the user's cache, and the source's text is what counts. A flipped
     bit of machine code ends the process, so each file begins with the SHA-256 of the rest.
