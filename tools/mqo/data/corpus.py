@@ -127,7 +127,7 @@ def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             first += len(rows)
 
 
-def _rows(path: Path, first: int, stream: IO[bytes]) -> list[Row]:
+def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[Row]:
     """Return the next lines, of CHUNK bytes or a little more; none at the end."""
     rows: list[Row] = []
     size = 0
