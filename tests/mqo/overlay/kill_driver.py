@@ -19,7 +19,7 @@ from mqo import cli
 from mqo.overlay import transaction, tree
 from mqo.project import Project
 
-MODULES = ["apply", "vendor", "snapshot", "export", "status", "diff", "rewrite"]
+MODULES = ["apply", "vendor", "snapshot", "patch_files", "status", "diff", "rewrite"]
 
 
 class MiniProject(Project):
