@@ -2,9 +2,9 @@
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/losses.py [--threads 1] [--repeats 3]
 
-Ours is mqo.megatron.losses; beside it stand upstream's own cross-entropy, and a divergence on whole
-tensors in fp32. They take turns, and the best of each counts; the time is the CPU time of the
-process, all threads together. Memory is the peak of a process of its own for each, in
+Compares mqo.megatron.losses with upstream's cross-entropy, and with a divergence on whole tensors
+in fp32. They take turns, and the best of each counts; the time is the CPU time of the process, all
+threads together. Memory is the peak of a process of its own for each, in
 tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
 """
 

@@ -25,10 +25,10 @@ PHRASES = re.compile(
 )
 # What is left, by folder or file. A limit may only fall.
 LIMITS = {
-    "tools": 40,
+    "tools": 38,
     "Megatron-LM": 20,
     "patches": 0,
-    "benchmarks": 53,
+    "benchmarks": 52,
     "docs": 6,
     "README.md": 0,
 }

@@ -180,9 +180,14 @@ def _note(state: SiteState) -> str:
 
 def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
     """Return lines of at most WIDTH columns; paths, commands and types stay whole."""
-    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = " " * first, " " * behind
-    return wrapper.wrap(text)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * first,
+        subsequent_indent=" " * behind,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) -> None:

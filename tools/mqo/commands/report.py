@@ -20,13 +20,13 @@ def report(
     ),
     tolerance: Annotated[
         float,
-        typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict puts up with."),
+        typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict tolerates."),
     ] = 0.5,
     latex: Annotated[
         bool, typer.Option("--latex", help="Write each comparison as a LaTeX table, too.")
     ] = False,
 ) -> None:
-    """Compare runs on one page that works offline, with pictures and tables beside it."""
+    """Compare runs on one page that works offline, with its pictures and tables in one folder."""
     from mqo.report.collect import collect
     from mqo.report.compare import compare
     from mqo.report.folder import PAGE, write

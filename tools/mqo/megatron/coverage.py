@@ -25,7 +25,7 @@ def missing(
     """Return one text per fault: what a run should have quantized and did not.
 
     Args:
-        asked: site -> quant type; an absent site is asked 'none'.
+        asked: site -> quant type; an absent site has 'none'.
         records: of all ranks, for a pipeline stage may hold no site of a kind.
         type_of: what the run's recipe makes of a site's type, for an operand of a layer.
 

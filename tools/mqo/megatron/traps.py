@@ -40,7 +40,7 @@ def find_traps(
     """Return one text per cause that would leave GEMMs unquantized, with the flag to change.
 
     Args:
-        asked: site -> quant type; an absent site is asked 'none'.
+        asked: site -> quant type; an absent site has 'none'.
         setup: equal on all ranks.
         layers: those of all ranks, for a pipeline stage may hold none of a kind.
         is_excluded: whether the run leaves (site, layer) unquantized knowingly.

@@ -57,14 +57,14 @@ def status(tree: Tree, series: Series) -> Status:
         state = _entry_state(tree, manifest, record, touched) if manifest else "not applied"
         rows.append(EntryStatus(entry.name, entry.kind, state, files, entry.reason))
     known = {entry.name for entry in series.entries}
-    dropped = [old for old in manifest.entries if old.name not in known] if manifest else []
-    for old in dropped:
-        files = len(manifest.touched_by(old.name)) if manifest else 0
-        rows.append(EntryStatus(old.name, old.kind, "dropped", files, ""))
-    types = []
-    for path in manifest.touched_by("quant_sites") if manifest else []:
-        content = tree.read(path) or b""
-        types += [(path, literal) for literal in literals.read_if_any(content)]
+    types: list[tuple[str, literals.Literal]] = []
+    if manifest is not None:
+        for old in (entry for entry in manifest.entries if entry.name not in known):
+            files = len(manifest.touched_by(old.name))
+            rows.append(EntryStatus(old.name, old.kind, "dropped", files, ""))
+        for path in manifest.touched_by("quant_sites"):
+            content = tree.read(path) or b""
+            types += [(path, literal) for literal in literals.read_if_any(content)]
     return Status(
         upstream.version,
         upstream.origin,

@@ -1,4 +1,4 @@
-"""Checks what a command may write in a tree: its own files, and nothing behind a symbolic link."""
+"""Checks what a command may write in a tree: its own files, and nothing through a symbolic link."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
     """Return query, key, value and context, and the rotated width.
 
     Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
-    chunks keep the operands alone; recomputed, the value is kept as a view of what was projected.
+    chunks keep only the operands; recomputed, the value is kept as a view of what was projected.
     """
     heads, groups = model.num_attention_heads, model.num_query_groups or 0
     head = model.hidden_size // heads

@@ -66,12 +66,13 @@ def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> Non
             loaded would have something run that no checkpoint needs.
     """
     engine.prepare([model] if isinstance(model, Module) else model, args)
-    if load_folder(args, load_arg) is None:
+    folder = load_folder(args, load_arg)
+    if folder is None:
         return
     found = error = None
     if rank() == 0:
         try:
-            found = _look(args, load_arg)
+            found = _look(args, getattr(args, load_arg, None), folder)
         except CheckpointError as none:
             error = str(none)
     found, error = all_ranks((found, error))[0]
@@ -130,11 +131,12 @@ def loaded(folder: Path, step: int | None = None) -> Path:
     return folder / "release" if iteration is None else _path(folder, iteration)
 
 
-def _look(args: Namespace, load_arg: str) -> tuple[int, str] | None:
-    """Return what `choose` returns, where there is a choice; its metadata is looked at."""
+def _look(args: Namespace, own: str | None, used: Path) -> tuple[int, str] | None:
+    """Return what `choose` returns, if there is a choice, and check the metadata of the chosen one.
+
+    `own` is the folder in the run's arguments, `used` the one from which upstream loads.
+    """
     found, chosen = None, getattr(args, "ckpt_step", None)
-    own, used = getattr(args, load_arg, None), load_folder(args, load_arg)
-    assert used is not None  # `before_load` asks only where there is one
     folder = Path(own or used)
     if chosen is None and not _has_tracker(folder):
         found = _without_tracker(args, folder)

@@ -26,8 +26,9 @@ def faults(args: Namespace) -> tuple[str, ...]:
 
     None of them matters where no linear layer is to be quantized.
     """
-    version = releases.installed() or ""
-    if why := releases.fault(version or None):
+    version = releases.installed()
+    why = releases.fault(version)
+    if version is None or why:
         return (f"{why}; pass --transformer-impl local",)
     found = list(_recipe(args))
     if current().save_activations == "packed":

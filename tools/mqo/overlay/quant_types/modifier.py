@@ -24,7 +24,7 @@ from mqo.overlay.unified import unified
 from mqo.project import Project
 from mqo.quant.formats import NONE, QUANT_TYPES
 
-# {site: what stands for it in the option --...-quant}.
+# {site: its name in the option --...-quant}.
 OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
 COMMAND = (
     "quant_type_modifier"

@@ -158,10 +158,13 @@ def _classes(path: str, tree: ast.Module) -> list[ast.ClassDef]:
     return [n for n, f in forwards if f and {a.arg for a in f.args.args} >= _OPERANDS]
 
 
-def _definitions(node: ast.AST) -> Iterator[ast.stmt]:
+_Definition = ast.ClassDef | ast.FunctionDef | ast.Assign
+
+
+def _definitions(node: ast.AST) -> Iterator[_Definition]:
     """Yield what a module defines, under `if` and `try`, too."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.Assign):
+        if isinstance(child, _Definition):
             yield child
         elif isinstance(child, ast.stmt | ast.excepthandler):
             yield from _definitions(child)
@@ -190,10 +193,10 @@ def _applied(tree: ast.Module) -> set[str]:
     return applied
 
 
-def _names(node: ast.stmt) -> list[str]:
+def _names(node: _Definition) -> list[str]:
     if isinstance(node, ast.Assign):
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+    return [node.name]
 
 
 # -- which literals are a site's ------------------------------------------------------------------

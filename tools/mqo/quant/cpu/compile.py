@@ -41,7 +41,7 @@ def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
 
 @functools.cache
 def cache_folder() -> Path | None:
-    """Return where compiled kernels are kept, or None where nothing can be written.
+    """Return where compiled kernels are kept, or None if nothing can be written.
 
     Numba would put them next to the source and know them by its path. But a run's source is a
     read-only copy at a path of its own, and would compile everything again. Here the folder is
