@@ -273,14 +273,6 @@ def test_a_read_only_tensor_may_be_read(assert_same_bits, tmp_path):
         assert_like_reference(assert_same_bits, mapped, QuantSpec("mxfp8"))
 
 
-@every_kind
-def test_a_parameter_gives_a_tensor_without_gradient(kind):
-    x = torch.nn.Parameter(normal(4, 32))
-    result = cpu.qdq(x, QuantSpec(kind))
-    assert type(result) is torch.Tensor
-    assert not result.requires_grad
-
-
 # -- not supported -----------------------------------------------------------------------------
 
 
