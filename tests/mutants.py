@@ -64,11 +64,11 @@ class Map:
                     found[line].add(context.rpartition("|")[0])
         return found
 
-    def chosen(self, mutant, without):
-        """Return the tests to run: the fastest first, those of a file together."""
+    def chosen(self, mutant, without, before):
+        """Return the tests to run: `before`, then the fastest, those of a file together."""
         lines, left, chosen = self.tests(mutant.file), BUDGET, {}
         names = set().union(*(lines[line] for line in mutant.lines)) - without
-        for test in sorted(names, key=lambda name: (self.seconds.get(name, 1), name)):
+        for test in sorted(names, key=lambda one: (one != before, self.seconds.get(one, 1), one)):
             file = test.partition("::")[0]
             left -= self.seconds.get(test, 1) + FILE_SECONDS * (file not in chosen)
             if left < 0 and chosen:
@@ -154,18 +154,15 @@ def run_isolated(scratch, file, tests, mutant):
 
 def verdict_on(mutant, before, known, good, bad):
     """Say what the tests of its lines find; `good` pass without a mutant, and `bad` do not."""
-    first = [before.removeprefix("caught by ")] if before.startswith("caught by ") else []
-    while tests := first or known.chosen(mutant, bad):
+    while tests := known.chosen(mutant, bad, before.removeprefix("caught by ")):
         failed = failures(tests, mutant)[:1]
-        if failed and failed != ["timeout"] and failed[0] not in good:
-            also = failures(failed if failed[0] in tests else tests)
-            bad.update({*also} - {"timeout"})
-            good.update({*failed} - {*also})
-        if failed and failed[0] in good:
-            return f"caught by {failed[0]}"
-        if not first and (not failed or failed == ["timeout"]):
+        if not failed or failed == ["timeout"]:
             return "timeout" if failed else f"survived {len(tests)} tests"
-        first = []
+        if failed[0] not in good:
+            also = failures(failed if failed[0] in tests else tests)
+            (bad if also else good).update(also, failed)
+        if failed[0] in good:
+            return f"caught by {failed[0]}"
     return "no test passes without it"
 
 
