@@ -6,17 +6,13 @@ import subprocess
 
 import pytest
 from mqo.launch.config import Cluster, resolve
-from mqo.project import Project
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS
 
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 from . import real_runs
 from .real_runs import SAVED, SAVED_HALFWAY, SHORT_STEPS, stats_of, tracked
-
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+from .vendored_tree import PROJECT
 
 SIZES = f"{SAVED_HALFWAY} --eval-iters 1 --eval-interval 100".split()
 WIDER = ["--num-layers", "4", "--hidden-size", "96", "--ffn-hidden-size", "160", "--lr", "2e-3"]

@@ -16,13 +16,12 @@ from mqo.matrix import tables
 from mqo.overlay.apply import apply
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
-from mqo.project import Project
 from mqo.report import stats
 
 pytest.importorskip("torch")
 from .real_runs import MODES, TINY, losses, stats_of
+from .vendored_tree import PROJECT
 
-PROJECT = Project.here()
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 DISTRIBUTED_BF16 = (
     "--bf16",
@@ -30,9 +29,6 @@ DISTRIBUTED_BF16 = (
     "--overlap-grad-reduce",
     "--overlap-param-gather",
 )
-
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 
 UNFUSED = ("--attention-backend", "unfused")

@@ -12,17 +12,14 @@ from mqo.errors import CheckpointError
 from mqo.launch import convert, evaluation, tasks
 from mqo.launch.config import resolve
 from mqo.launch.evaluation import AS_TRAINED, Place
-from mqo.project import Project
 
 pytest.importorskip("torch")
 from . import real_runs
 from .real_runs import TINY, losses
+from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 WINDOW, WINDOWS = 64, 8  # of TINY, and of the one document that is held out
 LENGTH = WINDOW * WINDOWS + 20

@@ -7,16 +7,13 @@ import pytest
 from mqo.launch import convert, evaluation
 from mqo.launch.evaluation import AS_TRAINED, Place
 from mqo.launch.export import export
-from mqo.project import Project
 
 pytest.importorskip("modelopt")
 pytest.importorskip("transformers")
 from .real_runs import TINY, Starter
+from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 # Weights alone are quantized, so that a model with rounded weights computes the same unquantized.
 # The first of two blocks is left out.

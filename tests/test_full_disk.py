@@ -10,18 +10,15 @@ from mqo import cli
 from mqo.launch import convert
 from mqo.launch.config import resolve
 from mqo.launch.export import export
-from mqo.project import Project
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 from . import real_runs
 from .real_runs import TINY
+from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 SIZE = 8 << 20  # of the disk, in bytes
 FREE = (0, 48 << 10)  # what is left of it

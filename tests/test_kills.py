@@ -5,15 +5,12 @@ import random
 import subprocess
 
 import pytest
-from mqo.project import Project
 
 pytest.importorskip("torch")
 from .kill_trainings import LAST, MODES, Kill, Training, try_kills
+from .vendored_tree import PROJECT
 
-if not (Project.here().tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
-
-BATCH = Project.here().root / "script/slurm.sbatch"
+BATCH = PROJECT.root / "script/slurm.sbatch"
 STOCHASTIC = next(iter(MODES))
 
 

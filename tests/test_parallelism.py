@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 from mqo.launch.config import Cluster, resolve
-from mqo.project import Project
 from mqo.recipes.recipe import names, read
 from mqo.runs import TRAIN_LOSS
 
@@ -16,10 +15,7 @@ from safetensors.torch import load_file
 
 from . import real_runs
 from .real_runs import SHORT_STEPS
-
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+from .vendored_tree import PROJECT as PROJECT
 
 STEPS = 10
 SIZES = (

@@ -6,16 +6,13 @@ import sys
 
 import pytest
 from mqo.perf.trace import PARTS, REST
-from mqo.project import Project
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
 from .real_runs import TINY, losses
+from .vendored_tree import PROJECT as PROJECT
 
 pytestmark = pytest.mark.slow
-
-if not (Project.here().tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 STEPS = 6  # of TINY
 

@@ -12,7 +12,6 @@ from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.evaluation import Place
 from mqo.launch.run import Result
-from mqo.project import Project
 from mqo.report.collect import collect
 from mqo.run_records import parsed
 from mqo.runs import TRAIN_LOSS
@@ -23,12 +22,10 @@ import torch
 
 from . import forking, real_runs
 from .real_runs import LAST, SAVED, SAVED_HALFWAY, SHORT_STEPS, tracked
+from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 PROGRAM = PROJECT.tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 0".split()

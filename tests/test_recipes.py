@@ -6,17 +6,13 @@ import pytest
 from mqo.errors import RunError
 from mqo.launch import run as launch
 from mqo.launch.config import resolve
-from mqo.project import Project
 from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from .real_runs import Starter, losses, stats_of
-
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+from .vendored_tree import PROJECT as PROJECT
 
 SIZES = (
     "--num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "

@@ -18,7 +18,6 @@ from mqo.launch.finished import FILE, finished
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, place
 from mqo.matrix import tables
-from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 from mqo.scale.layout import Layout as Planned
@@ -36,10 +35,7 @@ from .real_runs import (
     stats_of,
     tracked,
 )
-
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+from .vendored_tree import PROJECT
 
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 0"
 EXPERTS = (
@@ -382,7 +378,7 @@ cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(fl
                cluster=where, checkpoint=Path(checkpoint))
 project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
 run.coverage.record = lambda *args: None
-guarded(lambda: run.run(project(Project.here().root), cell))
+guarded(lambda: run.run(project(PROJECT.root), cell))
 """
 
 

@@ -8,15 +8,12 @@ import sys
 import pytest
 from mqo.errors import RunError
 from mqo.launch.rerun import BitEqual, compare, rerun
-from mqo.project import Project
 from mqo.runs import TRAIN_LOSS, RunFolder
 from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
 from .real_runs import TINY, losses, stats_of, tracked
-
-if not (Project.here().tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+from .vendored_tree import PROJECT as PROJECT
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import tarfile
 
 import pytest
 from mqo.launch.command import from_shell
-from mqo.project import Project
 from mqo.runs import RunFolder
 from mqo.sweep.state import SweepFolder
 
@@ -16,10 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
 from .mqo.track.conftest import MlflowStore
 from .real_runs import TINY
+from .vendored_tree import PROJECT as PROJECT
 
 pytestmark = pytest.mark.slow
-if not (Project.here().tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 
 WORDS = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_mxfp8")
 

@@ -7,17 +7,14 @@ from mqo.launch import evaluation
 from mqo.launch import run as run_module
 from mqo.launch.config import resolve
 from mqo.launch.evaluation import Place
-from mqo.project import Project
 from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")
 from . import real_runs
 from .get_packages import ENGINE_WHEELS, ENGINES, ROOT
 from .real_runs import SAVED_HALFWAY, SHORT_STEPS, losses, stats_of
+from .vendored_tree import PROJECT as PROJECT
 
-PROJECT = Project.here()
-if not (PROJECT.tree / "megatron/core").exists():
-    pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
 NEWEST, *_, OLDEST = ENGINE_WHEELS
 if not (ENGINES / NEWEST).exists():
     pytest.skip(f"no {ENGINES}: python tests/get_packages.py", allow_module_level=True)

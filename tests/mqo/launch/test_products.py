@@ -97,6 +97,8 @@ def test_the_table():
     assert "no matrix product" in text[at + 1]
     for mark, reason in zip("abc", (AUTOGRAD, AT_NONE, NO_SITE), strict=True):
         assert f"({mark}) {reason}" in text
+    shares = [line.split()[-1] for line in text if line.endswith("%")][: -len(MADE.shares)]
+    assert sum(float(share[:-1]) for share in shares) == pytest.approx(100, abs=0.3)
 
 
 def test_reasons_have_letters_and_experts_a_word():
@@ -105,12 +107,6 @@ def test_reasons_have_letters_and_experts_a_word():
     assert text[-1] == EVEN_EXPERTS
     assert EVEN_EXPERTS not in lines(MADE)
     assert [line for line in text if line.startswith("  mm ") and "(c)" in line]
-
-
-def test_the_shares_of_the_rows_make_the_whole():
-    rows = [line.split()[-1] for line in lines(MADE) if line.endswith("%")]
-    below = len(MADE.shares)
-    assert sum(float(share[:-1]) for share in rows[:-below]) == pytest.approx(100, abs=0.3)
 
 
 def test_a_recomputed_product_says_how_often():

@@ -252,44 +252,31 @@ def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
         launch._sum_up(folder, last, data, {}, 1.4)
 
 
-def test_without_a_failure_file_the_log_is_searched_for_an_error(folder):
-    with pytest.raises(RunError, match="after 0 of 160 steps: ValueError: no such head size"):
-        train(
-            folder,
-            """
-            print("before")
-            raise ValueError("no such head size")
-        """,
-        )
+RANK_FAILED = """
+import sys
+print("[rank0]: Traceback, and so on")
+print("[rank0]: a.b.GuardError: no such layer")
+sys.exit("torch.distributed.elastic.errors.ChildFailedError:")
+"""
+OURS_FIRST = """
+print("mqo: the source is not patched. Expected: a patched one.")
+raise RuntimeError("later")
+"""
+NOTE = 'print("mqo: norms torch.RMSNorm; fusions none", flush=True); mine()'
 
 
-def test_an_error_is_found_behind_the_rank_that_had_it(folder):
-    with pytest.raises(RunError, match=r"0 of 160 steps: \[rank0\]: a\.b\.GuardError: no such"):
-        train(
-            folder,
-            """
-            import sys
-            print("[rank0]: Traceback, and so on")
-            print("[rank0]: a.b.GuardError: no such layer")
-            sys.exit("torch.distributed.elastic.errors.ChildFailedError:")
-        """,
-        )
-
-
-def test_an_error_of_ours_in_the_log_comes_first(folder):
-    with pytest.raises(RunError, match="after 0 of 160 steps: mqo: the source is not patched"):
-        train(
-            folder,
-            """
-            print("mqo: the source is not patched. Expected: a patched one.")
-            raise RuntimeError("later")
-        """,
-        )
-
-
-def test_a_note_of_ours_in_the_log_is_no_error(folder):
-    with pytest.raises(RunError, match="after 0 of 160 steps: NameError: name 'mine'"):
-        train(folder, 'print("mqo: norms torch.RMSNorm; fusions none", flush=True); mine()')
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ('print("before"); raise ValueError("no such head size")', "ValueError: no such head size"),
+        (RANK_FAILED, r"\[rank0\]: a\.b\.GuardError: no such"),
+        (OURS_FIRST, "mqo: the source is not patched"),
+        (NOTE, "NameError: name 'mine'"),  # a note of ours is no error
+    ],
+)
+def test_without_a_failure_file_the_log_is_searched_for_an_error(folder, program, error):
+    with pytest.raises(RunError, match=f"after 0 of 160 steps: {error}"):
+        train(folder, program)
 
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):

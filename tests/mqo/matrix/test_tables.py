@@ -68,7 +68,7 @@ def test_shrunk_grouped_queries_keep_their_ratio(name):
     assert small.hidden_size // small.num_attention_heads % 32 == 0, "heads hold whole MX blocks"
 
 
-def test_shrunk_multi_latent_attention_keeps_its_proportions():
+def test_shrunk_latent_attention_keeps_its_proportions_and_experts_are_still_chosen():
     full = tables.models()["deepseek2_lite"]
     small = full.shrunk(8, 4)
     sizes, smaller = full.mla.model_dump(), small.mla.model_dump()
@@ -77,11 +77,6 @@ def test_shrunk_multi_latent_attention_keeps_its_proportions():
     assert all(size % 32 == 0 for size in smaller.values()), "heads hold whole MX blocks"
     assert small.num_attention_heads * 4 == full.num_attention_heads
     assert small.num_attention_heads * small.mla.v_head_dim == small.hidden_size
-
-
-def test_a_shrunk_mixture_of_experts_still_chooses():
-    full = tables.models()["deepseek2_lite"]
-    small = full.shrunk(8, 4)
     assert 1 < small.moe.topk < small.moe.num_experts < full.moe.num_experts
     assert 0 < small.moe.dense_layers < small.num_layers
     assert small.moe.shared_experts == full.moe.shared_experts

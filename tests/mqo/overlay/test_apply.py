@@ -41,7 +41,7 @@ def set_types(mini, **wanted):
 # -- there and back ----------------------------------------------------------------------------
 
 
-def test_apply_writes_what_the_series_says(mini):
+def test_apply_writes_what_the_series_says_and_a_second_apply_nothing(mini):
     assert apply(mini.tree, mini.series) == Applied(CHANGED, NAMES)
     layers = mini.tree.read("megatron/core/layers.py").decode()
     assert "torch.matmul( fprop.lhs(x),fprop.rhs(weight) )   # trailing words" in layers
@@ -49,6 +49,9 @@ def test_apply_writes_what_the_series_says(mini):
     assert layers.count("custom_quant_type = 'none'") == 2
     assert mini.tree.read("megatron/training/loop.py") == b"def run():\n\tnew_engine.start(2)\n"
     assert mini.tree.read("megatron/core/plain.py") == FILES["megatron/core/plain.py"]
+    before = files_on_disk(mini.tree)
+    assert apply(mini.tree, mini.series) == AlreadyApplied(CHANGED)
+    assert files_on_disk(mini.tree) == before
 
 
 def test_restore_gives_back_every_byte_and_mode(mini):
@@ -58,32 +61,9 @@ def test_restore_gives_back_every_byte_and_mode(mini):
     apply(mini.tree, mini.series)
     assert files_on_disk(mini.tree) != before
     assert restore(mini.tree, mini.series) == Restored(CHANGED, NAMES)
-    assert files_on_disk(mini.tree) == before
     assert mini.tree.manifest() is None
-
-
-def test_applying_twice_changes_nothing(patched):
-    before = files_on_disk(patched.tree)
-    assert apply(patched.tree, patched.series) == AlreadyApplied(CHANGED)
-    assert files_on_disk(patched.tree) == before
-
-
-def test_restoring_a_pristine_tree_changes_nothing(mini):
     assert restore(mini.tree, mini.series) == AlreadyPristine()
-    assert mini.bytes() == FILES
-
-
-def test_applying_after_restoring_gives_the_same_bytes(patched):
-    before = files_on_disk(patched.tree)
-    restore(patched.tree, patched.series)
-    apply(patched.tree, patched.series)
-    assert files_on_disk(patched.tree) == before
-
-
-def test_files_of_ours_are_neither_changed_nor_removed(patched):
-    before = patched.path("ours.py").read_bytes()
-    restore(patched.tree, patched.series)
-    assert patched.path("ours.py").read_bytes() == before
+    assert files_on_disk(mini.tree) == before
 
 
 # -- refusals: nothing is written --------------------------------------------------------------
@@ -206,15 +186,11 @@ def test_an_entry_that_left_the_series_is_undone(patched):
 # -- some entries alone ------------------------------------------------------------------------
 
 
-def test_a_named_entry_comes_with_what_it_requires(mini):
+def test_a_named_entry_comes_with_what_it_requires_and_others_join_it(mini):
     assert apply(mini.tree, mini.series, ["quant_sites"]) == Applied(1, ("ours", "quant_sites"))
     assert mini.tree.manifest().names == ("ours", "quant_sites")
     assert mini.bytes()["megatron/core/gadget.py"] == FILES["megatron/core/gadget.py"]
-
-
-def test_a_named_entry_joins_those_that_are_applied(mini):
-    apply(mini.tree, mini.series, ["new_engine"])
-    assert apply(mini.tree, mini.series, ["quant_sites"]) == Applied(1, NAMES)
+    assert apply(mini.tree, mini.series, ["new_engine"]) == Applied(2, NAMES)
     assert apply(mini.tree, mini.series) == AlreadyApplied(CHANGED)
 
 
@@ -255,12 +231,15 @@ def elsewhere(mini, tmp_path):
     return materialize(tmp_path / "elsewhere", FILES), series
 
 
-def test_our_files_are_placed_and_removed_again(elsewhere):
+@pytest.mark.parametrize("content", [b"def operands(*args): ...\n", b""])
+def test_our_files_are_placed_and_removed_again(elsewhere, mini, content):
     tree, series = elsewhere
+    (mini.tree.root / "megatron/ours.py").write_bytes(content)
     before = files_on_disk(tree)
     assert apply(tree, series) == Applied(CHANGED + 1, NAMES)
-    assert tree.read("megatron/ours.py") == b"def operands(*args): ...\n"
+    assert tree.read("megatron/ours.py") == content
     assert apply(tree, series) == AlreadyApplied(CHANGED + 1)
+    assert status(tree, series).clean
     restore(tree, series)
     assert files_on_disk(tree) == before
 
@@ -285,16 +264,6 @@ def test_a_changed_file_of_ours_is_placed_anew(elsewhere, mini):
     (mini.tree.root / "megatron/ours.py").write_text("operands = print\n")
     assert apply(tree, series) == Applied(1, NAMES)
     assert tree.read("megatron/ours.py") == b"operands = print\n"
-
-
-def test_an_empty_file_of_ours_is_placed_and_removed_like_any(elsewhere, mini):
-    tree, series = elsewhere
-    (mini.tree.root / "megatron/ours.py").write_bytes(b"")
-    assert apply(tree, series) == Applied(CHANGED + 1, NAMES)
-    assert apply(tree, series) == AlreadyApplied(CHANGED + 1)
-    assert status(tree, series).clean
-    restore(tree, series)
-    assert tree.read("megatron/ours.py") is None
 
 
 def test_a_file_of_somebody_elses_is_not_overwritten_by_ours(elsewhere):
@@ -329,12 +298,6 @@ def test_a_quant_type_is_no_edit(patched):
 def test_quant_types_survive_a_reapplication(replaced):
     apply(replaced.tree, replaced.series)
     assert types(replaced) == {"fprop": "mxfp8", "dgrad": "none"}
-
-
-def test_restore_gives_upstreams_bytes_whatever_the_quant_types(patched):
-    set_types(patched, fprop="mxfp4")
-    restore(patched.tree, patched.series)
-    assert patched.bytes() == FILES
 
 
 # -- any source --------------------------------------------------------------------------------

@@ -126,13 +126,6 @@ def test_apply_status_diff_restore(repo):
     assert repo.restore() == AlreadyPristine()
 
 
-def test_git_does_not_see_what_mqo_keeps(repo):
-    repo.apply()
-    assert ".mqo" not in repo.git("status", "--porcelain", "-uall")
-    repo.commit()
-    assert ".mqo" not in repo.git("ls-files")
-
-
 def test_an_entry_alone(repo):
     assert repo.apply("new_engine") == Applied(2, ("new_engine",))
     assert repo.apply("quant_sites").entries == NAMES
@@ -371,23 +364,14 @@ def test_restore_gives_what_a_checkout_gives(repo, configure):
 # -- files of every kind -------------------------------------------------------------------------
 
 
-def test_names_of_every_kind_do_no_harm(repo):
+def test_files_with_names_of_every_kind_are_patched_like_any(repo):
     names = [b"two words", b"two\nlines", b"tab\t", "é∂".encode(), b"latin \xe9", b'"quoted"']
     for folder in (b"docs", b"megatron/core"):
         for name in names:
-            repo.write(os.fsdecode(folder + b"/" + name + b".py"), b"import old_engine\n")
+            repo.write(os.fsdecode(folder + b"/" + name + b".py"), FILES[LOOP])
     repo.commit()
     repo.apply()
-    repo.restore()
-    assert repo.dirt() == []
-
-
-def test_a_file_with_a_space_in_its_name_is_patched_like_any(repo):
-    path = "megatron/core/two words.py"
-    repo.write(path, FILES[LOOP])
-    repo.commit()
-    assert repo.apply().changed == CHANGED + 1
-    assert b"new_engine" in repo.read(path)
+    assert b"new_engine" in repo.read("megatron/core/two words.py")
     repo.restore()
     assert repo.dirt() == []
 
@@ -445,8 +429,11 @@ def refused(repo, match):
     assert not (repo.root / ".mqo").exists()
 
 
-def test_a_repository_without_a_commit(bare):
+def test_a_repository_without_a_commit_and_a_git_folder_that_is_none(bare):
     refused(bare, "Expected: a git work tree with a commit")
+    shutil.rmtree(bare.root / ".git")
+    (bare.root / ".git").write_text("gitdir: /nowhere\n")
+    refused(bare, "git rev-parse failed")
 
 
 def test_a_repository_whose_head_holds_no_megatron(bare):
@@ -457,12 +444,6 @@ def test_a_repository_whose_head_holds_no_megatron(bare):
         bare.apply()
     assert bare.disk() == before
     assert not (bare.root / ".mqo").exists()
-
-
-def test_a_git_folder_that_is_none(bare):
-    shutil.rmtree(bare.root / ".git")
-    (bare.root / ".git").write_text("gitdir: /nowhere\n")
-    refused(bare, "git rev-parse failed")
 
 
 def test_without_git(repo, monkeypatch, tmp_path):
@@ -572,6 +553,7 @@ def test_the_patched_tree_committed_as_a_whole(repo):
     """From then on it is what HEAD says, and no longer ours to undo."""
     repo.apply()
     repo.commit()
+    assert ".mqo" not in repo.git("ls-files")
     before = repo.disk()
     repo.restore()
     assert repo.disk() == before

@@ -100,22 +100,17 @@ def test_a_second_command_waits_for_the_first(mini, processes, start, holding, s
         assert mini.tree.manifest() is None
 
 
-def test_a_snapshot_waits_until_the_tree_is_whole(mini, processes, start, holding, tmp_path):
+def test_a_snapshot_and_a_reader_wait_until_the_tree_is_whole(
+    mini, processes, start, holding, tmp_path
+):
     apply(mini.tree, mini.series, ["new_engine"])
     with holding("apply") as first:
-        waiting = start("snapshot", tmp_path / "shot")
+        waiting, reading = start("snapshot", tmp_path / "shot"), start("status")
     assert processes.wait(first).code == 0
+    assert processes.wait(reading).code == 0
     assert processes.wait(waiting).code == 0
     copy = {path: (tmp_path / "shot" / path).read_bytes() for path in FILES}
     assert copy == mini.bytes()
-
-
-def test_readers_wait_for_a_command_that_is_half_way(mini, processes, start, holding):
-    with holding("apply") as first:
-        waiting = start("status")
-    assert processes.wait(first).code == 0
-    looked = processes.wait(waiting)
-    assert (looked.code, looked.err) == (0, "")
 
 
 def test_many_commands_at_once_leave_one_of_the_two_states(mini, processes, start):

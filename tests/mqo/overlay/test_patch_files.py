@@ -141,11 +141,6 @@ def test_a_long_reason_is_wrapped(mini, tree, series, write, tmp_path):
     git_apply(pristine_copy(tree, tmp_path / "copy"), written)
 
 
-def test_twice_the_same_bytes(write, tmp_path):
-    first, second = write(tmp_path / "one"), write(tmp_path / "two")
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
-
-
 def test_quant_types_in_the_source_are_not_exported(tree, write, tmp_path):
     before = [path.read_bytes() for path in write(tmp_path / "before")]
     content = literals.write(tree.read(LAYERS), {"fprop": "mxfp8"})

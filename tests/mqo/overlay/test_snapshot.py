@@ -23,19 +23,19 @@ def types_of(shot):
     return {t.site: t.value for t in literals.read(shot.tree.read(LAYERS))}
 
 
-def test_a_snapshot_holds_the_patched_tree_and_our_own_files(patched, target):
-    shot = snapshot(patched.tree, target)
-    assert {path: shot.tree.read(path) for path in FILES} == patched.bytes()
-    assert shot.tree.read("megatron/ours.py") is not None
-
-
-def test_a_snapshot_leaves_out_records_and_bytecode(patched, target):
+def test_a_snapshot_copies_the_patched_tree_and_our_files_but_no_records_and_bytecode(
+    patched, target
+):
     cache = patched.path("core/__pycache__")
     cache.mkdir()
     (cache / "layers.pyc").write_bytes(b"x")
-    snapshot(patched.tree, target)
+    shot = snapshot(patched.tree, target)
+    assert {path: shot.tree.read(path) for path in FILES} == patched.bytes()
+    assert shot.tree.read("megatron/ours.py") is not None
     names = {path.name for path in target.rglob("*")}
     assert names.isdisjoint({".mqo", "__pycache__", "layers.pyc"})
+    ours = {p.stat().st_ino for p in patched.tree.root.rglob("*") if p.is_file()}
+    assert ours.isdisjoint({p.stat().st_ino for p in target.rglob("*") if p.is_file()})
 
 
 def test_a_snapshots_files_are_read_only_and_its_folders_can_be_removed(patched, target):
@@ -45,14 +45,6 @@ def test_a_snapshots_files_are_read_only_and_its_folders_can_be_removed(patched,
         modes[path.is_dir()] |= path.stat().st_mode & 0o222
     assert modes[False] == 0
     assert modes[True] & 0o200
-
-
-def test_a_snapshot_shares_no_file_with_the_tree(patched, target):
-    snapshot(patched.tree, target)
-    patched.path("core/plain.py").write_bytes(b"answer = 0")
-    assert (target / "megatron/core/plain.py").read_bytes() == FILES["megatron/core/plain.py"]
-    ours = {p.stat().st_ino for p in patched.tree.root.rglob("*") if p.is_file()}
-    assert ours.isdisjoint({p.stat().st_ino for p in target.rglob("*") if p.is_file()})
 
 
 # -- types -------------------------------------------------------------------------------------
@@ -89,6 +81,7 @@ def test_without_an_entry_the_copy_is_what_the_rest_of_the_series_makes(patched,
     planned = plan(rest, "1.2.3", FILES, tree.pristine)
     expected = {path: planned[path].content if path in planned else FILES[path] for path in FILES}
     assert {path: shot.tree.read(path) for path in FILES} == expected
+    assert (shot.types == {}) == (name != "new_engine")  # the sites require `ours`
 
 
 def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
@@ -104,11 +97,6 @@ def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
     shot = snapshot(tree, target, without=("new_engine",), series=mini.series)
     assert b"old_engine.check" in shot.tree.read(LAYERS)
     assert types_of(shot) == {"fprop": "mxfp8", "dgrad": "none"} == shot.types
-
-
-def test_without_the_sites_there_are_no_types(patched, target):
-    shot = snapshot(patched.tree, target, without=("quant_sites",), series=patched.series)
-    assert shot.types == {}
 
 
 def test_leaving_out_an_unknown_entry_is_an_error(patched, target):

@@ -16,8 +16,10 @@ def test_a_pristine_tree_has_nothing_applied_and_is_not_clean(mini):
     assert now.types == ()
 
 
-def test_a_patched_tree_is_clean_and_counts_its_files(patched):
+def test_a_patched_tree_is_clean_and_counts_its_files_and_status_writes_nothing(patched):
+    before = {p: p.stat().st_mtime_ns for p in patched.tree.root.rglob("*")}
     now = status(patched.tree, patched.series)
+    assert {p: p.stat().st_mtime_ns for p in patched.tree.root.rglob("*")} == before
     assert now.clean
     assert {e.name: e.files for e in now.entries} == {"ours": 1, "quant_sites": 1, "new_engine": 2}
 
@@ -66,12 +68,6 @@ def test_a_pristine_file_of_a_patched_tree_makes_its_entry_incomplete(patched):
         "quant_sites": "applied",
         "new_engine": "incomplete",
     }
-
-
-def test_status_writes_nothing(patched):
-    before = {p: p.stat().st_mtime_ns for p in patched.tree.root.rglob("*")}
-    status(patched.tree, patched.series)
-    assert {p: p.stat().st_mtime_ns for p in patched.tree.root.rglob("*")} == before
 
 
 def test_a_restored_tree_reads_as_one_that_was_never_patched(patched):

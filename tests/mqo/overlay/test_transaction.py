@@ -200,19 +200,6 @@ def test_what_was_done_behind_a_killed_commit_that_was_complete_stays(root):
     assert (root / "core/gone.py").read_text() == "mine, too"
 
 
-def test_a_recovery_may_be_killed_too(root, ends, monkeypatch):
-    counted = steps_of(lambda: change(root), monkeypatch)
-    for name in COMMIT_PHASES:
-        for again, number in occurrences({k: counted[k] for k in COMMIT_PHASES[2:]}):
-            fresh(root)
-            assert killed_at(name, 1, lambda: change(root))
-            if killed_at(again, number, lambda: recover(root)):
-                assert name not in ROLLED_BACK
-                assert recover(root).finished
-            assert contents(root) == ends[name not in ROLLED_BACK], (name, again, number)
-            assert recover(root) is None
-
-
 def test_a_recovery_may_be_killed_before_any_system_call(root, ends):
     for name in COMMIT_PHASES:
         number, reached = 1, True

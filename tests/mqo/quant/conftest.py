@@ -1,11 +1,14 @@
 """Fresh options and records for every test, one thread, and a bit-for-bit comparison."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from mqo.project import Project
 
+from ... import forking
 from ...fresh_options import fresh_state as fresh_state
 from ...fresh_options import options as options
 from ...process_groups import no_group_left as no_group_left
@@ -31,3 +34,20 @@ def assert_same_bits():
         assert same.all(), f"{actual[~same][:8]} is not {expected[~same][:8]}"
 
     return check
+
+
+@pytest.fixture
+def equal_on_two_ranks(tmp_path):
+    """A function that runs a program of this folder on two ranks, which each say EQUAL."""
+    demos = Project.here().tree / "examples/parallelism"
+    if not (demos / "../../megatron/core").exists():
+        pytest.skip("the tree is not vendored: run `mqo setup`")
+
+    def run(name):
+        program = Path(__file__).with_name(name)
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = forking.run([sys.executable, program, demos, tmp_path], env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("EQUAL") == 2
+
+    return run

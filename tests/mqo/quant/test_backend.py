@@ -67,8 +67,9 @@ def test_the_result_is_the_references(assert_same_bits, kind):
 
 @every_type
 def test_the_result_carries_no_gradient(kind):
-    x = normal(4, 32).requires_grad_()
-    assert not fake_quantize(x, QuantSpec(kind)).requires_grad
+    result = fake_quantize(torch.nn.Parameter(normal(4, 32)), QuantSpec(kind))
+    assert type(result) is torch.Tensor
+    assert not result.requires_grad
 
 
 def test_none_returns_the_very_same_object():
@@ -121,15 +122,6 @@ def test_out_is_written_and_returned_whatever_its_strides(assert_same_bits, kind
     expected = fake_quantize(x, QuantSpec(kind), axis=0)
     assert fake_quantize(x, QuantSpec(kind), axis=0, out=out) is out
     assert_same_bits(out, expected)
-
-
-@every_type
-@pytest.mark.parametrize("axis", [0, 1])
-def test_out_may_be_the_tensor_itself(assert_same_bits, kind, axis):
-    x = normal(36, 70, dtype=torch.bfloat16)
-    expected = fake_quantize(x, QuantSpec(kind), axis=axis)
-    assert fake_quantize(x, QuantSpec(kind), axis=axis, out=x) is x
-    assert_same_bits(x, expected)
 
 
 @pytest.mark.parametrize(

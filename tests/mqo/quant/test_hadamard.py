@@ -108,16 +108,6 @@ def test_a_short_tail_is_filled_up_with_zeros(points):
     assert transform(x.T, how, axis=0).equal(transform(padded.T, how, axis=0))
 
 
-@pytest.mark.usefixtures("chosen")
-@every_size
-def test_an_outlier_is_spread_over_its_block_alone(points):
-    x = torch.zeros(4 * points)
-    x[points + 3] = 1.0
-    result = transform(x, Hadamard(points))
-    assert result[points : 2 * points].abs().eq(points**-0.5).all()
-    assert result[:points].eq(0).all() and result[2 * points :].eq(0).all()
-
-
 def test_the_fixed_signs_are_the_published_ones():
     published = "+++-+------+-+--"
     for points in HADAMARD_POINTS:

@@ -87,12 +87,6 @@ def test_vectors_bit_for_bit(assert_same_bits, overflow, key):
     assert_same_bits(qdq(x, QuantSpec("hifp8", overflow=overflow)), expected)
 
 
-def test_edges_become_the_values_of_their_codes(assert_same_bits):
-    x = torch.from_numpy(VECTORS["in_edges"])
-    expected = torch.tensor([DECODED[code] for code in VECTORS["code_edges"]])
-    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow="inf")), expected)
-
-
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -109,18 +103,6 @@ def test_every_16_bit_pattern_equals_the_search(assert_same_bits, dtype, roundin
 
 def test_codes_along_the_grid_are_even_and_odd_in_turn():
     assert [code % 2 for code in STEP_CODES] == [i % 2 for i in range(len(STEP_CODES))]
-
-
-def test_every_code_is_its_own_image(assert_same_bits):
-    x = torch.tensor(DECODED)
-    assert_same_bits(qdq(x, QuantSpec("hifp8", overflow="inf")), x)
-
-
-@pytest.mark.parametrize("overflow", ["inf", "saturate"])
-def test_quantizing_twice_changes_nothing(assert_same_bits, overflow):
-    x = torch.from_numpy(VECTORS["in_edges"])
-    once = qdq(x, QuantSpec("hifp8", overflow=overflow))
-    assert_same_bits(qdq(once, QuantSpec("hifp8", overflow=overflow)), once)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +127,6 @@ def test_underflow_ends_at_half_the_smallest_denormal(assert_same_bits):
     x = torch.tensor([half, -half, 1.99 * half, np.float32(below * (1 - 1e-7)), -1e-30, 2.0**-149])
     expected = torch.tensor([2 * half, -2 * half, 2 * half, 0.0, 0.0, 0.0])
     assert_same_bits(qdq(x, QuantSpec("hifp8")), expected)
-
-
-def test_there_is_no_negative_zero():
-    assert not qdq(torch.tensor([-0.0, -1e-20]), QuantSpec("hifp8")).signbit().any()
-
-
-def test_a_nan_stays_alone():
-    x = torch.tensor([1.0, torch.nan, -2.0])
-    assert qdq(x, QuantSpec("hifp8")).isnan().tolist() == [False, True, False]
-
-
-def test_ties_go_away_from_zero():
-    # 3 mantissa bits near 1, 2 near 16, 1 near 256: each value lies halfway.
-    x = torch.tensor([1.0625, -1.0625, 18.0, 320.0, 1.5 * 2.0**-20])
-    assert qdq(x, QuantSpec("hifp8")).tolist() == [1.125, -1.125, 20.0, 384.0, 2.0**-19]
 
 
 def test_ties_to_even_go_to_the_even_code():
@@ -194,13 +161,6 @@ def test_without_a_finite_amax_the_tensor_scale_is_one(assert_same_bits, special
     x = torch.tensor([special, 1.0, -(2.0**-30)])
     if special:
         assert_same_bits(qdq(x, SCALED), qdq(x, PLAIN))
-
-
-def test_the_tensor_scale_makes_tiny_gradients_survive():
-    x = 1e-9 * torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-    assert qdq(x, PLAIN).eq(0).all()
-    error = (qdq(x, SCALED) - x).abs().max()
-    assert error <= x.abs().max() / 16
 
 
 def test_the_tensor_scale_ends_at_the_smallest_of_a_byte():

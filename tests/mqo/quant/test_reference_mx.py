@@ -48,15 +48,6 @@ def test_vectors_bit_for_bit(assert_same_bits, kind, rule, case):
     assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), expected)
 
 
-@every_stored_kind
-@every_rule
-def test_bfloat16_vectors_bit_for_bit(assert_same_bits, kind, rule):
-    x, expected = vector(kind, rule, "normal_bf16")
-    actual = qdq(x.bfloat16(), QuantSpec(kind, scale_rule=rule))
-    assert_same_bits(actual, expected.bfloat16())
-    assert actual.float().equal(expected)
-
-
 def test_every_vector_is_used():
     used = {
         f"{source}__{MX_ELEMENTS[kind].name}__{case}"
@@ -202,58 +193,6 @@ def test_each_rounding_equals_the_search(assert_same_bits, kind, rounding, block
     assert_same_bits(actual, expected)
 
 
-@every_kind
-@every_rule
-def test_a_power_of_two_passes_through(assert_same_bits, kind, rule):
-    # Equivariant only while no scale is clamped and nothing overflows: |k| <= 60 on N(0, 1).
-    x = torch.randn(16, 96, generator=torch.Generator().manual_seed(3))
-    plain = qdq(x, QuantSpec(kind, scale_rule=rule))
-    for k in (-60, -7, 1, 60):
-        scaled = qdq(x * 2.0**k, QuantSpec(kind, scale_rule=rule))
-        assert_same_bits(scaled, plain * 2.0**k)
-
-
-@every_kind
-def test_one_block_does_not_touch_another(kind):
-    x = torch.randn(4, 96, generator=torch.Generator().manual_seed(4))
-    before = qdq(x, QuantSpec(kind))
-    x[:, 32:64] *= 1000.0
-    x[2, 40] = torch.nan
-    after = qdq(x, QuantSpec(kind))
-    assert after[:, :32].equal(before[:, :32])
-    assert after[:, 64:].equal(before[:, 64:])
-    assert after[2, 32:64].isnan().all()
-    assert after[[0, 1, 3]].isfinite().all()
-    assert not after[0, 32:64].equal(before[0, 32:64])
-
-
-@every_kind
-def test_elements_of_a_block_share_the_scale(kind):
-    # 2^-40 is far below the grid of a block whose amax is 1, and on the grid of its own.
-    x = torch.tensor([1.0] + [0.0] * 31 + [2.0**-40])
-    assert qdq(x, QuantSpec(kind)).tolist() == x.tolist()
-    x = torch.tensor([1.0] + [0.0] * 30 + [2.0**-40])
-    assert qdq(x, QuantSpec(kind))[-1] == 0.0
-
-
-@every_kind
-@pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_special_value_makes_its_whole_block_nan(kind, special, dtype):
-    x = torch.ones(70, dtype=dtype)
-    x[69] = special
-    result = qdq(x, QuantSpec(kind))
-    assert result[64:].isnan().all()
-    assert result[:64].eq(1).all()
-
-
-@every_kind
-@every_rule
-def test_zeros_keep_their_signs_but_those_of_integers(assert_same_bits, kind, rule):
-    x = torch.tensor([0.0, -0.0] * 16)
-    assert_same_bits(qdq(x, QuantSpec(kind, scale_rule=rule)), with_zeros_of(kind, x))
-
-
 @pytest.mark.parametrize(
     ("kind", "smallest"), [("mxfp8", -136), ("mxfp8_e5m2", -143), ("mxfp4", -128)]
 )
@@ -262,11 +201,6 @@ def test_below_the_smallest_scale_only_its_own_subnormals_remain(kind, smallest)
     x = torch.tensor([2.0**smallest, 1.5 * 2.0**smallest, 0.5 * 2.0**smallest, 2.0**-149])
     result = qdq(x, QuantSpec(kind))
     assert result.tolist() == [2.0**smallest, 2.0 ** (smallest + 1), 0.0, 0.0]
-
-
-def test_e5m2_saturates_where_a_cast_would_overflow():
-    x = torch.tensor([65535.0, -65535.0, 1.0])
-    assert qdq(x, QuantSpec("mxfp8_e5m2")).tolist() == [57344.0, -57344.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -289,25 +223,6 @@ def test_rounding_up_may_leave_the_range_of_float16(kind, first):
         exact = qdq(x.float(), QuantSpec(kind, scale_rule=rule))
         assert result.float().equal(exact.masked_fill(x >= first, math.inf))
         assert exact[x >= first].eq(65536).all()
-
-
-# On N(0, 1) in bfloat16, measured with other implementations.
-KNOWN_DB = {
-    "mxfp8": {"floor": 30.67, "ceil": 31.49, "rceil": 31.49, "even": 31.18},
-    "mxfp8_e5m2": {"floor": 25.37, "ceil": 25.54, "rceil": 25.54, "even": 25.54},
-    "mxfp4": {"floor": 18.80, "ceil": 16.84, "rceil": 18.76, "even": 19.02},
-}
-
-
-@pytest.mark.parametrize("kind", KNOWN_DB)
-@every_rule
-def test_sqnr_on_normal_data_is_the_known_one(kind, rule):
-    # Tolerance 0.1 dB: over 2^18 values ten seeds scatter by 0.013 to 0.033 dB (one sigma), so it
-    # is three sigma at the worst. It cannot tell mxfp4's floor from rceil; the vectors do.
-    x = torch.randn(1024, 256, generator=torch.Generator().manual_seed(5)).bfloat16()
-    q = qdq(x, QuantSpec(kind, scale_rule=rule))
-    signal, noise = (t.double().square().sum().item() for t in (x, x.double() - q.double()))
-    assert 10 * math.log10(signal / noise) == pytest.approx(KNOWN_DB[kind][rule], abs=0.1)
 
 
 # -- exhaustively, in NumPy: all bfloat16 patterns, under every scale --------------------------

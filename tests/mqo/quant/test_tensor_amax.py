@@ -1,10 +1,7 @@
 """The largest magnitude of a tensor, and of one whose shards lie on several ranks."""
 
 import math
-import os
 import struct
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mqo.megatron.layers import label_layers, shards_of
-from mqo.project import Project
 from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import Shards, largest, shared_amax
 from torch import nn
-
-from ... import forking
 
 TWO, ONE = (SimpleNamespace(size=lambda ranks=ranks: ranks) for ranks in (2, 1))
 # Every pattern, NaNs of all kinds among them.
@@ -185,12 +179,5 @@ def test_a_cached_weight_asks_when_it_is_quantized_anew(reduced, options, row):
     assert measured.amax == 4 * row.abs().max().item()
 
 
-def test_two_ranks_quantize_the_shards_of_what_one_process_does(tmp_path):
-    demos = Project.here().tree / "examples/parallelism"
-    if not (demos / "../../megatron/core").exists():
-        pytest.skip("the tree is not vendored: run `mqo setup`")
-    program = Path(__file__).with_name("sharded_operands.py")
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = forking.run([sys.executable, program, demos, tmp_path], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("EQUAL") == 2
+def test_two_ranks_quantize_the_shards_of_what_one_process_does(equal_on_two_ranks):
+    equal_on_two_ranks("sharded_operands.py")

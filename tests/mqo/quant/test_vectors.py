@@ -52,14 +52,6 @@ def test_blocks_along_either_axis_bit_for_bit(assert_same_bits, vector, name, ca
         assert_same_bits(quantize(x, spec, 0), expected)
 
 
-@pytest.mark.parametrize(("name", "case"), [key for key in KEYS if key[1] == "normal_bf16"])
-@every_quantizer
-def test_bfloat16_is_the_float32_result_rounded(assert_same_bits, vector, name, case, quantize):
-    x, expected = vector
-    assert x.bfloat16().float().equal(x)
-    assert_same_bits(quantize(x.bfloat16(), spec_of(name), -1), expected.bfloat16())
-
-
 @every_vector
 def test_packed_storage_gives_them_back(assert_same_bits, vector, name, case):
     x, expected = vector

@@ -1,13 +1,9 @@
 """The cache of quantized weights: when it quantizes anew, and that nothing else can be seen."""
 
 import gc
-import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from mqo.project import Project
 from mqo.quant import gemms, weights
 from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import gemm_operands
@@ -15,8 +11,6 @@ from mqo.quant.progress import set_step
 from mqo.quant.spec import QuantSpec
 from mqo.quant.weights import cached_bytes, weights_changed
 from torch.nn import Parameter
-
-from ... import forking
 
 
 @pytest.fixture(autouse=True)
@@ -188,12 +182,7 @@ def test_new_memory_at_the_address_of_the_old_is_seen(options):
     assert weight_of("fprop", weight).equal(fake_quantize(weight, QuantSpec("mxfp8")))
 
 
-def test_parameters_that_are_gathered_behind_the_step_are_quantized_as_they_arrive(tmp_path):
-    demos = Project.here().tree / "examples/parallelism"
-    if not (demos / "../../megatron/core").exists():
-        pytest.skip("the tree is not vendored: run `mqo setup`")
-    program = Path(__file__).with_name("gathered_weights.py")
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = forking.run([sys.executable, program, demos, tmp_path], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("EQUAL") == 2
+def test_parameters_that_are_gathered_behind_the_step_are_quantized_as_they_arrive(
+    equal_on_two_ranks,
+):
+    equal_on_two_ranks("gathered_weights.py")

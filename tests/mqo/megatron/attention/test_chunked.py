@@ -82,6 +82,12 @@ def error(actual, expected):
     return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
+def assert_alike(found, expected, tensors, of_context=1e-6, of_gradients=1e-6):
+    assert error(found, expected) < of_context
+    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
+    assert all(error(one, other) < of_gradients for one, other in pairs)
+
+
 class Given(OperandParts):
     """Gives codes that are known; and counts how many of its own would be others."""
 
@@ -149,9 +155,7 @@ def test_half_precision_rounds_where_upstream_does(operands, quant_type, in_fp32
     tensors = operands(LENGTH, LENGTH, groups=2, dtype=torch.bfloat16)
     expected, found = (f(layer, types, *tensors) for f in (unfused, chunked))
     assert found.dtype == torch.bfloat16
-    assert error(found, expected) < 5e-3
-    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
-    assert all(error(one, other) < 2e-2 for one, other in pairs)
+    assert_alike(found, expected, tensors, 5e-3, 2e-2)
 
 
 def test_the_softmax_may_scale_again(operands):
@@ -159,9 +163,7 @@ def test_the_softmax_may_scale_again(operands):
     layer.scale_mask_softmax.scale = 3
     tensors = operands(LENGTH, LENGTH)
     expected, found = (f(layer, ("mxfp4", "mxfp4"), *tensors) for f in (unfused, chunked))
-    assert error(found, expected) < 1e-6
-    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
-    assert all(error(one, other) < 1e-6 for one, other in pairs)
+    assert_alike(found, expected, tensors)
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -173,9 +175,7 @@ def test_a_mask_says_what_is_seen(operands, batches):
     mask = ((document[:, :, None] != document[:, None]) | causal)[:, None]
     tensors = operands(LENGTH, LENGTH, groups=2)
     expected, found = (f(Layer(), ("mxfp4", "mxfp4"), *tensors, mask) for f in (unfused, chunked))
-    assert error(found, expected) < 1e-6
-    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
-    assert all(error(one, other) < 1e-6 for one, other in pairs)
+    assert_alike(found, expected, tensors)
 
 
 def test_a_single_query_sees_every_key(operands):
@@ -360,9 +360,7 @@ def test_a_query_that_sees_nothing_gives_no_gradient_to_what_it_does_not_see(ope
     expected, found = (
         f(Layer(), ("none", "mxfp8"), *tensors, mask[None, None]) for f in (unfused, chunked)
     )
-    assert error(found, expected) < 1e-6
-    pairs = zip(gradients(found, tensors), gradients(expected, tensors), strict=True)
-    assert all(error(one, other) < 1e-6 for one, other in pairs)
+    assert_alike(found, expected, tensors)
 
 
 def test_without_a_causal_mask_the_amax_is_still_known(operands, options):

@@ -25,17 +25,12 @@ from torch import nn
 ARGS = Namespace(curr_iteration=0)
 
 
-def test_a_site_that_was_asked_for_and_never_ran_ends_the_run(run):
-    run(qk="mxfp8")
-    with pytest.raises(GuardError, match=r"iteration 3.*qk: asked for mxfp8.*never ran"):
+def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(run):
+    run(qk="mxfp8", dgrad="mxfp4")
+    with pytest.raises(GuardError, match=r"iteration 3.*: asked for mx.*never ran") as caught:
         after_step(3)
-
-
-def test_a_site_that_ran_as_another_type_ends_the_run(run, quantized):
-    run(fprop="mxfp8")
-    quantized("fprop", "mxfp4", "x", "weight")
-    with pytest.raises(GuardError, match=r"fprop: asked for mxfp8.*ran as mxfp4"):
-        after_step(1)
+    assert "qk: asked for mxfp8" in str(caught.value)
+    assert "dgrad: asked for mxfp4" in str(caught.value)
 
 
 def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
@@ -87,20 +82,6 @@ def test_an_operand_beside_its_row_ends_the_run(run, quantized, operand, ran):
     quantized("wgrad", ran, operand)
     with pytest.raises(GuardError, match=f"ran as {ran}"):
         after_step(1)
-
-
-def test_every_fault_is_named(run):
-    run(qk="mxfp8", dgrad="mxfp4")
-    with pytest.raises(GuardError) as caught:
-        after_step(1)
-    assert "qk:" in str(caught.value)
-    assert "dgrad:" in str(caught.value)
-
-
-def test_a_run_that_quantizes_as_asked_goes_on(run, quantized):
-    run(fprop="mxfp8")
-    quantized("fprop", "mxfp8", "x", "weight")
-    after_step(1)
 
 
 def test_only_the_first_step_is_checked(run, quantized):
@@ -291,10 +272,11 @@ def steps(net, first, last):
     set_step(0)
 
 
-def test_a_schedule_is_what_the_guard_asks_for(run):
+def test_a_schedule_is_what_the_guard_asks_for_also_at_the_end(run):
     run(fprop="mxfp8", schedule=SWITCH)
     steps(Net(), 0, 3)
     assert {record.calls for record in RECORDER.entries()} == {2}
+    guard.check_all(guard.gather())
 
 
 def test_a_run_that_is_resumed_after_its_last_type_is_held_to_none(run):
@@ -318,12 +300,6 @@ def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
     with pytest.raises(GuardError, match=r"fprop begins with mxfp8, but the source says mxfp4"):
         steps(Net(), 0, 0)
     set_step(0)
-
-
-def test_at_the_end_a_site_with_a_schedule_has_been_checked(run):
-    run(fprop="mxfp8", schedule=SWITCH)
-    steps(Net(), 0, 3)
-    guard.check_all(guard.gather())
 
 
 def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
@@ -430,20 +406,6 @@ def test_another_attention_ends_the_run_before_its_first_step(run):
         before_step([Net()], args)
 
 
-def test_grouped_experts_end_the_run_before_its_first_step(run):
-    run(fprop="mxfp8")
-
-    class GroupedMLP(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight1 = nn.Parameter(torch.zeros(4, 8))
-
-    net = Net()
-    net.experts = GroupedMLP()
-    with pytest.raises(GuardError, match=r"experts\.weight1 .*--moe-grouped-gemm"):
-        before_step([net], ARGS)
-
-
 def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
     run(fprop="mxfp8")
     real = torch.distributed.all_gather_object
@@ -535,26 +497,6 @@ def test_what_is_never_measured_is_not_judged(run, identity):
     run(fprop="mxfp8", record="every = 0")
     one_step(Net())
     guard.check_all(guard.gather())
-
-
-def test_values_that_the_format_holds_are_no_fault_beside_others(run):
-    run(fprop="mxfp8")
-    net = Net()
-    with torch.no_grad():
-        net.first.weight.copy_(2.0 ** torch.arange(32.0).remainder(4))
-    one_step(net)  # ones and powers of two, and the second layer's weights
-    assert any(record.noise == 0 for record in RECORDER.entries())
-
-
-def test_zeros_are_no_fault(run):
-    run(fprop="mxfp8")
-    net = Net()
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.zero_()
-    before_step([net], ARGS)
-    net(torch.zeros(4, 32)).sum().backward()
-    after_step(1)
 
 
 def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
