@@ -1,0 +1,67 @@
+"""Names that say nothing about what they hold are not bound in new code."""
+
+import ast
+import subprocess
+from collections import Counter
+
+import pytest
+from mqo.project import Project
+
+ROOT = Project.here().root
+VAGUE = {"asked", "found", "how", "made", "of", "one", "place", "said", "what"}
+# How often they are still bound, by folder. A limit may only fall.
+LIMITS = {
+    "Megatron-LM": 94,
+    "benchmarks": 71,
+    "docs": 9,
+    "patches": 1,
+    "script": 0,
+    "tools": 898,
+}
+
+
+def bound_names(tree):
+    """Yield (line, name) of each variable, parameter, function, class and alias."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def test_each_kind_of_binding_is_seen():
+    source = """
+import a as one
+def of(place, *, how): pass
+async def made(): pass
+class found: pass
+try: what, (asked, said) = 1, (2, 3)
+except ValueError as one: pass
+match one:
+    case [found, *what]: of = [how for how in one]
+"""
+    twice = {"found", "how", "of", "one", "what"}
+    assert Counter(name for _, name in bound_names(ast.parse(source))) == {
+        name: 2 if name in twice else 1 for name in VAGUE
+    }
+
+
+@pytest.mark.parametrize("folder", LIMITS)
+def test_a_vague_name_becomes_no_more_frequent(folder):
+    command = ["git", "ls-files", f"{folder}/*.py"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    vague = [
+        f"{file}:{line}: {name}"
+        for file in files.splitlines()
+        for line, name in bound_names(ast.parse((ROOT / file).read_bytes()))
+        if name in VAGUE
+    ]
+    assert files
+    assert len(vague) <= LIMITS[folder], "\n".join(vague)
