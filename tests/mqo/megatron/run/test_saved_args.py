@@ -35,6 +35,7 @@ VALUES = {
     "None": None,
     "negative": -7,
     "zero": 0,
+    "fraction": 0.5,
     "huge": 2**62,
     "NaN": math.nan,
     "infinity": math.inf,
@@ -136,6 +137,10 @@ def test_numbers_are_taken_only_in_their_range():
     assert positive & accepted("zero") == set()
     others = named(int, float) - positive
     assert accepted("zero") == others | of_layers() | {"moe_aux_loss_coeff"}
+
+
+def test_a_fraction_is_taken_only_for_a_float():
+    assert named(float) <= accepted("fraction") <= named(float) | {"moe_aux_loss_coeff"}
 
 
 def test_true_is_taken_only_for_a_switch():
