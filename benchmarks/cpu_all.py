@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 
-from parts import Part, introduction, options, run_all
+from runner import Benchmark, introduction, options, run_all
 
 SMALL = "--hidden 128 --layers 1 --sequence 128 --rounds 1 --only bf16 mxfp8"
 RECIPES = (
@@ -21,48 +21,48 @@ RECIPES = (
     "'recipe mxfp4-backward' 'recipe hif4'"
 )
 
-PARTS = (
-    Part(
+BENCHMARKS = (
+    Benchmark(
         "Quantizers",
         "benchmarks/quant.py",
         "benchmarks/quant.py --repeats 1",
         "Read the ratios to a copy of the matrix.",
         limit_s=600,
     ),
-    Part(
+    Benchmark(
         "Attention with and without types",
         "benchmarks/attention.py --lengths 1024 2048",
         "benchmarks/attention.py --lengths 128 --repeats 1",
         "Read the ratios to the unfused path, which is upstream's.",
         limit_s=600,
     ),
-    Part(
+    Benchmark(
         "Losses over a vocabulary",
         "benchmarks/losses.py",
         "benchmarks/losses.py --tokens 64 --vocabulary 512 --repeats 1",
         "Times are CPU seconds. Memory is in units of one tensor of logits.",
     ),
-    Part(
+    Benchmark(
         "Experts: grouped compared with one by one",
         "benchmarks/experts.py --tokens 2048 --hidden 512 --width 352",
         "benchmarks/experts.py --tokens 256 --hidden 64 --width 64 --repeats 1",
         "Sizes are a quarter of those of deepseek2_lite.",
     ),
-    Part(
+    Benchmark(
         "A training step of modes and recipes",
         f"benchmarks/step.py --rounds 2 --only upstream bf16 mxfp8 FA_linear_mxfp8 {RECIPES}",
         f"benchmarks/step.py {SMALL}",
         "Ratios of median steps within a round. The target is at most 1.25 times the bf16 step.",
         limit_s=1200,
     ),
-    Part(
+    Benchmark(
         "Accumulation error compared with quantization error",
         "benchmarks/accumulation.py --quick",
         "benchmarks/accumulation.py --quick",
         "docs/emulation.md explains these errors.",
         limit_s=600,
     ),
-    Part(
+    Benchmark(
         "From the command to the first step",
         "benchmarks/start.py --rounds 3",
         "benchmarks/start.py --rounds 1",
@@ -76,7 +76,7 @@ def main() -> None:
     rehearsal, target = options("cpu", __doc__)
     machine = f"{os.cpu_count()} {platform.machine()} CPUs"
     command = ".venv/bin/python benchmarks/cpu_all.py"
-    run_all(PARTS, rehearsal, target, introduction("On a CPU", command, machine, rehearsal))
+    run_all(BENCHMARKS, rehearsal, target, introduction("On a CPU", command, machine, rehearsal))
 
 
 if __name__ == "__main__":
