@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/start.py [--rounds 5] [CHECKOUT ...]
 
 Runs llama32-1b in mode FA_linear_mxfp8 with the training configuration `tiny`, and prints the
-median seconds over the rounds. CHECKOUTs are other versions of this project, set up with Megatron, patches
-and data; they take turns with this one. Each runs once before, to fill its caches.
+median seconds over the rounds. CHECKOUTs are other versions of this project, set up with Megatron,
+patches and data; they take turns with this one. Each runs once before, to fill its caches.
 """
 
 from __future__ import annotations
