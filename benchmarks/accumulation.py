@@ -1,11 +1,11 @@
-"""Prints tables: the error of summing a GEMM's products, beside that of quantizing its operands.
+"""Compare the error of accumulating a GEMM's products with the error of quantizing its operands.
 
     .venv/bin/python benchmarks/accumulation.py [--threads 2] [--quick]
 
-The GEMM is [tokens, K] times [outputs, K] transposed. Each way to sum multiplies the same quantized
-operands and is compared with their float64 product. Errors are those of a sample of the output,
-its first rows and columns; torch's own GEMMs compute all of it. accumulators.py says what is
-simulated, and how.
+Prints tables, measured on the CPU. The GEMM is [tokens, K] times [outputs, K] transposed. Every
+accumulation method multiplies the same quantized operands and is compared with their float64
+product. Errors are computed on a sample of the output, its first rows and columns; torch's own
+GEMMs compute the full output. accumulators.py describes the simulated hardware.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ KINDS = (
     "hif4",
 )
 SEED = 1234
-# How many products DeepSeek-V3 sums before it adds to float32.
+# Products that DeepSeek-V3 sums before it adds the sum to a float32 accumulator.
 PROMOTION = 128
-LEAST = 0.001  # the least ratio, in %, that is told from 0
+LEAST = 0.001  # smallest ratio, in %, that is printed as a number
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is multiplied: the lengths of the sum, and the sides of the output and its sample."""
+    """The sizes of the GEMMs: values of K, and the sides of the output and of its sample."""
 
     lengths: tuple[int, ...]
     tokens: int
@@ -61,10 +61,10 @@ QUICK = Size((1024,), tokens=256, outputs=128, sample=32)
 
 @dataclass(frozen=True)
 class Error:
-    """How far a product is from the one that it should be.
+    """The error of a product against the exact one.
 
-    sqnr: in dB. largest: the largest error over the RMS of what it should be. noise: the errors'
-    RMS. gain: how much larger the product is, by least squares; below 0 it is smaller.
+    sqnr: in dB. largest: the largest error divided by the RMS of the exact product. noise: the RMS
+    error. gain: the relative change in magnitude, by least squares; negative if it shrinks.
     """
 
     sqnr: float
@@ -74,28 +74,28 @@ class Error:
 
 
 Key = tuple[int, str]  # length of the sum, format
-Errors = dict[str, Error]  # of quantization, and of each way to sum
+Errors = dict[str, Error]  # of quantization, and of each accumulation method
 
 
 def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="one small GEMM of each kind of data")
+    parser.add_argument("--quick", action="store_true", help="one small GEMM per kind of data")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     size, start = QUICK if arguments.quick else FULL, time.perf_counter()
-    found = {data: dict(measure(draw, size)) for data, draw in DATA.items()}
+    results = {data: dict(measure(draw, size)) for data, draw in DATA.items()}
     print(f"{arguments.threads} threads on {os.cpu_count()} {platform.machine()} CPUs, ", end="")
     print(f"torch {torch.__version__}, {time.perf_counter() - start:.0f} s")
-    print_ratios(found)
-    print_gains(found)
-    for data, rows in found.items():
+    print_ratios(results)
+    print_gains(results)
+    for data, rows in results.items():
         print_errors(data, rows)
 
 
 def measure(draw: Draw, size: Size) -> Iterator[tuple[Key, Errors]]:
-    """Compare, for each length and format, the ways to sum."""
+    """Yield the errors of all accumulation methods for each K and format."""
     for length in size.lengths:
         torch.manual_seed(SEED)
         originals = draw(size.tokens, size.outputs, length)
@@ -104,8 +104,8 @@ def measure(draw: Draw, size: Size) -> Iterator[tuple[Key, Errors]]:
             a, b = (quantize(x, kind, size.sample) for x in originals)
             product = exact_product(a.sample, b.sample)
             errors = {"quantization": error(product, unquantized)}
-            for name, way in WAYS.items():
-                result = way(a, b)
+            for name, method in METHODS.items():
+                result = method(a, b)
                 if result is not None:
                     errors[name] = error(result[: size.sample, : size.sample], product)
             yield (length, kind), errors
@@ -117,7 +117,7 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def error(product: Tensor, exact: Tensor) -> Error:
-    """Compare a product [M, N] with the float64 one that it should be."""
+    """Return the error of a product [M, N] against the exact float64 one."""
     wrong = product.double() - exact
     noise, rms = (x.square().mean().sqrt().item() for x in (wrong, exact))
     sqnr = 20 * math.log10(rms / noise) if noise else math.inf
@@ -125,16 +125,16 @@ def error(product: Tensor, exact: Tensor) -> Error:
     return Error(sqnr, wrong.abs().max().item() / rms, noise, gain)
 
 
-# -- the ways to sum: each returns [M, N], of all rows or of the samples; None: no such hardware ---
+# -- accumulation methods: each returns [M, N], full or of the samples; None if not in hardware ----
 
 
 def fp32_gemm(a: Operand, b: Operand) -> Tensor:
-    """Emulate in float32: torch's GEMM."""
+    """Multiply in float32, with torch's GEMM."""
     return a.whole @ b.whole.T
 
 
 def bf16_gemm(a: Operand, b: Operand) -> Tensor:
-    """Emulate in bfloat16: torch's GEMM, whose operands and result are bfloat16."""
+    """Multiply in bfloat16, with torch's GEMM: bfloat16 operands and result."""
     return a.whole.bfloat16() @ b.whole.bfloat16().T
 
 
@@ -144,12 +144,12 @@ def bf16_operands(a: Operand, b: Operand) -> Tensor:
 
 
 def fp32_in_order(a: Operand, b: Operand) -> Tensor:
-    """Add sums of 128 products in float32, in order."""
+    """Sum blocks of 128 products, and add the sums in float32, in order."""
     return in_blocks(a.sample, b.sample, PROMOTION, fp32_sum)
 
 
 def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
-    """Sum the elements of each block in float32, and multiply the sums by the scales."""
+    """Sum the products of each block in float32, and multiply the sums by the scales."""
     if a.spec.quant_type == "none":
         return None
     left, right = (x.elements.float() for x in (a, b))
@@ -158,19 +158,19 @@ def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
 
 
 def in_tensor_core(a: Operand, b: Operand, core: TensorCore) -> Tensor | None:
-    """Sum all in one accumulator, blocks' scales included; a tensor's scale comes after."""
+    """Sum all products in one accumulator, with block scales; apply tensor scales last."""
     if a.has_long_scales:
         return None
     return tensor_core(a.scaled, b.scaled, core) * (a.tensor * b.tensor)
 
 
 def in_wide_accumulator(a: Operand, b: Operand) -> Tensor | None:
-    """Sum all in an accumulator of float32, of addends of 26 bits."""
+    """Sum all products in a float32 accumulator, with addends of 26 bits."""
     return in_tensor_core(a, b, BF16 if a.spec.quant_type == "none" else BLACKWELL_FP8)
 
 
 def in_narrow_accumulator(a: Operand, b: Operand) -> Tensor | None:
-    """Sum all in an accumulator of 14 bits."""
+    """Sum all products in an accumulator of 14 bits."""
     return in_tensor_core(a, b, HOPPER_FP8)
 
 
@@ -183,11 +183,11 @@ def promoted(a: Operand, b: Operand) -> Tensor:
 
 
 def fp32_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return float32 a [M, K] times b [N, K] transposed, as torch sums it."""
+    """Return float32 a [M, K] times b [N, K] transposed, summed by torch."""
     return a @ b.T
 
 
-WAYS: dict[str, Callable[[Operand, Operand], Tensor | None]] = {
+METHODS: dict[str, Callable[[Operand, Operand], Tensor | None]] = {
     "fp32 GEMM": fp32_gemm,
     "bf16 GEMM": bf16_gemm,
     "bf16 operands": bf16_operands,
@@ -202,46 +202,46 @@ WAYS: dict[str, Callable[[Operand, Operand], Tensor | None]] = {
 # -- the tables ------------------------------------------------------------------------------------
 
 
-def print_ratios(found: dict[str, dict[Key, Errors]]) -> None:
-    """Print what each way to sum adds to quantization, at the length where that is most."""
-    print("\nRMS error in % of that of quantization, the largest over K:\n")
-    print_header("data", "format", *WAYS)
-    for data, rows in found.items():
+def print_ratios(results: dict[str, dict[Key, Errors]]) -> None:
+    """Print the largest error over K of each method, relative to the quantization error."""
+    print("\nRMS error in % of the quantization error, maximum over K:\n")
+    print_header("data", "format", *METHODS)
+    for data, rows in results.items():
         for kind in KINDS:
-            cells = (ratio(every_length(rows, kind, way)) for way in WAYS)
+            cells = (ratio(every_length(rows, kind, method)) for method in METHODS)
             print(f"| {data} | {label(kind)} | {' | '.join(cells)} |")
 
 
-def every_length(rows: dict[Key, Errors], kind: str, way: str) -> list[tuple[Error, Error]]:
-    """Return the errors of a way to sum and of quantization, of all lengths that have the way."""
-    errors = [one for (_, name), one in rows.items() if name == kind]
-    return [(one[way], one["quantization"]) for one in errors if way in one]
+def every_length(rows: dict[Key, Errors], kind: str, method: str) -> list[tuple[Error, Error]]:
+    """Return the errors of a method and of quantization, for each K that has the method."""
+    of_kind = [errors for (_, name), errors in rows.items() if name == kind]
+    return [(errors[method], errors["quantization"]) for errors in of_kind if method in errors]
 
 
 def ratio(pairs: list[tuple[Error, Error]]) -> str:
-    """Return the text of the largest ratio of the noise of each pair, in %."""
+    """Format the largest noise ratio of the pairs, in %."""
     if not pairs:
         return "-"
-    percent = 100 * max(one.noise / other.noise for one, other in pairs)
+    percent = 100 * max(error.noise / base.noise for error, base in pairs)
     if 0 < percent < LEAST:
         return f"< {LEAST}"
     return f"{percent:.2g}" if percent < 100 else f"{percent:,.0f}"
 
 
-def print_gains(found: dict[str, dict[Key, Errors]]) -> None:
-    """Print by how much each way to sum shrinks or enlarges the output."""
-    print("\nChange of the output's size in %, the largest over K and formats:\n")
-    print_header("data", *WAYS)
-    for data, rows in found.items():
-        gains = ([one[way].gain for one in rows.values() if way in one] for way in WAYS)
-        cells = (f"{100 * max(way, key=abs):.3f}" for way in gains)
+def print_gains(results: dict[str, dict[Key, Errors]]) -> None:
+    """Print by how much each method shrinks or enlarges the output."""
+    print("\nChange in output magnitude in %, maximum over K and formats:\n")
+    print_header("data", *METHODS)
+    for data, rows in results.items():
+        gains = ([errors[m].gain for errors in rows.values() if m in errors] for m in METHODS)
+        cells = (f"{100 * max(values, key=abs):.3f}" for values in gains)
         print(f"| {data} | {' | '.join(cells)} |")
 
 
 def print_errors(data: str, rows: dict[Key, Errors]) -> None:
-    """Print SQNR and largest error of one kind of data."""
-    print(f"\n{data}: SQNR in dB (largest error in % of the output's RMS)\n")
-    columns = ("quantization", *WAYS)
+    """Print SQNR and largest error for one kind of data."""
+    print(f"\n{data}: SQNR in dB (largest error in % of the output RMS)\n")
+    columns = ("quantization", *METHODS)
     print_header("K", "format", *columns)
     for (length, kind), errors in rows.items():
         cells = (cell(errors.get(name)) for name in columns)
@@ -249,19 +249,19 @@ def print_errors(data: str, rows: dict[Key, Errors]) -> None:
 
 
 def cell(error: Error | None) -> str:
-    """Return the text of an error."""
+    """Format an error as a table cell."""
     if error is None:
         return "-"
     return f"{error.sqnr:.1f} ({100 * error.largest:.2g})" if error.noise else "exact"
 
 
 def print_header(*titles: str) -> None:
-    """Print the head of a table."""
+    """Print the header of a table."""
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
 
 
 def label(kind: str) -> str:
-    """Return how a table names a format."""
+    """Return the name of a format in tables."""
     return "bf16 (unquantized)" if kind == "none" else f"`{kind}`"
 
 

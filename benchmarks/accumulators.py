@@ -1,12 +1,13 @@
-"""Ways to sum the products of a GEMM: in float32 by blocks, and as a tensor core does, simulated.
+"""Accumulate the products of a GEMM in float32 blocks, or in a simulated tensor core.
 
 DeepSeek-V3 (arXiv 2412.19437) reports that Hopper's FP8 instructions align the products of a chunk
 to the largest exponent among them, and keep 14 bits of each. MMA-Sim (arXiv 2511.10909) and Khattak
-and Mikaitis (arXiv 2512.07004) give the details, for other instructions, too: a chunk is some
-products and the accumulator; a product's exponent is the sum of its operands'; what lies below the
-last bit kept is cut off, toward zero; the sum is cut to the accumulator's bits, toward zero, too.
-An element that is subnormal in its format counts with its own exponent here, on hardware with that
-of the smallest normal number. The results of 2026-11-23 compare the model with those of GPUs.
+and Mikaitis (arXiv 2512.07004) give the details, also for other instructions: a chunk is a number
+of products and the accumulator; the exponent of a product is the sum of its operands' exponents;
+bits below the last one kept are truncated; the sum is truncated to the width of the accumulator.
+An element that is subnormal in its format has its own exponent here; hardware uses the exponent of
+the smallest normal number. benchmarks/results/accumulation-2026-11-23.md compares this model with
+published results of GPUs.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from torch import Tensor
 
 # Takes a [M, K] and b [N, K], and returns their product [M, N].
 Multiply = Callable[[Tensor, Tensor], Tensor]
-# Below the exponent of any product of float32 values; zeros have none of their own.
+# Below the exponent of any product of float32 values; used for zeros.
 _LEAST_EXPONENT = -400
 
 
 @dataclass(frozen=True)
 class TensorCore:
-    """How a chunk of products is added to an accumulator.
+    """The widths of a tensor core's accumulation.
 
-    bits: how many bits are kept of an addend that has the largest exponent; one whose exponent is
-        lower by n has n fewer.
+    bits: bits kept of the addend with the largest exponent; an addend whose exponent is lower by n
+        keeps n fewer.
     kept: significant bits of the accumulator after each chunk.
-    chunk: products that are aligned and added at once.
+    chunk: number of products that are aligned and added at once.
     """
 
     bits: int
@@ -39,18 +40,18 @@ class TensorCore:
     chunk: int = 32
 
 
-# 13 bits behind the leading one, of addends and of the accumulator.
+# Addends and accumulator have 13 bits after the leading one.
 HOPPER_FP8 = TensorCore(bits=14, kept=14)
-# 25 bits behind the leading one, and an accumulator of float32.
+# Addends have 25 bits after the leading one; the accumulator is float32.
 BLACKWELL_FP8 = TensorCore(bits=26, kept=24)
-BF16 = TensorCore(bits=26, kept=24, chunk=16)  # of both
+BF16 = TensorCore(bits=26, kept=24, chunk=16)  # on Hopper and on Blackwell
 
 
 def tensor_core(a: Tensor, b: Tensor, core: TensorCore, start: Tensor | float = 0.0) -> Tensor:
-    """Return what `core` makes of a [M, K] times b [N, K] transposed, plus start: float64 [M, N].
+    """Multiply a [M, K] by b [N, K] transposed as `core` would, plus start: float64 [M, N].
 
-    All are float64, a and b of at most 24 significant bits, so that products are exact. `start` is
-    what the accumulator holds before. Memory grows with M * N * chunk.
+    All tensors are float64; a and b have at most 24 significant bits, so products are exact.
+    `start` is the initial value of the accumulator. Memory grows with M * N * chunk.
     """
     total = a.new_zeros(a.shape[0], b.shape[0]) + start
     for left, right in zip(a.split(core.chunk, dim=1), b.split(core.chunk, dim=1), strict=True):
@@ -64,7 +65,7 @@ def tensor_core(a: Tensor, b: Tensor, core: TensorCore, start: Tensor | float = 
 
 
 def _cut(x: Tensor, bits: int) -> Tensor:
-    """Cut float64 to `bits` significant bits, toward zero."""
+    """Truncate float64 to `bits` significant bits."""
     shift = power_of_two(bits - 1 - exponent(x).clamp(min=_LEAST_EXPONENT))
     return (x * shift).trunc() / shift
 
@@ -78,8 +79,8 @@ def in_blocks(
 ) -> Tensor:
     """Return a [M, K] times b [N, K] transposed, summed in float32 over blocks: float32 [M, N].
 
-    `multiply` sums a block. `scales` are those of the blocks of a and of b,
-    [M, K / block] and [N, K / block]: they multiply the blocks' sums, in float32.
+    `multiply` computes the sum of one block. `scales` are the block scales of a and of b,
+    [M, K / block] and [N, K / block]; they multiply the block sums, in float32.
     """
     total = torch.zeros(a.shape[0], b.shape[0])
     blocks = zip(a.split(block, dim=1), b.split(block, dim=1), strict=True)

@@ -1,8 +1,8 @@
-"""Compiles Triton kernels for a GPU that need not be there, and reads what came out.
+"""Compile Triton kernels without a GPU, and read their machine code.
 
-`compiled(module, names, launch, architecture)` runs `launch()` with the module's kernels of these
-names replaced, and compiles each for what it was launched with. `read` counts what is in the
-machine code.
+`compiled(module, names, launch, architecture)` calls `launch()` with the named kernels of the
+module replaced by recorders, and compiles each kernel for the recorded arguments. `read` returns
+the registers, stack and instructions of a compiled kernel. kernels.py and tests use it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel's machine code: registers and bytes of stack of a thread, and its instructions.
+    """A kernel's machine code: registers and stack bytes per thread, and its instructions.
 
-    Instructions end with the first exit that all threads take: behind it are the rare paths of
-    divisions.
+    Instructions end with the first exit that all threads take; the slow paths of divisions follow
+    it and are not included.
     """
 
     registers: int
@@ -46,23 +46,23 @@ class Code:
     instructions: tuple[str, ...]
 
     def count(self, *operations: str) -> int:
-        """Return how many instructions are such operations, with any modifiers."""
+        """Count the instructions with one of these opcodes, with any modifiers."""
         return sum(name.split(".")[0] in operations for name in self.instructions)
 
     @property
     def spills(self) -> int:
-        """Return loads and stores of local memory."""
+        """Count the loads and stores of local memory."""
         return self.count("LDL", "STL")
 
     @property
     def wide(self) -> bool:
-        """Return whether all loads and stores of tensors have 128 bits, amax values left out."""
+        """Return whether all loads and stores of tensors have 128 bits; amax loads are ignored."""
         moves = [name for name in self.instructions if re.match(r"(LDG|STG)\b", name)]
         return all(name.endswith(".128") for name in moves if name != "LDG.E")
 
 
 class _Recorder:
-    """Stands in for a kernel, and keeps what it is launched with."""
+    """Replaces a kernel, and records its launch arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -82,7 +82,7 @@ def compiled(
     launch: Callable[[], object],
     architecture: str = "sm_90",
 ) -> list[Any]:
-    """Return what Triton makes of a module's kernels, each of which `launch()` calls."""
+    """Compile the named kernels of a module, each of which `launch()` calls."""
     recorders = [_Recorder(getattr(module, name)) for name in names]
     with ExitStack() as stack:
         for name, recorder in zip(names, recorders, strict=True):
@@ -96,34 +96,34 @@ def _compiled(recorder: _Recorder, target: GPUTarget) -> Any:
     kernel = recorder.kernel
     signature, constants, attributes = {}, {}, {}
 
-    def described(value: Any, place: tuple, specialized: bool) -> Any:
-        """Return the type of an argument as Triton takes it from a call."""
+    def type_of(value: Any, path: tuple, specialized: bool) -> Any:
+        """Return the type that Triton infers for an argument; note its attributes."""
         if isinstance(value, tuple):
             parts = enumerate(value)
-            return type(value)(*(described(part, (*place, i), specialized) for i, part in parts))
+            return type(value)(*(type_of(part, (*path, i), specialized) for i, part in parts))
         if isinstance(value, float):
             return "fp32"
         if isinstance(value, torch.Tensor) or (specialized and value % 16 == 0):
-            attributes[place] = [["tt.divisibility", 16]]
+            attributes[path] = [["tt.divisibility", 16]]
         if isinstance(value, torch.Tensor):
             return POINTERS[value.dtype]
         if specialized and value == 1:
-            constants[place] = value
+            constants[path] = value
             return "constexpr"
-        return "i32" if specialized else "i64"  # a number of 64 bits, whatever it is
+        return "i32" if specialized else "i64"  # passed as 64 bits, also if it would fit in 32
 
     for i, parameter in enumerate(kernel.params):
         value, name = recorder.arguments[parameter.name], parameter.name
         if parameter.is_constexpr or value is None:
             signature[name], constants[(i,)] = "constexpr", value
         else:
-            signature[name] = described(value, (i,), not parameter.do_not_specialize)
+            signature[name] = type_of(value, (i,), not parameter.do_not_specialize)
     source = ASTSource(kernel, signature, constants, attributes)
     return triton.compile(source, target=target, options=recorder.options)
 
 
 def read(kernel: Any) -> Code:
-    """Return the machine code of a compiled kernel, as the tools in Triton's wheel print it."""
+    """Read the machine code of a compiled kernel, with the tools in Triton's wheel."""
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(kernel.asm["cubin"])
@@ -136,5 +136,5 @@ def read(kernel: Any) -> Code:
     lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text)
     end = next(i for i, line in enumerate(lines) if line.startswith("EXIT"))
     names = (re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines[: end + 1])
-    registers, stack = (int(re.search(rf"{of}:(\d+)", usage)[1]) for of in ("REG", "STACK"))
+    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))
     return Code(registers, stack, tuple(names))

@@ -1,13 +1,14 @@
-"""Times attention with and without quant types, forward and backward, on the CPU; and its memory.
+"""Measure time and peak memory of attention with and without quant types, on the CPU.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/attention.py [--threads 2] [--repeats 3]
         [--lengths 1024 2048 4096 8192] [--quant-type mxfp8]
 
-All paths take the same operands. "fused" has no types, "QK" fuses rounded queries and keys, "QK,
-PV" runs in chunks, and "unfused" has both types in upstream's steps: grouped keys repeated, a
-buffer of scores, a mask and a softmax. They take turns, and the best of each counts: machines are
-noisy, read the ratios to "unfused". Memory is the peak of a process of its own for each, above what
-the operands had taken; it needs Linux. Where memory does not do, "unfused" is left out.
+Each path runs forward and backward on the same operands. "fused" has no types. "QK" quantizes
+queries and keys and uses torch's fused kernel. "QK, PV" runs in chunks. "unfused" has both types
+in upstream's steps: repeated keys of groups, a buffer of scores, a mask and a softmax. The paths
+take turns, and the minimum time of each is printed. Machines are noisy: read the ratios to
+"unfused". Memory is the peak of a separate process above the operands; this needs Linux. "unfused"
+is skipped if the machine lacks the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from timing import best, in_own_process, raised_bytes
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Tensors of s x s that the unfused path holds at once, and the share of memory that it may take.
+# Tensors of [s, s] that the unfused path holds at once; share of memory that they may take.
 UNFUSED_TENSORS, UNFUSED_SHARE = 8, 0.6
 
 
@@ -44,7 +45,7 @@ SHAPES = {"llama32-1b, a quarter": Shape(8, 2, 64, 64), "MLA, 4 heads": Shape(4,
 
 
 def main() -> None:
-    """Measure and print; with --memory, one case's peak alone."""
+    """Print both tables; with --memory, only the peak of one case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
@@ -72,16 +73,16 @@ def main() -> None:
         print_row(*case, peaks)
 
 
-def print_row(shape: str, dtype: str, length: int, found: dict[str, float]) -> None:
-    """Print a row; a path that was left out has a dash."""
-    cells = [f"{found[path]:.0f}" if path in found else "-" for path in PATHS]
-    ratio = found["QK, PV"] / found["unfused"] if "unfused" in found else None
+def print_row(shape: str, dtype: str, length: int, values: dict[str, float]) -> None:
+    """Print a row, with a dash for a path that was skipped."""
+    cells = [f"{values[path]:.0f}" if path in values else "-" for path in PATHS]
+    ratio = values["QK, PV"] / values["unfused"] if "unfused" in values else None
     cells = [shape, dtype, str(length), *cells, "-" if ratio is None else f"{ratio:.2f}"]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def fitting(paths: dict[str, Callable], shape: str, dtype: str, length: int) -> dict[str, Callable]:
-    """Return the paths that this machine has the memory for."""
+    """Return the paths that fit in this machine's memory."""
     scores = SHAPES[shape].heads * length**2 * DTYPES[dtype].itemsize
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * UNFUSED_SHARE
     return {p: f for p, f in paths.items() if p != "unfused" or UNFUSED_TENSORS * scores < room}
@@ -90,22 +91,22 @@ def fitting(paths: dict[str, Callable], shape: str, dtype: str, length: int) -> 
 def times(
     paths: dict[str, Callable], shape: str, dtype: str, length: int, repeats: int
 ) -> dict[str, float]:
-    """Return the best time of each path, in milliseconds; they take turns."""
+    """Return the minimum time of each path, in milliseconds; the paths take turns."""
     tensors = operands(SHAPES[shape], DTYPES[dtype], length)
     fit = fitting(paths, shape, dtype, length)
-    found = best({path: partial(step, attend, tensors) for path, attend in fit.items()}, repeats)
-    return {path: 1000 * seconds for path, seconds in found.items()}
+    best_s = best({path: partial(step, attend, tensors) for path, attend in fit.items()}, repeats)
+    return {path: 1000 * seconds for path, seconds in best_s.items()}
 
 
 def peak(attend: Callable, shape: Shape, dtype: torch.dtype, length: int) -> float:
     """Return by how many MiB one pass raises the peak of this process."""
-    step(attend, operands(shape, dtype, 64))  # loads what is loaded once
+    step(attend, operands(shape, dtype, 64))  # warm up: load libraries and kernels first
     tensors = operands(shape, dtype, length)
     return raised_bytes(lambda: step(attend, tensors)) / 2**20
 
 
 def step(attend: Callable, tensors: list[Tensor]) -> None:
-    """Run forward and backward; the gradients are dropped."""
+    """Run forward and backward; discard the gradients."""
     torch.autograd.grad(attend(*tensors).sum(), tensors)
 
 
@@ -114,12 +115,12 @@ def operands(shape: Shape, dtype: torch.dtype, length: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes = ((shape.heads, shape.width), (shape.groups, shape.width))
     sizes += ((shape.groups, shape.value_width),)
-    made = (torch.randn(length, 1, *size, generator=generator) for size in sizes)
-    return [t.to(dtype).requires_grad_() for t in made]
+    drawn = (torch.randn(length, 1, *size, generator=generator) for size in sizes)
+    return [t.to(dtype).requires_grad_() for t in drawn]
 
 
 def layer_of(query: Tensor) -> SimpleNamespace:
-    """Return what the paths read of a DotProductAttention: of one in bf16 if `query` is."""
+    """Return the attributes of a DotProductAttention that the paths read, for the query's dtype."""
     softmax = {"scale": None, "input_in_float16": query.dtype != torch.float32}
     return SimpleNamespace(
         softmax_scale=query.size(-1) ** -0.5,
@@ -130,21 +131,21 @@ def layer_of(query: Tensor) -> SimpleNamespace:
 
 
 def fused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend on torch's kernel."""
+    """Compute attention with torch's fused kernel."""
     layer = layer_of(query)
     qk = gemm_operands("qk", types[0], layer)
     return fused_context(layer, types[1], (), qk, query, key, value, None)
 
 
 def chunked(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend in chunks."""
+    """Compute attention in chunks."""
     layer = layer_of(query)
     qk = gemm_operands("qk", types[0], layer)
     return chunked_context(layer, types[1], (), None, qk, query, key, value, None)
 
 
 def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend by upstream's steps."""
+    """Compute attention in upstream's unfused steps."""
     layer, groups = layer_of(query), query.size(2) // key.size(2)
     qk, pv = (gemm_operands(s, kind, layer) for s, kind in zip(("qk", "pv"), types, strict=True))
     q, k, v = (
@@ -167,7 +168,7 @@ PATHS = ("fused", "QK", "QK, PV", "unfused")
 
 
 def paths_of(quant_type: str) -> dict[str, Callable]:
-    """Return the paths, of PATHS, as functions of query, key and value."""
+    """Return the paths in PATHS as functions of query, key and value."""
     both = (quant_type, quant_type)
     ways = (
         (fused, ("none", "none")),

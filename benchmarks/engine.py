@@ -1,11 +1,12 @@
-"""Holds our emulation inside Transformer Engine's linear layer to its own kernels, and times both.
+"""Compare our emulation in Transformer Engine's linear layer with the engine's own kernels.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/engine.py [--tokens 8192] [--hidden 4096]
 
-A linear layer in bfloat16, forward and backward, by our factory with a recipe of this project, and
-by the engine's own recipe of the same definition: norm-relative differences of output and
-gradients, which are those of accumulation where nothing draws, and the best times, of bf16's. Needs
-a GPU with Transformer Engine; --stub takes its Python code alone, on a CPU, without its kernels.
+Runs a bfloat16 linear layer forward and backward, with a recipe of this project through our
+quantizer factory, and with the engine's own recipe of the same definition. Prints the relative
+differences (norms) of output and gradients, and the minimum times relative to bf16. Without
+stochastic rounding, only accumulation should differ. Needs a GPU with Transformer Engine; --stub
+runs only the engine's Python code, on a CPU, without its kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from timing import best
 
-# Our recipes, and the engine's of the same definition.
+# Our recipes, and the engine's recipes of the same definition.
 NATIVE = {
     "mxfp8": "MXFP8BlockScaling",
     "nvfp4": "NVFP4BlockScaling",
@@ -35,12 +36,12 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def main() -> None:
-    """Measure, and print a row each recipe."""
+    """Measure, and print one row per recipe."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--stub", metavar="RELEASE", help="of .cache/transformer_engine")
+    parser.add_argument("--stub", metavar="RELEASE", help="a release in .cache/transformer_engine")
     given = parser.parse_args()
     if given.stub:
         stub(given.stub)
@@ -51,7 +52,7 @@ def main() -> None:
         print(f"Not run: Transformer Engine does not import here ({error}).")
         return
     print(f"Transformer Engine {transformer_engine.__version__}\n")
-    print("| recipe | output | input's gradient | weight's | ours, of bf16 | its own |")
+    print("| recipe | output | input gradient | weight gradient | ours / bf16 | TE / bf16 |")
     print("|---|---|---|---|---|---|", flush=True)
     plain = layer(te, given)
     (baseline,) = best({"bf16": lambda: plain(None)}, given.repeats).values()
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def stub(release: str) -> None:
-    """Import the engine's Python code alone, as tests do."""
+    """Import only the engine's Python code, as tests do."""
     root = Project.here().root
     os.environ["MQO_TEST_ENGINE"] = release
     sys.path.insert(0, str(root))
@@ -68,7 +69,7 @@ def stub(release: str) -> None:
 
 
 def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
-    """Return a row of the table; what the device, or the stub, cannot do is said in it."""
+    """Return a row of the table; it names what the device, or the stub, cannot run."""
     from mqo.megatron.transformer_engine.factory import quantizer
     from transformer_engine.common import recipe as engines
 
@@ -81,17 +82,17 @@ def row(te: Any, given: argparse.Namespace, name: str, baseline: float) -> str:
         own = f"{ratio(lambda: run(native), given, baseline):.2f}x"
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         return f"| {name} | | | | {took:.2f}x | not here: {str(error).splitlines()[0][:60]} |"
-    apart = [f"{difference(a, b):.1e}" for a, b in zip(ours, theirs, strict=True)]
-    return f"| {name} | {' | '.join(apart)} | {took:.2f}x | {own} |"
+    differences = [f"{difference(a, b):.1e}" for a, b in zip(ours, theirs, strict=True)]
+    return f"| {name} | {' | '.join(differences)} | {took:.2f}x | {own} |"
 
 
 def ratio(run: Callable[[], object], given: argparse.Namespace, baseline: float) -> float:
-    """Return the time of a run divided by that of bf16."""
+    """Return the time of a run divided by the bf16 time."""
     return best({"": run}, given.repeats)[""] / baseline
 
 
 def choose(name: str) -> None:
-    """Have this process quantize as a recipe says, whatever the source's types are."""
+    """Make this process quantize by a recipe, whatever types the source sets."""
     from mqo.quant import config, weights
 
     recipe = recipes.read(name)
@@ -106,33 +107,33 @@ def choose(name: str) -> None:
 
 
 def layer(te: Any, given: argparse.Namespace) -> Callable[[Any], Tensors]:
-    """Return what runs a layer, always of the same numbers, by one of the engine's recipes."""
+    """Return a function that runs a layer with an engine recipe, always on the same numbers."""
     from mqo.megatron.layers import label_layers
     from mqo.megatron.transformer_engine.passes import attach
 
     where = {"device": "cpu" if given.stub else "cuda", "dtype": torch.bfloat16}
     torch.manual_seed(1)
     size, params = (given.hidden, given.hidden), {"params_dtype": torch.bfloat16}
-    made = te.Linear(*size, bias=False, device=where["device"], **params)
-    model = torch.nn.ModuleDict({"layer": made})
+    linear = te.Linear(*size, bias=False, device=where["device"], **params)
+    model = torch.nn.ModuleDict({"layer": linear})
     label_layers(model)
     attach(model)
     x = torch.randn(given.tokens, given.hidden, **where).requires_grad_()
     grad = torch.randn(given.tokens, given.hidden, **where)
 
     def run(recipe: Any) -> Tensors:
-        x.grad = made.weight.grad = None
+        x.grad = linear.weight.grad = None
         with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
-            y = made(x)
+            y = linear(x)
         y.backward(grad)
-        return y.detach(), x.grad, made.weight.grad
+        return y.detach(), x.grad, linear.weight.grad
 
     return run
 
 
-def difference(one: torch.Tensor, two: torch.Tensor) -> float:
-    """Return the norm of the difference, of the second's norm."""
-    return ((one.float() - two.float()).norm() / two.float().norm()).item()
+def difference(x: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference, divided by the norm of `expected`."""
+    return ((x.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Times a rank's experts, forward and backward: as one grouped product beside one by one.
+"""Time the experts of one rank, forward and backward: grouped GEMMs or one expert at a time.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/experts.py [--tokens 24576] [--experts 8]
 
-The experts of deepseek2_lite at EP 8, tokens shared out evenly, bfloat16; on a CUDA device, else on
-the CPU. Each type is that of all three GEMMs. They take turns, and the best of each counts.
+By default, the experts of deepseek2_lite at EP 8 in bfloat16, with the same number of tokens each.
+Runs on a CUDA device if there is one, else on the CPU. A type applies to all three GEMMs. Both
+ways take turns, and the minimum time of each is printed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:
-    """Measure, and print a row each type."""
+    """Measure, and print one row per type."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     sizes = {"tokens": 24576, "experts": 8, "hidden": 2048, "width": 1408, "repeats": 5}
     for name, size in sizes.items():
@@ -37,7 +38,7 @@ def main() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    print("| type | one by one, ms | grouped | of one by one |\n|---|---|---|---|")
+    print("| type | one by one, ms | grouped, ms | grouped / one by one |\n|---|---|---|---|")
     for quant_type in given.types:
         one_by_one, grouped = measured(given, quant_type)
         row = (f"{1e3 * one_by_one:.1f}", f"{1e3 * grouped:.1f}", f"{grouped / one_by_one:.2f}x")
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def measured(given: argparse.Namespace, quant_type: str) -> list[float]:
-    """Return the best seconds of experts one by one, and grouped."""
+    """Return the minimum seconds of experts one by one, and grouped."""
     real = grouped_experts.gemm_operands
 
     def typed(site: str, _: str, owner: object) -> object:
@@ -61,7 +62,7 @@ def measured(given: argparse.Namespace, quant_type: str) -> list[float]:
 
 
 def step(given: argparse.Namespace, grouped: bool) -> Callable[[], object]:
-    """Return what runs the experts forward and backward."""
+    """Return a function that runs the experts forward and backward."""
     config = TransformerConfig(
         num_layers=1,
         hidden_size=given.hidden,

@@ -1,4 +1,4 @@
-"""The operands of accumulation.py: drawn, quantized, and taken apart into elements and scales."""
+"""Draw the operands of accumulation.py, quantize them, and split them into elements and scales."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mqo.quant.tensor_amax import largest
 from torch import Tensor
 from torch.distributions import StudentT
 
-# Draws float32 [tokens, K] and [outputs, K], of these three numbers.
+# Takes tokens, outputs and K; draws float32 [tokens, K] and [outputs, K].
 Draw = Callable[[int, int, int], tuple[Tensor, Tensor]]
-# The channel of each 64 that is an outlier, and how many times larger it is.
+# In every 64 channels, the one with this index is multiplied by the factor.
 EVERY, WHICH, FACTOR = 64, 17, 50.0
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A quantized matrix, whole, and its first rows taken apart: elements * scales * tensor.
+    """A quantized matrix, and its first rows as elements * scales * tensor.
 
     whole: float32 [rows, K], the values that emulation multiplies.
-    elements: float64 [sample, K]. scales: float64 [sample, K / block]. tensor: the tensor's scale.
+    elements: float64 [sample, K]. scales: float64 [sample, K / block]. tensor: the tensor scale.
     """
 
     whole: Tensor
@@ -36,43 +36,43 @@ class Operand:
 
     @property
     def sample(self) -> Tensor:
-        """The first rows of the whole: float32 [sample, K]."""
+        """The first rows of `whole`: float32 [sample, K]."""
         return self.whole[: self.elements.shape[0]]
 
     @property
     def block(self) -> int:
-        """How many elements share a scale."""
+        """Number of elements that share a scale."""
         return self.elements.shape[1] // self.scales.shape[1]
 
     @property
     def scaled(self) -> Tensor:
-        """Elements times their blocks' scales, exactly: float64 [sample, K]."""
+        """Elements times their block scales, exact: float64 [sample, K]."""
         return self.elements * self.scales.repeat_interleave(self.block, dim=1)
 
     @property
     def has_long_scales(self) -> bool:
-        """Whether blocks have scales of 24 bits, which no tensor core takes."""
+        """Whether block scales have 24 bits, which no tensor core supports."""
         return self.spec.quant_type != "none" and self.spec.format.scale == "fp32"
 
 
 def quantize(x: Tensor, kind: str, sample: int) -> Operand:
     """Quantize float32 x [rows, K] along K, where K is a multiple of the block.
 
-    'none' rounds it to bfloat16.
+    Kind 'none' rounds it to bfloat16.
     """
     spec, length = QuantSpec(kind), x.shape[1]
     if kind == "none":
         whole = x.bfloat16().float()
-        one = torch.ones(sample, 1, dtype=torch.float64)
-        return Operand(whole, whole[:sample].double(), one, 1.0, spec)
+        scale = torch.ones(sample, 1, dtype=torch.float64)
+        return Operand(whole, whole[:sample].double(), scale, 1.0, spec)
     values, scales = reference.encode(x[:sample], spec, -1, None, largest(x))
     decode, tensor = spread(scales.decode, scales.run, length).expand(sample, length), 1.0
     if spec.format.needs_tensor_amax:
         tensor = scales.stored.tensor.item()
-        # What is left is E4M3, or 1: bfloat16 takes away float32's rounding of their product.
+        # The quotient is E4M3, or 1; bfloat16 removes the float32 rounding of decode.
         decode = (decode / tensor).bfloat16().double()
     blocks = blocks_of(decode, spec.block or length).amax(dim=-1)
-    # The powers of two that hif4 has for each 4 and 8 elements are left to the elements.
+    # hif4's powers of two for each 4 and 8 elements stay in the elements.
     elements = values * decode / blocks.repeat_interleave(spec.block or length, dim=1)
     return Operand(fake_quantize(x, spec), elements, blocks, tensor, spec)
 
@@ -83,19 +83,19 @@ def normal(tokens: int, outputs: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def outliers(tokens: int, outputs: int, length: int) -> tuple[Tensor, Tensor]:
-    """Draw both from N(0, 1), and make one channel of each 64 of the left one larger."""
+    """Draw both from N(0, 1), and scale up one channel in every 64 of the left operand."""
     a, b = normal(tokens, outputs, length)
     a[:, torch.arange(length) % EVERY == WHICH] *= FACTOR
     return a, b
 
 
 def heavy_tails(tokens: int, outputs: int, length: int) -> tuple[Tensor, Tensor]:
-    """Draw the left one from Student's t with 3 degrees of freedom, as a gradient's stand-in."""
+    """Draw the left operand from Student's t with 3 degrees of freedom, like a gradient."""
     return StudentT(3.0).sample((tokens, length)), torch.randn(outputs, length)
 
 
 def one_sign(tokens: int, outputs: int, length: int) -> tuple[Tensor, Tensor]:
-    """Draw magnitudes of N(0, 1): no products cancel, so that sums grow with the length."""
+    """Draw magnitudes of N(0, 1): products do not cancel, so sums grow with K."""
     a, b = normal(tokens, outputs, length)
     return a.abs_(), b.abs_()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs everything that waits for a GPU, and writes benchmarks/results/gpu-DATE.md: gpu_all.py.
+# Runs all checks and benchmarks that need a GPU (gpu_all.py); writes benchmarks/results/gpu-DATE.md.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

@@ -1,10 +1,11 @@
-"""A training's peak memory on a GPU beside `mqo simulate`'s.
+"""Compare the peak memory of trainings on a GPU with the prediction of `mqo simulate`.
 
     .venv/bin/python benchmarks/gpu_memory.py [--layers 4] [--sequence 8192]
 
-llama32-1b, cut to so many layers, in bfloat16 on one GPU, some steps of each variant. "Measured" is
-the most that torch's allocator had handed out, "simulated" what the same flags need without the
-allowance for what no simulation sees. Without a GPU the measured figure is the whole process.
+Trains llama32-1b with --layers layers in bfloat16 on one GPU, four steps per variant. "Measured" is
+the peak of the memory that torch's allocator handed out. "Simulated" is the prediction for the same
+flags, without the allowance for memory that the simulation cannot count. Without a GPU, "measured"
+is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Train and simulate each variant, and print a row."""
+    """Train and simulate each variant, and print its row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, size in (("hidden", 2048), ("layers", 4), ("sequence", 8192)):
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.set_defaults(dtype="bf16")
     given = parser.parse_args()
-    print("| variant | measured, MiB | simulated | measured of simulated |\n|---|---|---|---|")
+    print("| variant | measured, MiB | simulated, MiB | measured / simulated |\n|---|---|---|---|")
     for name in given.only:
         config = configured(VARIANTS[name], given, batch=2, steps=STEPS)
-        found, expected = peak_of(trained(config)), simulated(config)
-        sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (found, expected))
-        print(f"| {name} | {sizes} | {found / expected:.3f} |", flush=True)
+        measured, expected = peak_of(trained(config)), simulated(config)
+        sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (measured, expected))
+        print(f"| {name} | {sizes} | {measured / expected:.3f} |", flush=True)
 
 
 def simulated(config: RunConfig) -> int:
-    """Return the bytes that the run's tensors take, of whatever the machine has."""
+    """Return the bytes that the run's tensors need, even if this machine has less."""
     types = dict(config.quantization.types or {})
     job = jobs.Job.of(config, detect(), types, 1.0)
     series, tree = Series.of(PROJECT), Tree(PROJECT.tree)

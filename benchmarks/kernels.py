@@ -1,10 +1,11 @@
-"""Compiles the quantizers' GPU kernels ahead of time, and estimates what bounds them.
+"""Compile the quantizers' GPU kernels ahead of time, and estimate their speed.
 
     PYTHONPATH=Megatron-LM:.cache/triton .venv/bin/python benchmarks/kernels.py > TABLE.md
 
-Writes benchmarks/results/kernels.csv, which a test holds the kernels to: registers, spills and
-instructions an element, for sm_90 and sm_100, of a tensor of 8192 x 8192. On stdout: that, and the
-share of a GPU's memory bandwidth that each kernel can reach, an estimate. Needs no GPU.
+Needs no GPU. Writes benchmarks/results/kernels.csv: registers and spills per thread, and
+instructions per element, on sm_90 and sm_100, for a tensor of 8192 x 8192. A test checks that no
+kernel exceeds it. Prints the same table with an estimate: the share of a GPU's memory bandwidth
+that each kernel can reach.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,23 +32,23 @@ SIZE = 8192
 AXES = {"rows": -1, "columns": 0}
 MAIN = ("mxfp8", "nvfp4", "hif4")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Of a multiprocessor: lanes that it can issue to in a clock, warps and registers that it holds.
+# Per multiprocessor: lanes that it issues to per clock, warps and registers that it holds.
 LANES, WARPS, REGISTERS = 128, 64, 65536
-# {device: (architecture, FLOPs that a multiprocessor's tensor cores do in a clock in bf16, dense,
-# multiprocessors)}. With the peak rate of devices.toml this says the clock. From NVIDIA's white
-# papers of the Hopper and Blackwell architectures.
+# {device: (architecture, dense bf16 FLOPs per clock of a multiprocessor's tensor cores,
+# multiprocessors)}; the peak rate in devices.toml then gives the clock. From NVIDIA's white papers
+# on the Hopper and Blackwell architectures.
 DEVICES = {
     "h100-80gb": ("sm_90", 4096, 132),
     "h200": ("sm_90", 4096, 132),
     "b200": ("sm_100", 8192, 148),
 }
-# Seconds from a load's issue to its data, under load; an allowance.
+# Seconds from the issue of a load to its data, on a busy GPU; an assumption.
 LATENCY = 8e-7
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel on a tensor: how it is launched, and the tiles it then takes."""
+    """A kernel on a tensor: its launch, and the tiles that the launch uses."""
 
     name: str
     module: object
@@ -56,7 +58,7 @@ class Case:
 
     @property
     def elements(self) -> int:
-        """Return the elements that a thread has."""
+        """Return the number of elements per thread."""
         return self.plan.tile.rows * self.plan.tile.columns // (self.plan.warps * 32)
 
     def compiled(self, architecture: str) -> Code:
@@ -72,7 +74,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all kernels of the table."""
+    """Yield all kernels in the table."""
     for axis in AXES:
         for kind in FORMATS:
             yield of_format(kind, axis)
@@ -89,21 +91,22 @@ def cases() -> Iterator[Case]:
 
 
 def of_format(kind: str, axis: str, dtype: str = "bf16", **choices: str) -> Case:
-    """Return the quantizer of a format; `choices` are fields of its spec."""
+    """Return the quantizer of a format; `choices` are fields of its QuantSpec."""
     x, spec = _tensor(dtype), QuantSpec(kind, **choices)
     steps = gpu.steps_of(spec)
-    place = (AXES[axis], spec.block) if spec.block else (None, steps.run)
-    plan = plan_tiles(x.shape, x.stride(), x.stride(), *place, steps.side)
+    axis_and_run = (AXES[axis], spec.block) if spec.block else (None, steps.run)
+    plan = plan_tiles(x.shape, x.stride(), x.stride(), *axis_and_run, steps.side)
     name = " ".join((kind, axis, dtype, *choices.values()))
     return Case(name, gpu, lambda: gpu._launch(x, x, spec, AXES[axis], 7, None), plan, x.dtype)
 
 
 def of_hadamard(points: int, axis: str) -> Case:
-    """Return the Hadamard transform of so many points."""
-    x, how = _tensor("bf16"), Hadamard(points, "random")
+    """Return the Hadamard transform of `points` points."""
+    x, transform = _tensor("bf16"), Hadamard(points, "random")
     plan = plan_tiles(x.shape, x.stride(), x.stride(), AXES[axis], points, 1)
     name = f"hadamard-{points} {axis} bf16"
-    return Case(name, hadamard, lambda: hadamard._launch(x, x, how, AXES[axis], 7), plan, x.dtype)
+    launch = partial(hadamard._launch, x, x, transform, AXES[axis], 7)
+    return Case(name, hadamard, launch, plan, x.dtype)
 
 
 def _tensor(dtype: str) -> torch.Tensor:
@@ -111,25 +114,25 @@ def _tensor(dtype: str) -> torch.Tensor:
 
 
 def share(case: Case, row: dict[str, object], name: str) -> float:
-    """Return the part of a device's memory bandwidth that a kernel can reach, at most.
+    """Return the largest share of a device's memory bandwidth that a kernel can reach.
 
-    The least of what three things allow: issuing its instructions, having enough loads on their
-    way with the warps that fit by registers, and 1. Each element is read and written once.
+    The minimum of 1 and two bounds: the rate at which instructions are issued, and the loads in
+    flight with the warps that fit by registers. Each element is read and written once.
     """
     _, flops_per_clock, processors = DEVICES[name]
-    of = device(name)
-    clock = of.bf16_tflops * 1e12 / (flops_per_clock * processors)
-    width, bandwidth = case.dtype.itemsize, of.memory_gbs * 1e9
-    elements = bandwidth / (2 * width)  # a second
+    gpu_device = device(name)
+    clock = gpu_device.bf16_tflops * 1e12 / (flops_per_clock * processors)
+    width, bandwidth = case.dtype.itemsize, gpu_device.memory_gbs * 1e9
+    elements = bandwidth / (2 * width)  # per second
     issued = LANES * processors * clock / float(row["instructions"])
-    # Registers are given to a warp in portions of 8 a thread.
+    # Registers are allocated to a warp in units of 8 per thread.
     warps = min(WARPS, REGISTERS // (32 * -(-int(row["registers"]) // 8) * 8))
-    on_the_way = warps * 32 * case.elements * width * processors
-    return min(1.0, issued / elements, on_the_way / LATENCY / (bandwidth / 2))
+    in_flight = warps * 32 * case.elements * width * processors
+    return min(1.0, issued / elements, in_flight / LATENCY / (bandwidth / 2))
 
 
 def main() -> None:
-    """Compile all, write the table, print it with the estimates."""
+    """Compile all kernels, write the table, and print it with the estimates."""
     rows = []
     print(f"| kernel | | instructions | registers | spills | {' | '.join(DEVICES)} |")
     print("|" + "---|" * (5 + len(DEVICES)))
@@ -139,8 +142,8 @@ def main() -> None:
             row = case.row(architecture)
             rows.append(row)
             shares = [
-                f"{share(case, row, name):.0%}" if of[0] == architecture else ""
-                for name, of in DEVICES.items()
+                f"{share(case, row, name):.0%}" if target == architecture else ""
+                for name, (target, *_) in DEVICES.items()
             ]
             print(f"| {' | '.join(map(str, [*row.values(), *shares]))} |", flush=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:

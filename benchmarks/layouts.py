@@ -1,11 +1,12 @@
-"""Simulates the layouts that the launcher chooses from, and writes tools/mqo/scale/simulated.csv.
+"""Simulate the layouts that the launcher chooses from, and write tools/mqo/scale/simulated.csv.
 
     .venv/bin/python benchmarks/layouts.py > TABLE.md
 
-For each model of the matrix on 8, 64 and 512 GPUs, with attention fused and in chunks: every layout
-in the launcher's order up to the first one that fits an h100-80gb, each by `mqo simulate`. Layouts
-that the formulas put at FAR times the room or more are left out. On 512 GPUs the global batch is
-one micro-batch a GPU. On stdout: the chosen ones as a table, with the step's roofline.
+For each model of the matrix on 8, 64 and 512 GPUs, with fused and with chunked attention, runs `mqo
+simulate` on every layout in the launcher's order up to the first that fits an h100-80gb. Layouts
+that need FAR times the limit or more by the formulas are skipped. On 512 GPUs the global batch is
+one micro-batch per GPU. Prints the chosen layouts as a table, with the roofline of a step. Needs no
+GPU.
 """
 
 import csv
@@ -34,7 +35,7 @@ from mqo.simulate.result import Simulation
 
 DEVICE, PER_NODE = "h100-80gb", 8
 GPUS = (8, 64, 512)
-# {attention: a mode with it}: the other modes' steps have the same peak.
+# {attention: a mode that uses it}; other modes with the same attention have the same peak.
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
 FAR = 1.25
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
@@ -46,37 +47,38 @@ class Tried:
 
     attention: str
     layout: Layout
-    found: Simulation
+    result: Simulation
 
     def row(self) -> dict[str, object]:
         """Return its row of the table."""
-        of, worst = self.found.config.experiment, self.found.worst
+        experiment, worst = self.result.config.experiment, self.result.worst
         sizes = (worst.global_batch, worst.micro_batch, worst.sequence)
-        flags = " ".join(self.layout.flags(of.dtype))
-        key = (of.model.name, self.layout.gpus, *sizes, of.dtype, self.attention, flags)
-        need = self.found.need - CONTEXT
+        flags = " ".join(self.layout.flags(experiment.dtype))
+        key = (experiment.model.name, self.layout.gpus, *sizes)
+        key += (experiment.dtype, self.attention, flags)
+        need = self.result.need - CONTEXT
         return dict(zip(KEYS, key, strict=True)) | {"bytes": need, **worst.kinds}
 
 
 def main() -> None:
-    """Simulate, write the table, print the chosen layouts."""
+    """Simulate all cases, write the table, and print the chosen layouts."""
     tried: list[Tried] = []
-    names = "layout | formulas | simulated | products | others | sent | step"
+    names = "layout | formulas, GiB | simulated, GiB | GEMMs, s | others, s | sent, s | step, s"
     print(f"| model | GPUs | attention | {names} |")
     print("|" + "---|" * 10)
     cases = list(itertools.product(tables.models(), GPUS, MODES))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for mine in pool.map(lambda case: simulated(*case), cases):
-            tried += [one for one, _ in mine]
+            tried += [layout for layout, _ in mine]
             print(line(*mine[-1]), flush=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [*KEYS, "bytes", *KINDS], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(one.row() for one in tried)
+        writer.writerows(layout.row() for layout in tried)
 
 
 def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
-    """Return the layouts in the launcher's order, the one that fits last."""
+    """Return the simulated layouts in the launcher's order; the last one fits."""
     config = configured(model, gpus, MODES[attention])
     types = dict(config.quantization.types or {})
     machine, project = imagined(DEVICE, PER_NODE), Project.here()
@@ -92,9 +94,9 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
         imbalance = UNEVEN if layout.expert > 1 else 1.0
         run = jobs.Job.of(placed, machine, types, imbalance)
         ranks = jobs.simulate(project, Tree(project.tree), series, run, lambda text: None)
-        found = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
-        tried.append((Tried(attention, layout, found), computed))
-        return Fit(layout, found.worst.stage, computed.memory, found.need, is_simulated=True)
+        result = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
+        tried.append((Tried(attention, layout, result), computed))
+        return Fit(layout, result.worst.stage, computed.memory, result.need, is_simulated=True)
 
     def divides(layout: Layout) -> bool:
         try:
@@ -115,14 +117,15 @@ def configured(model: str, gpus: int, mode: str) -> RunConfig:
 
 
 def line(tried: Tried, computed: Fit) -> str:
-    """Return a chosen layout's row: GiB in all, and seconds at peak rates."""
-    found = tried.found
-    bound = found.roofline(found.slowest)
-    of = found.config.experiment.model.name
+    """Return the printed row of a chosen layout: memory in GiB, and seconds at peak rates."""
+    result = tried.result
+    bound = result.roofline(result.slowest)
+    model = result.config.experiment.model.name
     seconds = (bound.products.seconds, bound.others.seconds, bound.exchanging)
-    cells = [of, tried.layout.gpus, tried.attention, found.layout]
-    cells += [f"{computed.need / GIB:.1f}", f"{found.need / GIB:.1f}"]
-    cells += [f"{one:.2f}" for one in seconds] + [f"{bound.overlapped:.2f} to {bound.serial:.2f}"]
+    step = f"{bound.overlapped:.2f} to {bound.serial:.2f}"
+    cells = [model, tried.layout.gpus, tried.attention, result.layout]
+    cells += [f"{computed.need / GIB:.1f}", f"{result.need / GIB:.1f}"]
+    cells += [f"{value:.2f}" for value in seconds] + [step]
     return f"| {' | '.join(map(str, cells))} |"
 
 

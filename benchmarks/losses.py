@@ -1,11 +1,11 @@
-"""Times the losses over a vocabulary, forward and backward, on the CPU; and their peak memory.
+"""Measure time and peak memory of losses over a vocabulary, forward and backward, on the CPU.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/losses.py [--threads 1] [--repeats 3]
 
-Compares mqo.megatron.losses with upstream's cross-entropy, and with a divergence on whole tensors
-in fp32. They take turns, and the best of each counts; the time is the CPU time of the process, all
-threads together. Memory is the peak of a process of its own for each, in
-tensors of the logits' size and dtype, what the loss is given included; it needs Linux.
+Compares mqo.megatron.losses with upstream's cross-entropy, and with a divergence computed on full
+fp32 tensors. The losses take turns, and the minimum time of each is printed: CPU time of the
+process, summed over threads. Memory is the peak of a separate process, in units of one tensor of
+logits, including the loss's inputs; this needs Linux.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CASES = {
 
 
 def main() -> None:
-    """Measure and print; with --memory, one case's peak alone."""
+    """Print the table; with --memory, only the peak of one case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
@@ -56,26 +56,26 @@ def main() -> None:
 def print_row(case: str, dtype: str, arguments: argparse.Namespace) -> None:
     """Print one row of the table."""
     tensors = operands(DTYPES[dtype], arguments)
-    jobs = {loss: partial(step, LOSSES[loss], tensors) for loss in CASES[case]}
-    before, after = best(jobs, arguments.repeats, time.process_time).values()
+    workloads = {loss: partial(step, LOSSES[loss], tensors) for loss in CASES[case]}
+    before, after = best(workloads, arguments.repeats, time.process_time).values()
     same = ("--threads", arguments.threads, "--tokens", arguments.tokens)
     same += ("--vocabulary", arguments.vocabulary, "--memory")
-    sizes = [f"{in_own_process(__file__, *same, loss, dtype):.2f}" for loss in jobs]
+    sizes = [f"{in_own_process(__file__, *same, loss, dtype):.2f}" for loss in workloads]
     cells = [case, dtype, f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}x", *sizes]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def peak(loss: Callable, dtype: torch.dtype, arguments: argparse.Namespace) -> float:
-    """Return how many tensors of logits are alive at the peak, what is given included."""
+    """Return the peak memory in tensors of logits, including the inputs."""
     small = argparse.Namespace(tokens=64, vocabulary=512)
-    step(loss, operands(dtype, small))  # loads what is loaded once
+    step(loss, operands(dtype, small))  # warm up: load libraries and kernels first
     tensors = operands(dtype, arguments)
     given = 1 if loss in (upstreams, chunked) else 2
     return given + raised_bytes(lambda: step(loss, tensors)) / tensors[0].nbytes
 
 
 def step(loss: Callable, tensors: list[Tensor]) -> None:
-    """Run forward and backward; the gradient is dropped."""
+    """Run forward and backward; discard the gradient."""
     torch.autograd.grad(loss(*tensors).sum(), tensors[0])
 
 
@@ -84,7 +84,7 @@ def operands(dtype: torch.dtype, arguments: argparse.Namespace) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shape = (arguments.tokens, 1, arguments.vocabulary)
     student, teacher = (torch.empty(shape, dtype=dtype) for _ in range(2))
-    for row in range(arguments.tokens):  # no fp32 copy of it all, which would be the peak
+    for row in range(arguments.tokens):  # row by row: a full fp32 copy would be the peak
         for logits in (student, teacher):
             logits[row] = 4 * torch.randn(shape[1:], generator=generator)
     targets = torch.randint(arguments.vocabulary, shape[:2], generator=generator)
@@ -92,18 +92,18 @@ def operands(dtype: torch.dtype, arguments: argparse.Namespace) -> list[Tensor]:
 
 
 def upstreams(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
-    """Compute upstream's cross-entropy, which writes to fp32 logits, here to those of a leaf."""
+    """Compute upstream's cross-entropy, which overwrites fp32 logits: a leaf needs a copy."""
     given = student * 1 if student.dtype == torch.float32 else student
     return _VocabParallelCrossEntropy.apply(given, targets, 0.0, torch.distributed.group.WORLD)
 
 
 def chunked(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
-    """Compute ours."""
+    """Compute our cross-entropy."""
     return chunked_cross_entropy(student, targets, torch.distributed.group.WORLD)
 
 
 class Whole(torch.autograd.Function):
-    """The divergence on whole tensors in fp32, as it was before."""
+    """The divergence on full fp32 tensors, our earlier implementation."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
@@ -127,12 +127,12 @@ class Whole(torch.autograd.Function):
 
 
 def whole(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
-    """Compute the divergence as before."""
+    """Compute the divergence on full tensors."""
     return Whole.apply(student.float() / 1.0, teacher.float() / 1.0)
 
 
 def chunked_divergence(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
-    """Compute ours, with the gradient over the teacher's logits."""
+    """Compute our divergence, whose gradient overwrites the teacher's logits."""
     return chunked_kl(student, teacher, overwrite_teacher=True)
 
 

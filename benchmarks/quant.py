@@ -1,11 +1,11 @@
-"""Times the quantizers on the CPU: a large matrix, and a linear layer's forward.
+"""Time the quantizers on the CPU: on a matrix of 4096 x 4096, and in a linear layer's forward pass.
 
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776  # as the launcher does
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant.py \\
         [--threads 2] [--repeats 30]
 
-All paths of a table take turns in one run; the best of each counts. Machines are noisy: read the
-ratios.
+All paths of a table take turns, and the minimum time of each is printed. Machines are noisy: read
+the ratios.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from mqo.launch.machine import cpu_model
 from mqo.quant import FORMATS, Hadamard, QuantSpec, config, fake_quantize, gemm_operands
 from mqo.quant.hadamard import transform
-from timing import Job, best
+from timing import Workload, best
 from torch import Tensor
 
 SIDE = 4096
@@ -33,7 +33,7 @@ SEED = 7
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print both tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=30)
@@ -42,34 +42,34 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{arguments.threads} threads, {cpu_model()}, torch {torch.__version__}\n")
     print(f"{SIDE} x {SIDE}, best of {arguments.repeats}\n")
-    print("| path | dtype | ms | of copy_ |\n|---|---|---|---|")
+    print("| path | dtype | ms | ratio to copy_ |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
         print_matrix(dtype, arguments.repeats)
     print(f"\nA linear layer, {TOKENS} tokens, {INPUTS} -> {OUTPUTS}, best of {LINEAR_REPEATS}\n")
-    print("| path | dtype | ms | of the plain one |\n|---|---|---|---|")
+    print("| path | dtype | ms | ratio to plain |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
         print_linear(dtype)
 
 
 def print_matrix(dtype: torch.dtype, repeats: int) -> None:
-    """Print what each path takes for one large matrix."""
+    """Print the time of each path for the matrix."""
     x = torch.randn(SIDE, SIDE).to(dtype)
     out = torch.empty_like(x)
-    jobs: dict[str, Job] = {"copy_, preallocated": lambda: out.copy_(x)}
+    workloads: dict[str, Workload] = {"copy_, preallocated": lambda: out.copy_(x)}
     for kind in FORMATS:
-        jobs |= {f"{kind}, {name}": quantize(x, *how, out) for name, how in ways(kind)}
+        workloads |= {f"{kind}, {name}": quantize(x, *args, out) for name, args in ways(kind)}
     for name, axis in (("rows", -1), ("columns", 0)):
-        jobs[f"hadamard-16, {name}"] = transformed(x, None, axis, out)
+        workloads[f"hadamard-16, {name}"] = transformed(x, None, axis, out)
         for kind in TRANSFORMED:
-            jobs[f"hadamard-16 + {kind}, {name}"] = transformed(x, QuantSpec(kind), axis, out)
-    # Fresh memory has to be had from the system page by page; best in no other job's way.
-    found = best(jobs, repeats)
-    found |= best({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
-    print_table(found, dtype)
+            workloads[f"hadamard-16 + {kind}, {name}"] = transformed(x, QuantSpec(kind), axis, out)
+    # New memory costs a page fault per page; timed last, so that it disturbs no other workload.
+    best_s = best(workloads, repeats)
+    best_s |= best({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
+    print_table(best_s, dtype)
 
 
 def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
-    """Yield the ways to quantize to a format: a name, and the spec and axis."""
+    """Yield the ways to quantize to a format: a name, and its spec and axis."""
     spec, drawn = QuantSpec(kind), QuantSpec(kind, rounding="stochastic")
     yield "rows" if spec.block else "elements", (spec, -1)
     if spec.block:
@@ -81,25 +81,26 @@ def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
         yield "stochastic, columns", (drawn, 0)
 
 
-def print_table(found: dict[str, float], dtype: torch.dtype) -> None:
-    """Print rows for a dtype, with ratios to the first."""
-    unit = next(iter(found.values()))
+def print_table(best_s: dict[str, float], dtype: torch.dtype) -> None:
+    """Print a row per path: its seconds, and the ratio to the first path."""
+    unit = next(iter(best_s.values()))
     name = str(dtype).removeprefix("torch.")
-    for path, seconds in found.items():
+    for path, seconds in best_s.items():
         print(f"| {path} | {name} | {seconds * 1e3:.2f} | {seconds / unit:.2f}x |", flush=True)
 
 
 def print_linear(dtype: torch.dtype) -> None:
-    """Print what a forward takes at the fprop site, whose weight is quantized once an epoch."""
+    """Print the time of fprop, whose weight is quantized once per weight epoch."""
     x = torch.randn(TOKENS, INPUTS).to(dtype)
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
-    jobs = {"plain" if kind == "none" else kind: forward(x, weight, kind) for kind in LINEAR_KINDS}
+    names = {kind: "plain" if kind == "none" else kind for kind in LINEAR_KINDS}
+    workloads = {name: forward(x, weight, kind) for kind, name in names.items()}
     with torch.no_grad(), weights_cached():
-        print_table(best(jobs, LINEAR_REPEATS), dtype)
+        print_table(best(workloads, LINEAR_REPEATS), dtype)
 
 
-def forward(x: Tensor, weight: Tensor, quant_type: str) -> Job:
-    """Return the forward as the patched linear layer has it."""
+def forward(x: Tensor, weight: Tensor, quant_type: str) -> Workload:
+    """Return a function that runs the forward GEMM of the patched linear layer."""
 
     def run() -> Tensor:
         operands = gemm_operands("fprop", quant_type, weight)
@@ -110,7 +111,7 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Job:
 
 @contextmanager
 def weights_cached() -> Iterator[None]:
-    """Give this process the options of a run with `--cache-weights`."""
+    """Set the quantizer options of a run with `--cache-weights` in this process."""
     with tempfile.TemporaryDirectory() as folder:
         options = Path(folder) / "quant.toml"
         options.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
@@ -121,13 +122,13 @@ def weights_cached() -> Iterator[None]:
         config.reset()
 
 
-def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Job:
-    """Return the call that users make."""
+def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Workload:
+    """Return a function that calls the public `fake_quantize`."""
     return lambda: fake_quantize(x, spec, axis=axis, out=out, seed=SEED)
 
 
-def transformed(x: Tensor, spec: QuantSpec | None, axis: int, out: Tensor) -> Job:
-    """Return the Hadamard transform of 16 points, and rounding what it gives in place."""
+def transformed(x: Tensor, spec: QuantSpec | None, axis: int, out: Tensor) -> Workload:
+    """Return a function that transforms 16 points by Hadamard and quantizes the result in place."""
     amax = torch.zeros(())
 
     def run() -> None:

@@ -1,12 +1,12 @@
-"""Times the Triton quantizers on a CUDA device, beside a plain copy of the same tensor.
+"""Check the Triton quantizers on a CUDA device, and compare their speed with a copy.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/quant_gpu.py
 
-Prints a table for 8192 x 8192 bfloat16: the median in microseconds, the bytes read and written by
-that time, and the share of the copy's bandwidth, which is to be at least 85 % along rows and
-columns. Before that, every result is compared with the reference's, and once more when replayed as
-a CUDA graph. Without a device it runs in Triton's interpreter, if
-TRITON_INTERPRET=1 says so, where the times mean nothing.
+First compares every result with the reference, bit for bit, eagerly and replayed as a CUDA graph.
+Then prints a table for 8192 x 8192 bfloat16: the median time in microseconds, the bandwidth (bytes
+read and written per second), and its share of the bandwidth of a copy. The target is 85 % along
+rows and columns. Without a device, TRITON_INTERPRET=1 runs it in Triton's interpreter, where times
+mean nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Step = Callable[[], Tensor]
 
 
 def main() -> None:
-    """Check, measure and print; exit 1 without a device, or if anything is wrong or slow."""
+    """Check, measure and print; exit with 1 without a device, or if a result is wrong or slow."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
@@ -41,12 +41,12 @@ def main() -> None:
     except ImportError:
         gpu = None
     if gpu is None or not (torch.cuda.is_available() or gpu.INTERPRETED):
-        sys.exit("There is no CUDA device here, or no Triton.")
+        sys.exit("No CUDA device or no Triton was found. `TRITON_INTERPRET=1` runs this on a CPU.")
     x = torch.randn(given.size, given.size, device=device(), dtype=torch.bfloat16)
     check(gpu, given.formats)
     out = torch.empty_like(x)
     unit = bandwidth(lambda: out.copy_(x), x)
-    print("| what | µs | TB/s | of a copy |\n|---|---|---|---|")
+    print("| kernel | µs | TB/s | share of copy |\n|---|---|---|---|")
     row("copy", lambda: out.copy_(x), x, unit)
     slow = [
         name
@@ -54,18 +54,18 @@ def main() -> None:
         if row(name, step, x, unit) < bound
     ]
     if slow and torch.cuda.is_available():
-        sys.exit(f"below {TARGET:.0%} of a copy: {', '.join(slow)}")
+        sys.exit(f"Slower than {TARGET:.0%} of a copy: {', '.join(slow)}")
 
 
 def device() -> str:
-    """Return where the kernels run."""
+    """Return the device of the kernels."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def steps(
     gpu: object, x: Tensor, out: Tensor, formats: list[str]
 ) -> Iterator[tuple[str, Step, float]]:
-    """Yield name, what to time, and the least share of a copy's bandwidth."""
+    """Yield a name, a function to time, and the smallest allowed share of a copy's bandwidth."""
     amax = x.abs().max().float()
     for kind, (axis, name) in itertools.product(formats, ((-1, "rows"), (0, "columns"))):
         spec = QuantSpec(kind)
@@ -76,16 +76,16 @@ def steps(
         spec = QuantSpec(kind, rounding="stochastic")
         yield f"{kind} rows, stochastic", lambda s=spec: gpu.qdq(x, s, -1, out, 7), 0.0
     for points, (axis, name) in itertools.product((16, 128), ((-1, "rows"), (0, "columns"))):
-        how = Hadamard(points, "random")
+        hadamard = Hadamard(points, "random")
         yield (
             f"hadamard-{points} {name}",
-            lambda h=how, a=axis: transform(x, h, axis=a, seed=7),
+            lambda h=hadamard, a=axis: transform(x, h, axis=a, seed=7),
             0.0,
         )
 
 
 def row(name: str, step: Step, x: Tensor, unit: float) -> float:
-    """Print one line of the table, and return the share of a copy's bandwidth."""
+    """Print one row of the table, and return the share of a copy's bandwidth."""
     speed = bandwidth(step, x)
     print(
         f"| {name} | {2 * x.nbytes / speed * 1e6:.0f} | {speed / 1e12:.2f} | {speed / unit:.0%} |"
@@ -94,12 +94,12 @@ def row(name: str, step: Step, x: Tensor, unit: float) -> float:
 
 
 def bandwidth(step: Step, x: Tensor) -> float:
-    """Return bytes a second, read and written; what a step allocates comes from a cache."""
+    """Return bytes per second, read and written; allocations of a step are cached."""
     return 2 * x.nbytes / seconds(step)
 
 
 def seconds(step: Callable[[], object]) -> float:
-    """Return the median time of a step on a device; of one run elsewhere."""
+    """Return the median seconds of a step on a device, or the seconds of one run on a CPU."""
     if torch.cuda.is_available():
         from triton.testing import do_bench
 
@@ -110,7 +110,7 @@ def seconds(step: Callable[[], object]) -> float:
 
 
 def check(gpu: object, formats: list[str]) -> None:
-    """Compare every kind with the reference, eagerly and replayed as a graph on other contents."""
+    """Compare every format with the reference, eagerly and as a graph replayed on other values."""
     x = torch.randn(512, 1024, device=device(), dtype=torch.bfloat16)
     x = x if torch.cuda.is_available() else x[:64, :64]
     for kind in formats:
@@ -123,15 +123,15 @@ def check(gpu: object, formats: list[str]) -> None:
             x.mul_(3).add_(1)
             graph.replay()
             compare(result, x, spec)
-    print("results, eager and replayed, are the reference's, bit for bit\n")
+    print("Results, eager and replayed, equal the reference bit for bit.\n")
 
 
 def compare(result: Tensor, x: Tensor, spec: QuantSpec) -> None:
-    """Exit unless the result is what the reference makes of `x`."""
+    """Exit with 1 if the result differs from the reference for `x`."""
     expected = reference.qdq(x, spec)
     same = result.view(torch.int16) == expected.view(torch.int16)
     if not (same | (result.isnan() & expected.isnan())).all():
-        sys.exit(f"{spec} is not what the reference gives")
+        sys.exit(f"The result of {spec} differs from the reference")
 
 
 if __name__ == "__main__":

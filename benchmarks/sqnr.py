@@ -1,10 +1,10 @@
-"""Prints the table of docs/formats.md: the SQNR of every format on four kinds of data.
+"""Measure the SQNR of every format on four kinds of data, on the CPU.
 
-    .venv/bin/python benchmarks/sqnr.py
-    .venv/bin/python benchmarks/sqnr.py --scale-rules    # that of docs/choosing.md
+    .venv/bin/python benchmarks/sqnr.py                  # the table in docs/formats.md
+    .venv/bin/python benchmarks/sqnr.py --scale-rules    # the table in docs/choosing.md
 
-A tensor is float32 [1024, 4096], of seed 1234; blocks run along its last axis, whose positions are
-called channels here. Every format has its defaults.
+Tensors are float32 [1024, 4096], drawn with seed 1234. Blocks run along the last axis, whose
+positions are called channels here. Every format has its default options.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED = 1234
 
 
 def main() -> None:
-    """Print the table, and what it was measured on."""
+    """Print the table, and the date and machine of the measurement."""
     data = tensors()
     if "--scale-rules" in sys.argv[1:]:
         print_scale_rules({title: x for title, x, part in data.values() if isinstance(part, slice)})
@@ -65,20 +65,21 @@ def print_scale_rules(data: Mapping[str, Tensor]) -> None:
 
 
 def tensors() -> dict[str, tuple[str, Tensor, slice | Tensor]]:
-    """Return a title, a tensor, and the channels whose error counts, of each kind of data."""
-    made = {}
-    for name, of in (("N(0, 1)", Normal), ("Laplace(0, 1)", Laplace), ("Student-t(3)", None)):
+    """Return a title, a tensor and the channels to measure, for each kind of data."""
+    data = {}
+    distributions = {"N(0, 1)": Normal(0.0, 1.0), "Laplace(0, 1)": Laplace(0.0, 1.0)}
+    for name, distribution in (distributions | {"Student-t(3)": StudentT(3.0)}).items():
         torch.manual_seed(SEED)
-        made[name] = (name, (of(0.0, 1.0) if of else StudentT(3.0)).sample(SHAPE), slice(None))
+        data[name] = (name, distribution.sample(SHAPE), slice(None))
     outlier = torch.arange(SHAPE[1]) % EVERY == WHICH
-    x = torch.where(outlier, FACTOR, 1.0) * made["N(0, 1)"][1]
-    made["all"] = ("an outlier channel", x, slice(None))
-    made["others"] = ("its other channels", x, ~outlier)
-    return made
+    x = torch.where(outlier, FACTOR, 1.0) * data["N(0, 1)"][1]
+    data["all"] = ("an outlier channel", x, slice(None))
+    data["others"] = ("its other channels", x, ~outlier)
+    return data
 
 
 def specs() -> Iterator[tuple[str, QuantSpec]]:
-    """Yield every format, with its square tiles and with hifp8's tensor scale."""
+    """Yield every format, also with square tiles, and hifp8 also with a tensor scale."""
     for kind, row in FORMATS.items():
         spec = QuantSpec(kind)
         yield f"`{kind}`", spec
@@ -89,7 +90,7 @@ def specs() -> Iterator[tuple[str, QuantSpec]]:
 
 
 def sqnr(x: Tensor, spec: QuantSpec, channels: slice | Tensor) -> float:
-    """Return the SQNR in dB over these channels of what becomes of all."""
+    """Return the SQNR in dB over these channels, after quantizing all of x."""
     error = (fake_quantize(x, spec) - x)[:, channels].double()
     return 10 * (x[:, channels].double().square().sum() / error.square().sum()).log10().item()
 

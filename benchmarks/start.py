@@ -1,9 +1,10 @@
-"""Seconds from the command to the first step, and to the end, of a run of eight small steps.
+"""Time a run of eight small steps: from the command to the first step, and to the end.
 
     .venv/bin/python benchmarks/start.py [--rounds 5] [CHECKOUT ...]
 
-CHECKOUTs are other versions of this project, set up (vendored and patched, with data); they take
-turns with this one. Each is started once before, so that what is kept between runs is there.
+Runs llama32-1b in mode FA_linear_mxfp8 with the training configuration `tiny`, and prints the
+median seconds over the rounds. CHECKOUTs are other versions of this project, set up with Megatron,
+patches and data; they take turns with this one. Each runs once before, to fill its caches.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ MARKS = {"run      :": "prepared", "  step      1/": "first step", "folder   :":
 
 
 def main() -> None:
-    """Run all in turns, and print the medians."""
+    """Run all checkouts in turns, and print the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("checkouts", type=Path, nargs="*", metavar="CHECKOUT")
     given = parser.parse_args()
-    places = [Project.here().root, *(path.resolve() for path in given.checkouts)]
-    for place in places:
-        seconds(place)
-    rounds = [[seconds(place) for place in places] for _ in range(given.rounds)]
-    print(f"| checkout | {' | '.join(MARKS.values())} |\n|---|---|---|---|")
-    for place, found in zip(places, zip(*rounds, strict=True), strict=True):
-        medians = [statistics.median(one[mark] for one in found) for mark in MARKS.values()]
-        print(f"| {version(place)} | {' | '.join(f'{median:.1f}' for median in medians)} |")
+    checkouts = [Project.here().root, *(path.resolve() for path in given.checkouts)]
+    for checkout in checkouts:
+        seconds(checkout)
+    rounds = [[seconds(checkout) for checkout in checkouts] for _ in range(given.rounds)]
+    print(f"| checkout | {', s | '.join(MARKS.values())}, s |\n|---|---|---|---|")
+    for checkout, runs in zip(checkouts, zip(*rounds, strict=True), strict=True):
+        medians = [statistics.median(times[mark] for times in runs) for mark in MARKS.values()]
+        print(f"| {version(checkout)} | {' | '.join(f'{median:.1f}' for median in medians)} |")
 
 
-def seconds(place: Path) -> dict[str, float]:
-    """Return when each mark was printed, from the start."""
-    started, found = time.monotonic(), {}
-    environment = os.environ | {"PYTHONPATH": str(place / "tools")}
+def seconds(checkout: Path) -> dict[str, float]:
+    """Run the command in a checkout; return the seconds from its start to each mark."""
+    started, times = time.monotonic(), {}
+    environment = os.environ | {"PYTHONPATH": str(checkout / "tools")}
     with subprocess.Popen(
-        COMMAND, cwd=place, env=environment, stdout=subprocess.PIPE, text=True
+        COMMAND, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         for line in process.stdout or ():
             for mark, name in MARKS.items():
                 if line.startswith(mark):
-                    found[name] = time.monotonic() - started
-    if set(found) != set(MARKS.values()):
-        sys.exit(f"A run in {place} did not end well")
-    return found
+                    times[name] = time.monotonic() - started
+    if set(times) != set(MARKS.values()):
+        sys.exit(f"A run in {checkout} failed. `{' '.join(COMMAND)}` there shows why.")
+    return times
 
 
-def version(place: Path) -> str:
-    """Return the commit."""
-    words = ["git", "-C", str(place), "log", "-1", "--format=%h"]
+def version(checkout: Path) -> str:
+    """Return the commit of a checkout."""
+    words = ["git", "-C", str(checkout), "log", "-1", "--format=%h"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,13 +1,14 @@
-"""A training step of the overlay beside upstream's, and of the modes beside bf16.
+"""Measure time and memory of a training step, for modes and recipes, bf16 and upstream.
 
     .venv/bin/python benchmarks/step.py [--hidden 1024] [--layers 2] [--sequence 1024] [--rounds 5]
         [--dtype fp32]
 
-llama32-1b with that width, depth and sequence, one sequence a step. "Upstream" is
-the same trainer without the patches that quantize, fuse attention or watch a run: what is left
-lets it run here. All variants take turns, --rounds times; the ratios are of the median steps of one
-round, their median and quartiles. MiB is the most that the process held, the interpreter and its
-libraries too.
+Trains llama32-1b with the given width, depth and sequence length, one sequence per step, on a CUDA
+device if there is one, else on the CPU. "upstream" is the same trainer without the patches that
+quantize, fuse attention or watch a run; the others are needed to run it here. All variants take
+turns, --rounds times. A ratio compares the median steps of two variants in one round; the table has
+its median and quartiles over the rounds. MiB is the peak memory of the process (on a GPU: of
+torch's allocator).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BASE = "bf16"
 
 @dataclass(frozen=True)
 class Variant:
-    """What is trained: a mode or a recipe, the patches that are left out, and flags."""
+    """A training: its mode or recipe, the patches left out, and flags."""
 
     mode: str
     without: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Train all in turns, and print a row each."""
+    """Train all variants in turns, and print one row per variant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, size in (("hidden", 1024), ("layers", 2), ("sequence", 1024), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=size)
@@ -67,39 +68,39 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()
     rounds = [{name: measured(name, given) for name in given.only} for _ in range(given.rounds)]
-    print("| variant | ms a step | of bf16 | quartiles | of upstream | quartiles | MiB | of bf16 |")
-    print("|---|---|---|---|---|---|---|---|")
+    ratios = "/ bf16 | quartiles | / upstream | quartiles"
+    print(f"| variant | ms per step | {ratios} | MiB | / bf16 |\n|{'---|' * 8}")
     for name in given.only:
-        cells = [name, f"{1000 * statistics.median(one[name].seconds for one in rounds):.0f}"]
+        cells = [name, f"{1000 * statistics.median(costs[name].seconds for costs in rounds):.0f}"]
         for other in (BASE, "upstream"):
             if name == other or other not in given.only:
                 cells += ["", ""]
                 continue
-            found = noisy([one[name].seconds / one[other].seconds for one in rounds])
-            spread = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
-            cells += [f"{found.median:.2f}x", spread]
-        cells.append(f"{statistics.median(one[name].peak for one in rounds) / 2**20:.0f}")
-        shares = [one[name].peak / one[BASE].peak for one in rounds if BASE in one]
+            ratio = noisy([costs[name].seconds / costs[other].seconds for costs in rounds])
+            spread = "" if ratio.low is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+            cells += [f"{ratio.median:.2f}x", spread]
+        cells.append(f"{statistics.median(costs[name].peak for costs in rounds) / 2**20:.0f}")
+        shares = [costs[name].peak / costs[BASE].peak for costs in rounds if BASE in costs]
         cells.append(f"{statistics.median(shares):.2f}x" if shares and name != BASE else "")
         print(f"| {' | '.join(cells)} |")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The median step of a training in seconds, and the most bytes that its process held."""
+class StepCost:
+    """The median step of a training in seconds, and the peak memory of its process in bytes."""
 
     seconds: float
     peak: int
 
 
-def measured(name: str, given: argparse.Namespace) -> Measured:
+def measured(name: str, given: argparse.Namespace) -> StepCost:
     """Measure a short training, in runs/."""
     folder = trained(configured(VARIANTS[name], given, batch=1, steps=STEPS))
-    return Measured(median_step(dict(folder.read_metrics()[STEP_TIME])), peak_of(folder))
+    return StepCost(median_step(dict(folder.read_metrics()[STEP_TIME])), peak_of(folder))
 
 
 def configured(variant: Variant, given: argparse.Namespace, *, batch: int, steps: int) -> RunConfig:
-    """Return a short training, in micro-batches of one sequence."""
+    """Return the configuration of a short training, with micro-batches of one sequence."""
     heads = given.hidden // HEAD
     sizes = {"hidden-size": given.hidden, "ffn-hidden-size": 4 * given.hidden}
     sizes |= {"num-attention-heads": heads, "num-query-groups": max(1, heads // 4)}
@@ -119,12 +120,12 @@ def configured(variant: Variant, given: argparse.Namespace, *, batch: int, steps
 
 def trained(config: RunConfig) -> RunFolder:
     """Train in runs/, and return the run's folder."""
-    done = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
-    return RunFolder(Path(done.run))
+    result = run(PROJECT, config, report=lambda text: print(text, file=sys.stderr, flush=True))
+    return RunFolder(Path(result.run))
 
 
 def peak_of(folder: RunFolder) -> int:
-    """Return the most bytes that a process of the run held."""
+    """Return the peak memory of a run in bytes, the largest over its processes."""
     return max(json.loads(folder.device.read_text(encoding="utf-8"))["peak_memory"])
 
 

@@ -1,4 +1,4 @@
-"""Times jobs that take turns, and measures by how much something raises a process's memory."""
+"""Time workloads that take turns, and measure how much one raises the memory of a process."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from pathlib import Path
 
 import torch
 
-Job = Callable[[], object]
+Workload = Callable[[], object]
 Clock = Callable[[], float]
 
 
 def best(
-    jobs: Mapping[str, Job], repeats: int, clock: Clock = time.perf_counter
+    workloads: Mapping[str, Workload], repeats: int, clock: Clock = time.perf_counter
 ) -> dict[str, float]:
-    """Run the jobs in turns, once more than `repeats`; return the least seconds of each."""
-    for job in jobs.values():
-        job()
-    rounds = [{name: seconds(job, clock) for name, job in jobs.items()} for _ in range(repeats)]
-    return {name: min(times[name] for times in rounds) for name in jobs}
+    """Run the workloads in turns, after one warm-up; return the minimum seconds of each."""
+    for run in workloads.values():
+        run()
+    rounds = [{n: seconds(run, clock) for n, run in workloads.items()} for _ in range(repeats)]
+    return {name: min(times[name] for times in rounds) for name in workloads}
 
 
-def seconds(job: Job, clock: Clock = time.perf_counter) -> float:
-    """Return how long a job takes, what it left to a GPU included."""
+def seconds(run: Workload, clock: Clock = time.perf_counter) -> float:
+    """Return the seconds that a workload takes, including its work on a GPU."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
     start = clock()
-    job()
+    run()
     wait()
     return clock() - start
 
 
 def in_own_process(program: str, *words: object) -> float:
-    """Return the JSON number that a program prints, such as the peak of its memory."""
+    """Run a program, and return the JSON number that it prints, such as its peak memory."""
     command = [sys.executable, program, *map(str, words)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def raised_bytes(run: Job) -> int:
-    """Return by how many bytes the peak of a run is above what the process holds before (Linux)."""
+def raised_bytes(run: Workload) -> int:
+    """Return how many bytes the peak of a workload is above the memory held before (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _peak_bytes()
     run()

@@ -1,9 +1,9 @@
-"""Draws formats.png: the values of each element, and how far a value is rounded.
+"""Plot formats.png: the values of each element type, and the relative rounding error.
 
     .venv/bin/python docs/plot_formats.py
 
-Formats with the same element share a row and a curve: scales are at 1 here, and another one shifts
-them along the axis.
+Formats with the same element share a row and a curve. All scales are 1 here; another scale shifts a
+curve along the axis.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mqo.quant.spec import QuantSpec
 HERE = Path(__file__).resolve().parent
 
 LOW, HIGH, PER_BINADE = -24, 17, 64
-# The powers of two that multiply a value of hif4 beside its block's scale.
+# The powers of two that multiply a value of hif4 in addition to its block's scale.
 HIF4_POWERS = (1.0, 2.0, 4.0)
 
 
 def main() -> None:
-    """Write formats.png beside this file."""
+    """Write formats.png next to this file."""
     figure, (grid, error) = plt.subplots(
         2, 1, figsize=(10, 8.4), sharex=True, height_ratios=(1, 1.5), layout="constrained"
     )
@@ -42,7 +42,7 @@ def main() -> None:
         values = positive_values(kinds[0])
         grid.scatter(values, [-row] * len(values), marker="|", s=130, lw=0.9, color=color)
         steps = {"drawstyle": "steps-mid", "lw": 2, "color": color, "label": element.upper()}
-        # Apart from another by its width, so that curves which coincide are all seen.
+        # Shifted by their width, so that equal curves stay visible.
         apart = ScaledTranslation(0, (row - len(rows) / 2) * 2 / 72, figure.dpi_scale_trans)
         steps["transform"] = error.transData + apart
         error.plot(binades(kinds[0]), worst_errors(kinds[0]), **steps)
@@ -68,15 +68,15 @@ def main() -> None:
 
 
 def elements() -> dict[str, list[str]]:
-    """The formats by their element."""
-    found: dict[str, list[str]] = {}
+    """Return the formats by their element."""
+    kinds_by_element: dict[str, list[str]] = {}
     for kind, row in FORMATS.items():
-        found.setdefault(row.element.name, []).append(kind)
-    return found
+        kinds_by_element.setdefault(row.element.name, []).append(kind)
+    return kinds_by_element
 
 
 def positive_values(kind: str) -> list[float]:
-    """The finite positive values of a format."""
+    """Return the finite positive values of a format, sorted."""
     values = {value for value in code_values(kind) if 0 < value < float("inf")}
     if FORMATS[kind].scale == "hif4":
         values = {value * power for value in values for power in HIF4_POWERS}
@@ -84,19 +84,19 @@ def positive_values(kind: str) -> list[float]:
 
 
 def binades(kind: str) -> list[float]:
-    """The middles of the binades below the largest value, from where all is rounded to zero."""
+    """Return the middles of the binades from 2**LOW to the largest value of a format."""
     top = math.ceil(math.log2(positive_values(kind)[-1]))
     return [2.0 ** (exponent + 0.5) for exponent in range(LOW, top)]
 
 
 def worst_errors(kind: str) -> list[float]:
-    """The largest |q - x| / x within each of `binades`, short of saturation."""
+    """Return the largest |q - x| / x in each of `binades`, without saturated values."""
     largest = positive_values(kind)[-1]
     errors = []
     for middle in binades(kind):
         x = middle * 2.0 ** torch.linspace(-0.5, 0.499, PER_BINADE * 8)
         x = x[x <= largest]
-        # Each value in a block of its own, at whose end another gives the block the scale 1.
+        # Each value has its own block, whose last value gives the block the scale 1.
         spec = QuantSpec(kind)
         blocks = torch.zeros(len(x), spec.block or 2)
         blocks[:, 0] = x

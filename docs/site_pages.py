@@ -1,7 +1,7 @@
-"""Chooses the pages of the site, as a hook of mkdocs: those that mkdocs.yml names, and docs.
+"""Choose the pages of the site, as a hook of mkdocs: those in mkdocs.yml, and docs/*.md.
 
-Each keeps its path in the repository, so that a link works on a code host and on the site. What
-pages link to comes along.
+Each page keeps its path in the repository, so that links work on a code host and on the site. Files
+that pages link to are included.
 """
 
 import ast
@@ -32,11 +32,11 @@ FUNCTION = """\
 DOCSTRING = """\
     options:
       members: []"""
-COMMANDS = "command_line"  # the page that is not of a module
+COMMANDS = "command_line"  # the only generated page that does not document a module
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put the pages of a folder in its place in the navigation."""
+    """Replace each folder in the navigation by its pages."""
     for section in config.nav:
         for title, entries in section.items():
             if isinstance(entries, list):
@@ -44,7 +44,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Take the repository's pages for those of docs_dir, and make those of the API."""
+    """Replace the files of docs_dir by the repository's pages, and add the generated API pages."""
     for file in [file for file in files if file.src_dir == config.docs_dir]:
         files.remove(file)
     named = [*_names(config.nav), *config.extra_css]
@@ -56,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take the escape from pipes in code in tables: code hosts want it, mkdocs would show it."""
+    """Unescape pipes in code in tables: code hosts need the escape, mkdocs would show it."""
     rows = (
         CODE.sub(lambda code: code[0].replace(r"\|", "|"), line) if line.startswith("|") else line
         for line in markdown.split("\n")
@@ -71,7 +71,7 @@ def _expanded(entry: Any) -> list[Any]:
 
 
 def _names(nav: Any) -> Iterator[str]:
-    """Yield the paths that a navigation names, at any depth."""
+    """Yield the paths in a navigation, at any depth."""
     if isinstance(nav, str):
         yield nav
     else:
@@ -80,7 +80,7 @@ def _names(nav: Any) -> Iterator[str]:
 
 
 def _with_linked(pages: Iterable[Path]) -> Iterator[Path]:
-    """Yield each page, and each file of the repository that pages link to, once."""
+    """Yield each page, and each file of the repository that a page links to, once."""
     known, waiting = set(), list(pages)
     while waiting:
         path = waiting.pop()
@@ -94,29 +94,29 @@ def _with_linked(pages: Iterable[Path]) -> Iterator[Path]:
 
 
 def _generated(name: str) -> str:
-    """Return the Markdown of a page of the API: all commands, or a module's public names."""
+    """Return the Markdown of an API page: all commands, or the public names of a module."""
     return _commands() if name == COMMANDS else _module(name)
 
 
 def _commands() -> str:
     context = click.Context(typer.main.get_command(app), info_name="mqo")
-    made = get_docs_for_click(obj=context.command, ctx=context, name="mqo")
-    # A list of the commands that the headings name again, its texts cut off.
-    made = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", made)
+    text = get_docs_for_click(obj=context.command, ctx=context, name="mqo")
+    # Lists of commands repeat the headings, with truncated texts.
+    text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text)
     launcher = parser()
     launcher.prog = "train_config.py"
-    return f"{made}\n## `script/train_config.py`\n\n```text\n{launcher.format_help()}```\n"
+    return f"{text}\n## `script/train_config.py`\n\n```text\n{launcher.format_help()}```\n"
 
 
 def _module(name: str) -> str:
-    """Return a page of the functions and classes that a package imports, from where they are."""
+    """Return a page of the functions and classes that a package exports, from their modules."""
     folder = PACKAGES / name.replace(".", "/")
     stub = folder / "__init__.pyi"
     source = stub if stub.exists() else folder / "__init__.py"
     imports = [
         n for n in ast.parse(source.read_text("utf-8")).body if isinstance(n, ast.ImportFrom)
     ]
-    names = [f"{node.module}.{one.name}" for node in imports for one in node.names]
+    names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
     shown = (full for full in names if not full.rpartition(".")[2].isupper())
     pages = (f"::: {full}\n{FUNCTION}" for full in shown)
     return "\n\n".join([f"# {name}", f"::: {name}\n{DOCSTRING}", *pages])

@@ -1,9 +1,9 @@
-"""Draws runs.csv: gaps with intervals, the gaps through training, and gaps beside SQNR.
+"""Plot runs.csv: gaps with intervals, gaps during training, and gaps over SQNR.
 
     .venv/bin/python benchmarks/study/figures.py
 
-Writes gaps.png, curves.png and sqnr.png beside this file, of the cells of the phase `study`, and
-gaps-experts.png of the phase `experts` once it has runs.
+Writes gaps.png, curves.png and sqnr.png next to this file, from the runs of the phase `study`, and
+gaps-experts.png from those of the phase `experts`, if it has runs.
 """
 
 from __future__ import annotations
@@ -26,72 +26,74 @@ CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp
 
 def main() -> None:
     """Draw all figures."""
-    found = read(HERE / "runs.csv")
-    for phase, name in (("study", "gaps"), ("experts", "gaps-experts")):
-        of = ARMS["phases"][phase]
-        for model, arms in of["models"].items():
-            losses = found.get((model, of["size"], of["steps"]))
-            there = [arm for arm in arms if losses and arm in losses.last]
-            if losses is None or len(there) < 2:
+    losses_by_key = read(HERE / "runs.csv")
+    for name, file in (("study", "gaps"), ("experts", "gaps-experts")):
+        phase = ARMS["phases"][name]
+        for model, planned in phase["models"].items():
+            losses = losses_by_key.get((model, phase["size"], phase["steps"]))
+            arms = [arm for arm in planned if losses and arm in losses.last]
+            if losses is None or len(arms) < 2:
                 continue
-            title = f"{model}, 8 layers of 128, {of['steps']} steps: {_seeds(losses)}"
-            gaps(losses, model, there, title, HERE / f"{name}.png")
-            if phase == "study":
-                curves(losses, model, there, title, HERE / "curves.png")
-                beside_sqnr(losses, model, there, title, HERE / "sqnr.png")
+            title = f"{model}, 8 layers of 128, {phase['steps']} steps: {_seeds(losses)}"
+            gaps(losses, model, arms, title, HERE / f"{file}.png")
+            if name == "study":
+                curves(losses, model, arms, title, HERE / "curves.png")
+                gaps_over_sqnr(losses, model, arms, title, HERE / "sqnr.png")
 
 
 def _seeds(losses: Losses) -> str:
-    counts = {len(of) for of in losses.last.values()}
+    counts = {len(by_seed) for by_seed in losses.last.values()}
     return f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{counts.pop()} seeds"
 
 
 def types(model: str, arm: str) -> dict[str, str]:
-    """Return an arm's types by site, which give it its color."""
+    """Return an arm's type by site, from which its color follows."""
     return Cell(model, arm, "h128-init", 100, 1).config.quantization.types or {}
 
 
 def gaps(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
-    """Draw the gaps to `none`, by format and size, in percent of its loss."""
+    """Plot the gaps to `none` in percent of its loss, sorted by color and gap."""
     rest = [arm for arm in arms if arm != BASELINE]
     shares = {arm: [gap / losses.baseline for gap in losses.paired(arm, BASELINE)] for arm in rest}
-    found = dict(zip(rest, evidence([shares[arm] for arm in rest]), strict=True))
+    by_arm = dict(zip(rest, evidence([shares[arm] for arm in rest]), strict=True))
     colors = {arm: look(types(model, arm)).light for arm in rest}
     ordered = sorted(rest, key=lambda arm: (colors[arm], statistics.fmean(shares[arm])))
-    rows = [Gap(arm, colors[arm], one) for arm in ordered if (one := found[arm])]
+    rows = [Gap(arm, colors[arm], gap) for arm in ordered if (gap := by_arm[arm])]
     forest(rows, title, [target])
 
 
 def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
-    """Draw validation losses, and their differences to `none`, through training."""
+    """Plot validation losses, and their differences to `none`, during training."""
     chosen = [arm for arm in CURVES if arm in arms]
     looks = [look(types(model, arm)) for arm in chosen]
-    made, base = [], {seed: _series(curve) for seed, curve in losses.curve[BASELINE].items()}
-    for arm, one, shape in zip(chosen, looks, symbols(looks), strict=True):
+    drawn, base = [], {seed: _series(curve) for seed, curve in losses.curve[BASELINE].items()}
+    for arm, arm_look, symbol in zip(chosen, looks, symbols(looks), strict=True):
         series = {seed: _series(curve) for seed, curve in losses.curve[arm].items()}
-        there = () if arm == BASELINE else series.keys() & base.keys()
-        apart = band([less(series[seed], base[seed]) for seed in there])
-        made.append(Curve(arm, arm, one, shape, Band(), apart, band([*series.values()])))
-    draw_curves(made, title, [target])
+        seeds = () if arm == BASELINE else series.keys() & base.keys()
+        gap = band([less(series[seed], base[seed]) for seed in seeds])
+        drawn.append(Curve(arm, arm, arm_look, symbol, Band(), gap, band([*series.values()])))
+    draw_curves(drawn, title, [target])
 
 
 def _series(curve: list) -> Series:
     return sorted(by_step(curve).items())
 
 
-def beside_sqnr(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
-    """Draw each arm's mean gap over the mean SQNR of its operands; variants have their color."""
+def gaps_over_sqnr(
+    losses: Losses, model: str, arms: Sequence[str], title: str, target: Path
+) -> None:
+    """Plot each arm's mean gap over the mean SQNR of its operands; variants share a color."""
     figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     decibels = {
-        arm: statistics.fmean(of.values()) for arm, of in losses.sqnr.items() if arm in arms
+        arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items() if arm in arms
     }
     for arm in (arm for arm in decibels if losses.paired(arm, BASELINE)):
         x = decibels[arm]
         y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
         axes.plot([x], [y], marker="o", color=look(types(model, arm)).light)
         if arm in ARMS["arms"][arm].values():  # not a variant of another
-            beside = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(arm, (x, y), fontsize=8, **beside)
+            offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(arm, (x, y), fontsize=8, **offset)
     axes.margins(x=0.1)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("mean SQNR of the operands, dB")

@@ -1,10 +1,10 @@
-"""Computes intervals of runs.csv anew, with nothing of this project and no package.
+"""Recompute intervals of runs.csv with the standard library only, independent of this project.
 
     python3 benchmarks/study/recompute.py [MODEL SIZE STEPS ARM]...
 
-For each it prints the mean gap to `none` over the seeds that both have, and its 95 % interval by
-Student's t, whose quantile is found by integrating its density. By default: the first three arms of
-those with the most seeds.
+Prints, for each arm, the mean gap to `none` over the seeds that both have, and its 95 % interval by
+Student's t, whose quantile comes from integrating the density. The default is the first three of
+the arms with the most seeds.
 """
 
 import csv
@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_name("runs.csv")
 
 
 def density(x: float, degrees: int) -> float:
-    """Return Student's density."""
+    """Return the density of Student's t at x."""
     scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)
     return (
         math.exp(scale)
@@ -33,7 +33,7 @@ def mass(bound: float, degrees: int, parts: int = 4000) -> float:
 
 
 def quantile(degrees: int, level: float = 0.95) -> float:
-    """Return the bound that holds `level` of the mass, by bisection."""
+    """Return the bound whose interval has the probability `level`, by bisection."""
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -42,7 +42,7 @@ def quantile(degrees: int, level: float = 0.95) -> float:
 
 
 def interval(gaps: list[float]) -> tuple[float, float, float]:
-    """Return the mean, and the bounds."""
+    """Return the mean and the bounds of its 95 % interval."""
     count = len(gaps)
     mean = sum(gaps) / count
     deviation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / (count - 1))
@@ -51,16 +51,16 @@ def interval(gaps: list[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print the intervals that are asked for."""
+    """Print the intervals of the given arms."""
     losses: dict[tuple[str, ...], dict[int, float]] = {}
     with TABLE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             key = (row["model"], row["size"], row["steps"], row["arm"])
             losses.setdefault(key, {})[int(row["seed"])] = float(row["validation"])
     words = sys.argv[1:]
-    asked = [tuple(words[i : i + 4]) for i in range(0, len(words), 4)]
+    requested = [tuple(words[i : i + 4]) for i in range(0, len(words), 4)]
     known = sorted((key for key in losses if key[3] != "none"), key=lambda key: -len(losses[key]))
-    for key in asked or known[:3]:
+    for key in requested or known[:3]:
         none = losses[(*key[:3], "none")]
         gaps = [losses[key][seed] - none[seed] for seed in sorted(losses[key].keys() & none.keys())]
         if len(gaps) > 1:

@@ -1,10 +1,10 @@
-"""Trains the arms of the study that runs.csv lacks, a row a run; the same command again goes on.
+"""Train the arms of the study that runs.csv lacks, one row per run; rerun to continue.
 
     .venv/bin/python benchmarks/study/study.py study [--jobs 2] [--minutes 20]
 
-Runs of one seed have the same initial weights, data and order: they differ in what is quantized
-alone. Each is trained on one core, by the launcher, in a process of its own. A row holds what it
-takes to train it again: model, arm, size, steps, seed, commit, versions; and its validation losses.
+Runs with the same seed share initial weights, data and order; they differ only in what is
+quantized. The launcher trains each run in its own process, on one core. A row has everything needed
+to train it again (model, arm, size, steps, seed, commit, versions), and its validation losses.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 HERE = Path(__file__).parent
 TABLE = HERE / "runs.csv"
 ARMS = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
-BATCH = 4  # sequences of a step, in the configuration `study`
-EVALUATIONS = 10  # of a training, and one more after it
-EVAL_BATCHES = 32  # each, the same ones in all runs of a size and length
-TAIL = 20  # steps whose mean is the training loss
+BATCH = 4  # sequences per step, in the configuration `study`
+EVALUATIONS = 10  # during a training; one more follows it
+EVAL_BATCHES = 32  # per evaluation, the same in all runs of a size and length
+TAIL = 20  # last steps, over which the training loss is averaged
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be trained."""
+    """The configuration of one run of the study."""
 
     model: str
     arm: str
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def config(self) -> RunConfig:
-        """Return the run's configuration: `study`, at this size and length."""
+        """Return the launcher's configuration: `study`, at this size and length."""
         arm = ARMS["arms"][self.arm]
         flags = (
             *ARMS["sizes"][self.size][self.model].split(),
@@ -74,13 +74,13 @@ class Cell:
 
 
 def _file(recipe: str) -> str:
-    """Return a recipe's name, or the path of a file of ours."""
+    """Return a recipe's name, or the path of a recipe file in this folder."""
     return str(HERE / recipe) if recipe.endswith(".toml") else recipe
 
 
 @dataclass(frozen=True)
-class Row(Cell):
-    """What was trained, and what came of it; losses in nats per token.
+class TrainedCell(Cell):
+    """A row of runs.csv: a run and its results; losses in nats per token.
 
     `validation` is the mean of all evaluations after the last step, on different batches.
     """
@@ -93,38 +93,38 @@ class Row(Cell):
     commit: str
     upstream: str
     torch: str
-    sqnr: str  # {SITE.OPERAND: dB}, of the measured steps and all layers together
+    sqnr: str  # {SITE.OPERAND: dB}, over the measured steps and all layers
 
 
 def main() -> None:
-    """Train what is missing, or one cell."""
+    """Train the missing runs of a phase, or one run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("phase", choices=[*ARMS["phases"], "one"])
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=1e9, help="start none after these")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this time")
     for field in fields(Cell):
         kind = int if field.name in ("steps", "seed") else str
-        parser.add_argument(f"--{field.name}", type=kind, help="of `one`")
+        parser.add_argument(f"--{field.name}", type=kind, help="with `one`: of the run to train")
     given = parser.parse_args()
     if given.phase == "one":
         append(train(Cell(**{field.name: getattr(given, field.name) for field in fields(Cell)})))
         return
-    there = done()
-    missing = [cell for cell in cells(given.phase) if cell not in there]
+    trained = done()
+    missing = [cell for cell in cells(given.phase) if cell not in trained]
     print(f"{len(missing)} runs to train", flush=True)
     work(missing, given.jobs, time.monotonic() + 60 * given.minutes)
 
 
 def cells(phase: str) -> Iterator[Cell]:
-    """Yield a phase's cells, seed by seed: what is there is of use at any time."""
-    of = ARMS["phases"][phase]
-    for seed, (model, arms) in itertools.product(of["seeds"], of["models"].items()):
+    """Yield the runs of a phase, seed by seed: an interrupted study has complete seeds."""
+    plan = ARMS["phases"][phase]
+    for seed, (model, arms) in itertools.product(plan["seeds"], plan["models"].items()):
         for arm in arms:
-            yield Cell(model, arm, of["size"], of["steps"], seed)
+            yield Cell(model, arm, plan["size"], plan["steps"], seed)
 
 
 def done() -> set[Cell]:
-    """Return what runs.csv has."""
+    """Return the runs in runs.csv."""
     if not TABLE.exists():
         return set()
     with TABLE.open(encoding="utf-8", newline="") as file:
@@ -135,7 +135,7 @@ def done() -> set[Cell]:
 
 
 def work(missing: list[Cell], jobs: int, until: float) -> None:
-    """Train cells, `jobs` at once, none begun after `until`."""
+    """Train the missing runs, `jobs` at a time; start none after `until` (monotonic seconds)."""
     waiting, running, failed = list(missing), {}, 0
     while running or (waiting and time.monotonic() < until):
         while waiting and len(running) < jobs and time.monotonic() < until:
@@ -145,16 +145,16 @@ def work(missing: list[Cell], jobs: int, until: float) -> None:
             command = [sys.executable, "-W", "ignore", __file__, "one", *words]
             running[subprocess.Popen(command, env=environment)] = cell
         time.sleep(0.2)
-        for process in [one for one in running if one.poll() is not None]:
+        for process in [process for process in running if process.poll() is not None]:
             cell = running.pop(process)
             failed += process.returncode != 0
             print(f"{cell}: {'failed' if process.returncode else 'done'}", flush=True)
     if failed:
-        sys.exit(f"{failed} runs failed")
+        sys.exit(f"{failed} runs failed. The same command tries them again.")
 
 
-def train(cell: Cell) -> Row:
-    """Train a cell; its run folder goes."""
+def train(cell: Cell) -> TrainedCell:
+    """Train a run, delete its folder, and return its row."""
     project = Project.here()
     start = time.monotonic()
     folder = RunFolder(Path(run(project, cell.config, report=lambda text: None).run))
@@ -163,7 +163,7 @@ def train(cell: Cell) -> Row:
     curve, losses = metrics[VALID_LOSS], [loss for _, loss in metrics[TRAIN_LOSS][-TAIL:]]
     last = [loss for step, loss in curve if step == curve[-1][0]]
     shutil.rmtree(folder.root)
-    return Row(
+    return TrainedCell(
         **asdict(cell),
         validation=statistics.fmean(last),
         training=statistics.fmean(losses),
@@ -178,7 +178,7 @@ def train(cell: Cell) -> Row:
 
 
 def measured(folder: RunFolder) -> dict[str, float]:
-    """Return the SQNR of each operand in dB, by the energies of its layers."""
+    """Return the SQNR of each operand in dB, from signal and noise summed over layers."""
     energies: dict[str, list[float]] = {}
     for row in json.loads(folder.quant_stats.read_text(encoding="utf-8")):
         total = energies.setdefault(f"{row['site']}.{row['operand']}", [0.0, 0.0])
@@ -192,7 +192,7 @@ def measured(folder: RunFolder) -> dict[str, float]:
 
 
 def commit(project: Project) -> str:
-    """Return the commit, with a + where files differ that a training reads."""
+    """Return the commit, with a + if files that a training reads have changed."""
     git = ["git", "-C", str(project.root)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     read = ["Megatron-LM", "patches", "tools", "benchmarks/study", f":!{TABLE}"]
@@ -201,11 +201,11 @@ def commit(project: Project) -> str:
     return head.stdout.strip() + ("+" if changed.strip() else "")
 
 
-def append(row: Row) -> None:
-    """Add a row to the table, which other processes add to, too."""
+def append(row: TrainedCell) -> None:
+    """Append a row to runs.csv, under a lock: other processes append, too."""
     with TABLE.open("a", encoding="utf-8", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer = csv.DictWriter(file, [field.name for field in fields(TrainedCell)])
         if file.tell() == 0:
             writer.writeheader()
         writer.writerow(asdict(row))

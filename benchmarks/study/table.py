@@ -1,11 +1,11 @@
-"""Writes what runs.csv shows as Markdown: gaps, answers, the order of formats, the seeds needed.
+"""Print the results of runs.csv as Markdown: gaps, answers, order of formats, seeds needed.
 
     .venv/bin/python benchmarks/study/table.py > benchmarks/study/results.md
 
-A gap is an arm's validation loss less that of another, of the same seed: mean, 95 % interval
-(Student's t), in nats and of the loss of `none`, and how many standard errors it is; p by Holm over
-the rows of a table. `seeds needed` are those with which a gap as large as this one, with its
-spread, would be seen in 80 of 100 studies at that level.
+A gap is the validation loss of one arm minus that of another arm with the same seed. The tables
+give its mean and 95 % interval (Student's t) in nats, its share of the loss of `none`, the gap in
+standard errors, and p after Holm's correction over the rows of the table. `seeds needed` is the
+number of seeds with which 80 of 100 studies would detect a gap of this size and spread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mqo.report.evidence import LEVEL, POWER, Evidence, evidence
 HERE = Path(__file__).parent
 BASELINE = "none"
 MOST_SEEDS = 64
-LEAST_ARMS = 4  # of which an order says something
+LEAST_ARMS = 4  # smallest number of arms whose order is reported
 Key = tuple[str, str, int]  # model, size, steps
 HEAD = """| arm | less | seeds | gap, nats | 95 % | of loss | errors | p (Holm) | seeds needed |
 |---|---|---|---|---|---|---|---|---|"""
@@ -35,16 +35,16 @@ HEAD = """| arm | less | seeds | gap, nats | 95 % | of loss | errors | p (Holm) 
 
 @dataclass
 class Losses:
-    """Of one model, size and length: {arm: {seed: ...}}."""
+    """The runs of one model, size and length: {arm: {seed: ...}}; losses in nats per token."""
 
     last: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     curve: dict[str, dict[int, list]] = field(default_factory=lambda: defaultdict(dict))
     sqnr: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def paired(self, arm: str, than: str) -> list[float]:
-        """Return the gaps of the seeds that both have."""
-        one, other = self.last.get(arm, {}), self.last.get(than, {})
-        return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+        """Return the gaps of `arm` to `than`, one per seed that both have."""
+        losses, base = self.last.get(arm, {}), self.last.get(than, {})
+        return [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
 
     @property
     def baseline(self) -> float:
@@ -53,9 +53,9 @@ class Losses:
 
 
 def main() -> None:
-    """Print the tables of each model, size and length, and which arms were not run."""
+    """Print the tables of each model, size and length, and the arms without runs."""
     plan = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
-    print("# Results\n\nWritten by `table.py` from runs.csv; README.md reads them.")
+    print("# Results\n\n`table.py` writes this page from runs.csv. README.md discusses it.")
     for (model, size, steps), losses in read(HERE / "runs.csv").items():
         seeds = len(losses.last[BASELINE])
         print(f"\n## {model}, {size}, {steps} steps\n")
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def not_run(plan: Mapping[str, Any], key: Key, losses: Losses) -> list[str]:
-    """Return the arms that the phases of arms.toml plan for a key and that have no run."""
+    """Return the arms that arms.toml plans for a key and that have no run."""
     planned = [
         arm
         for phase in plan["phases"].values()
@@ -86,7 +86,7 @@ def not_run(plan: Mapping[str, Any], key: Key, losses: Losses) -> list[str]:
 
 
 def answer(losses: Losses, pairs: Iterable[tuple[str, ...]], missing: Collection[str]) -> str:
-    """Return the table of a question's pairs, then those whose runs are missing; '' without any."""
+    """Return the table of a question's pairs, then the pairs without runs; '' if there are none."""
     known, waiting = [], []
     for pair in pairs:
         if all(arm in losses.last for arm in pair):
@@ -98,47 +98,48 @@ def answer(losses: Losses, pairs: Iterable[tuple[str, ...]], missing: Collection
 
 
 def read(path: Path) -> dict[Key, Losses]:
-    """Return the losses of runs.csv by what is comparable."""
-    found: dict[Key, Losses] = defaultdict(Losses)
+    """Return the losses in runs.csv by model, size and steps."""
+    losses_by_key: dict[Key, Losses] = defaultdict(Losses)
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            of, seed = found[row["model"], row["size"], int(row["steps"])], int(row["seed"])
-            of.last[row["arm"]][seed] = float(row["validation"])
-            of.curve[row["arm"]][seed] = json.loads(row["curve"])
+            losses = losses_by_key[row["model"], row["size"], int(row["steps"])]
+            seed = int(row["seed"])
+            losses.last[row["arm"]][seed] = float(row["validation"])
+            losses.curve[row["arm"]][seed] = json.loads(row["curve"])
             if measured := json.loads(row["sqnr"] or "{}"):
-                of.sqnr[row["arm"]] = measured
-    return found
+                losses.sqnr[row["arm"]] = measured
+    return losses_by_key
 
 
 # -- gaps ------------------------------------------------------------------------------------------
 
 
 def table(losses: Losses, pairs: Iterable[tuple[str, ...]]) -> str:
-    """Return a row a pair of arms: by how much the first one's loss is above the second one's."""
+    """Return a table with one row per pair of arms: the gap of the first to the second."""
     pairs = [pair for pair in pairs if losses.paired(*pair)]
     rows = zip(pairs, evidence([losses.paired(*pair) for pair in pairs]), strict=True)
     lines = [
-        f"| {arm} | {than} | {len(found.values)} | {cells(found, losses.baseline)} |"
-        for (arm, than), found in rows
-        if found is not None
+        f"| {arm} | {than} | {len(gap.values)} | {cells(gap, losses.baseline)} |"
+        for (arm, than), gap in rows
+        if gap is not None
     ]
     return "\n".join([HEAD, *lines])
 
 
-def cells(found: Evidence, loss: float) -> str:
-    """Return the cells of a gap."""
-    if found.low is None or found.high is None or found.adjusted is None:
-        return f"{found.mean:+.4f} | | {found.mean / loss:+.2%} | | | "
-    spread = statistics.stdev(found.values)
-    errors = abs(found.mean) / (spread / math.sqrt(len(found.values)))
+def cells(gap: Evidence, loss: float) -> str:
+    """Return the cells of a gap, whose share is that of `loss`."""
+    if gap.low is None or gap.high is None or gap.adjusted is None:
+        return f"{gap.mean:+.4f} | | {gap.mean / loss:+.2%} | | | "
+    spread = statistics.stdev(gap.values)
+    errors = abs(gap.mean) / (spread / math.sqrt(len(gap.values)))
     return (
-        f"{found.mean:+.4f} | {found.low:+.4f} to {found.high:+.4f} | {found.mean / loss:+.2%} | "
-        f"{errors:.1f} | {found.adjusted:.3f} | {needed(abs(found.mean), spread)}"
+        f"{gap.mean:+.4f} | {gap.low:+.4f} to {gap.high:+.4f} | {gap.mean / loss:+.2%} | "
+        f"{errors:.1f} | {gap.adjusted:.3f} | {needed(abs(gap.mean), spread)}"
     )
 
 
 def needed(gap: float, spread: float) -> str:
-    """Return the least number of seeds that would show a gap with this spread."""
+    """Return the smallest number of seeds that would detect a gap with this spread."""
     student = package("scipy.stats").t
     for seeds in range(2, MOST_SEEDS + 1):
         quantiles = student.ppf((1 + LEVEL) / 2, seeds - 1) + student.ppf(POWER, seeds - 1)
@@ -147,39 +148,39 @@ def needed(gap: float, spread: float) -> str:
     return f"over {MOST_SEEDS}"
 
 
-# -- through training, and beside the SQNR -------------------------------------------------------
+# -- during training, and by SQNR ----------------------------------------------------------------
 
 
 def closing(losses: Losses, arms: Iterable[str]) -> str:
-    """Return the gaps half-way and at the end, by the evaluations there, and their difference."""
+    """Return a table of the gaps half-way and at the end of training, and their difference."""
     half = {arm: _change(losses, arm) for arm in arms}
     known = {arm: changes for arm, changes in half.items() if changes}
-    found = evidence([[late - early for early, late in changes] for changes in known.values()])
+    results = evidence([[late - early for early, late in changes] for changes in known.values()])
     lines = [
         "| arm | gap half-way | at the end | change | 95 % | p (Holm) |",
         "|---|---|---|---|---|---|",
     ]
-    for (arm, changes), one in zip(known.items(), found, strict=True):
+    for (arm, changes), change in zip(known.items(), results, strict=True):
         early, late = (statistics.fmean(values) for values in zip(*changes, strict=True))
-        if one is not None and one.low is not None and one.high is not None:
-            ends = f"{one.low:+.4f} to {one.high:+.4f} | {one.adjusted:.3f}"
-            lines.append(f"| {arm} | {early:+.4f} | {late:+.4f} | {one.mean:+.4f} | {ends} |")
+        if change is not None and change.low is not None and change.high is not None:
+            ends = f"{change.low:+.4f} to {change.high:+.4f} | {change.adjusted:.3f}"
+            lines.append(f"| {arm} | {early:+.4f} | {late:+.4f} | {change.mean:+.4f} | {ends} |")
     return "\n".join(lines)
 
 
 def _change(losses: Losses, arm: str) -> list[tuple[float, float]]:
-    """Return the gap half-way and that of the last step, of each seed."""
-    found = []
+    """Return, for each seed, the gap half-way and the gap at the last step."""
+    gaps = []
     for seed in sorted(losses.curve[arm].keys() & losses.curve[BASELINE].keys()):
-        one, base = (by_step(losses.curve[name][seed]) for name in (arm, BASELINE))
-        last = max(one)
-        middle = min(one, key=lambda step: abs(step - last / 2))
-        found.append((one[middle] - base[middle], one[last] - base[last]))
-    return found
+        loss, base = (by_step(losses.curve[name][seed]) for name in (arm, BASELINE))
+        last = max(loss)
+        middle = min(loss, key=lambda step: abs(step - last / 2))
+        gaps.append((loss[middle] - base[middle], loss[last] - base[last]))
+    return gaps
 
 
 def by_step(curve: list) -> dict[int, float]:
-    """Return the mean of a step's evaluations."""
+    """Return the mean of the evaluations at each step."""
     steps: dict[int, list[float]] = defaultdict(list)
     for step, loss in curve:
         steps[step].append(loss)
@@ -187,17 +188,17 @@ def by_step(curve: list) -> dict[int, float]:
 
 
 def order(losses: Losses) -> str:
-    """Return the arms by the mean SQNR of their operands, beside their gaps."""
-    decibels = {arm: statistics.fmean(of.values()) for arm, of in losses.sqnr.items()}
+    """Return a table of the arms, sorted by the mean SQNR of their operands, with their gaps."""
+    decibels = {arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items()}
     gaps = {arm: losses.paired(arm, BASELINE) for arm in decibels}
     known = sorted((arm for arm in decibels if gaps[arm]), key=lambda arm: -decibels[arm])
     mean = {arm: statistics.fmean(gaps[arm]) for arm in known}
     lines = ["| arm | mean SQNR of its operands, dB | gap, nats |", "|---|---|---|"]
     lines += [f"| {arm} | {decibels[arm]:.1f} | {mean[arm]:+.4f} |" for arm in known]
     rho, low, high = spearman(decibels, {arm: gaps[arm] for arm in known})
-    text = f"Spearman's correlation of SQNR and gap: {rho:+.2f}"
+    text = f"Spearman correlation of SQNR and gap: {rho:+.2f}"
     if low is not None:
-        text += f", {low:+.2f} to {high:+.2f} (the middle 95 % where seeds are drawn anew)"
+        text += f", {low:+.2f} to {high:+.2f} (middle 95 % over resampled seeds)"
     return "\n".join([*lines, "", text + "."])
 
 

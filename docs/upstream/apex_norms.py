@@ -1,7 +1,7 @@
-"""With apex installed, and without Transformer Engine, local layers get norms they cannot have.
+"""With apex and without Transformer Engine, local layers get a norm that does not support them.
 
-Names stand for apex and Transformer Engine: what is chosen is the matter, nothing is computed.
-Ends with exit code 1 if a choice is wrong. It needs no GPU.
+Mocks replace apex, since the bug is in the choice of classes; nothing is computed. Exits with 1 if
+a wrong norm is chosen. It needs no GPU.
 """
 
 import sys
@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 for name in ("", ".contrib.layer_norm.layer_norm", ".normalization.fused_layer_norm"):
     sys.modules[f"apex{name}"] = MagicMock()
-sys.modules["transformer_engine"] = None  # what imports it gets an ImportError
+sys.modules["transformer_engine"] = None  # importing it raises ImportError
 
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -23,7 +23,7 @@ SIZES = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4}
 
 
 def local_layer(normalization):
-    """Return the specification of a layer; until 0.11 it is the same for every normalization."""
+    """Return the specification of a layer; before 0.11 it does not depend on the norm."""
     try:
         return get_gpt_layer_local_spec(normalization=normalization)
     except TypeError:

@@ -1,6 +1,6 @@
-"""The program that trains ends at its start where megatron-core comes from a wheel.
+"""If megatron-core comes from a wheel, the training program exits while it starts.
 
-Ends with exit code 1 if it does. It needs no GPU.
+Exits with 1 if the bug is there. It needs no GPU.
 """
 
 import sys
@@ -12,7 +12,7 @@ folder = Path(utils.__file__).parent
 print("compiled:", *sorted(path.name for path in folder.glob("helpers_cpp*.so")))
 print("Makefile:", (folder / "Makefile").exists())
 try:
-    utils.compile_helpers()  # initialize_megatron calls it; where it fails it ends the process
+    utils.compile_helpers()  # initialize_megatron calls it; a failure ends the process
 except FileNotFoundError as error:
     sys.exit(f"FileNotFoundError: {error}")
 print("compile_helpers returned")

@@ -1,7 +1,7 @@
-"""The distributed optimizer cannot resume where Adam is torch's, nor a model that is fp32.
+"""The distributed optimizer cannot resume with torch's Adam, nor with a model in fp32.
 
-Two models of two weights each: the state of the first one, after 3 steps, is loaded into the other.
-Ends with exit code 1 if a part of that fails. The CPU stands for a GPU.
+Trains a model of two weights for 3 steps, and loads its state into a second one. Exits with 1 if
+any part of that fails. The CPU replaces a GPU.
 """
 
 import sys
@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class TypeName(str):
-    """The name of a tensor's type, the same for CUDA and the CPU."""
+    """The name of a tensor's type, equal for CUDA and the CPU."""
 
     __hash__ = str.__hash__
 
@@ -27,10 +27,10 @@ class TypeName(str):
 
 
 class CpuForCuda(torch.overrides.TorchFunctionMode):
-    """Puts on the CPU what is asked for on CUDA."""
+    """Creates tensors on the CPU that are requested on CUDA."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        """Call torch's function with another device."""
+        """Call torch's function with the CPU as device."""
         kwargs = dict(kwargs or {})
         if "cuda" in str(kwargs.get("device")):
             kwargs["device"] = "cpu"
@@ -39,7 +39,7 @@ class CpuForCuda(torch.overrides.TorchFunctionMode):
 
 
 class Weights(MegatronModule):
-    """Two weights."""
+    """A model with two weights."""
 
     def __init__(self, config, dtype):
         super().__init__(config)
@@ -60,12 +60,12 @@ def build(dtype):
         use_distributed_optimizer=True,
         clip_grad=0.0,
     )
-    made = get_megatron_optimizer(adam, [model])
-    return model, getattr(made, "chained_optimizers", [made])[0]
+    optimizer = get_megatron_optimizer(adam, [model])
+    return model, getattr(optimizer, "chained_optimizers", [optimizer])[0]
 
 
 def step(model, optimizer):
-    """Take a step, and return what Adam counts for each weight."""
+    """Take a step, and return Adam's step count of each weight."""
     for weight in model.parameters():
         weight.main_grad.fill_(1)
     optimizer.step()
@@ -73,14 +73,20 @@ def step(model, optimizer):
 
 
 def resume(dtype):
-    """Yield each part of a resume, and what came of it: an error is one, too."""
+    """Yield each part of a resume, with its result or its exception."""
     old_model, old = build(dtype)
     for _ in range(3):
         step(old_model, old)
     model, new = build(dtype)
     shards, moments = model.module.sharded_state_dict(), old.get_parameter_state_dp_zero()
     for part, action, *given in (
-        ("a state to load into", new.sharded_state_dict, shards, True, "dp_zero_gather_scatter"),
+        (
+            "a state to load a checkpoint into",
+            new.sharded_state_dict,
+            shards,
+            True,
+            "dp_zero_gather_scatter",
+        ),
         ("the saved state", new.load_state_dict, old.state_dict()),
         ("the saved moments", new.load_parameter_state_from_dp_zero, moments),
         ("the counts after one more step", step, model, new),
@@ -97,8 +103,8 @@ torch.cuda.current_device = lambda: "cpu"
 wrong = False
 with CpuForCuda():
     for dtype in (torch.bfloat16, torch.float32):
-        for part, found in resume(dtype):
-            told = isinstance(found, Exception | list)
-            print(f"{dtype}: {part}:", repr(found) if told else "done")
-            wrong |= told and found != [4, 4]
+        for part, result in resume(dtype):
+            shown = isinstance(result, Exception | list)
+            print(f"{dtype}: {part}:", repr(result) if shown else "done")
+            wrong |= shown and result != [4, 4]
 sys.exit(wrong)

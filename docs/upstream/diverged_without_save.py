@@ -1,7 +1,7 @@
-"""A run without --save whose loss is NaN ends with a TypeError that does not name it.
+"""A run without --save whose loss is NaN ends with a TypeError that does not mention the loss.
 
-Upstream's train() gets what a step returns whose loss is NaN, and so when it was run again. What
-else it needs is stood for. Ends with exit code 1 if it saves to no folder. It needs no GPU.
+Upstream's train() gets the result of a step whose loss is NaN, also when the step is repeated.
+Mocks replace everything else. Exits with 1 if it saves to the folder None. It needs no GPU.
 """
 
 import sys
@@ -11,7 +11,7 @@ from megatron.training import checkpointing, global_vars, training
 
 
 class Arguments:
-    """Flags of which none is given, --save included."""
+    """Parsed flags, with --save and all others unset."""
 
     iteration, train_iters, consumed_train_samples, save = 7, 8, 0, None
     ckpt_format, iterations_to_skip, profile_ranks = "torch_dist", [], []
@@ -21,12 +21,12 @@ class Arguments:
 
 
 def diverged(*args, **kwargs):
-    """Return what train_step does then: no loss; save a checkpoint; end with exit code 16."""
+    """Return the result of train_step for a NaN loss: save a checkpoint, and exit with code 16."""
     return {}, True, True, True, 16, None, None, 0
 
 
 def save_checkpoint(iteration, *args, **kwargs):
-    """Name the checkpoint's folder, which upstream's save_checkpoint does before all else."""
+    """Compute the name of the checkpoint folder, the first step of upstream's save_checkpoint."""
     folder = global_vars.get_args().save
     print(f"a checkpoint of iteration {iteration} is saved to {folder}")
     checkpointing.get_checkpoint_name(folder, iteration, return_base_dir=True)

@@ -1,6 +1,6 @@
-"""The loss over the vocabulary writes into the logits that it is given, where they are fp32.
+"""The loss over the vocabulary overwrites its input logits if they are fp32.
 
-Ends with exit code 1 if it does. It needs no GPU.
+Exits with 1 if the bug is there. It needs no GPU.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Multi-latent attention without query latents gets a norm of its queries that nobody asked for.
+"""Multi-latent attention without query latents gets an unwanted norm of its queries.
 
-Names stand for Transformer Engine where it is not installed: the matter is which class is chosen.
-Ends with exit code 1 if the projection of the queries has a norm, or none can be chosen.
+Without Transformer Engine, stubs replace it, since the bug is in the choice of classes. Exits with
+1 if the projection of the queries has a norm, or if no class can be chosen.
 """
 
 import sys
@@ -14,7 +14,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSub
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 SIZES = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "kv_lora_rank": 8}
-# As get_gpt_layer_with_transformer_engine_spec and get_gpt_layer_local_spec name modules.
+# The modules that get_gpt_layer_with_transformer_engine_spec and get_gpt_layer_local_spec name.
 ENGINE, LOCAL = TESpecProvider(), LocalSpecProvider()
 norm = LOCAL.layer_norm()
 plain = ENGINE.column_parallel_linear(), LOCAL.column_parallel_linear()
@@ -35,9 +35,9 @@ for implementation, (query, up, norms) in named.items():
     )
     try:
         kept = QKNormConfigResolver(config, modules).resolve()["linear_q_proj"] is query
-        found = "that of the specification" if kept else "another one, with a norm inside"
+        result = "that of the specification" if kept else "another one, with a norm inside"
     except ValueError as error:
-        kept, found = False, f"ValueError: {error}"
-    print(f"{implementation}: projection of the queries: {found}")
+        kept, result = False, f"ValueError: {error}"
+    print(f"{implementation}: projection of the queries: {result}")
     wrong |= not kept
 sys.exit(wrong)

@@ -1,8 +1,8 @@
-"""Multi-latent attention under tensor parallelism: a wrong gradient of the keys' rotated part.
+"""With tensor parallelism, multi-latent attention has a wrong gradient of the keys' rotated part.
 
-The same attention on one process and on two, with the same weights and input. Its core is written
-out here, since that of Transformer Engine needs a GPU, and the local one does not take its sizes.
-Ends with exit code 1 if the gradients of the down projection differ. It needs no GPU.
+Runs the same attention on one process and on two, with the same weights and input. The attention
+core is implemented here: Transformer Engine's needs a GPU, and the local one does not support these
+sizes. Exits with 1 if the gradients of the down projection differ. It needs no GPU.
 """
 
 import sys
@@ -37,7 +37,7 @@ class Core(torch.nn.Module):
 
 
 def gradient(rank, ranks, folder):
-    """Save the gradient of the weight that keys and values are projected down with."""
+    """Save the gradient of the down projection of keys and values."""
     store = f"file://{folder}/{ranks}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
@@ -79,10 +79,10 @@ def gradient(rank, ranks, folder):
 with tempfile.TemporaryDirectory() as folder:
     for ranks in (1, 2):
         torch.multiprocessing.start_processes(gradient, (ranks, folder), ranks, start_method="fork")
-    one, two = (torch.load(f"{folder}/{ranks}.pt") for ranks in (1, 2))
+    single, double = (torch.load(f"{folder}/{ranks}.pt") for ranks in (1, 2))
 wrong = False
 for part, rows in (("latents", slice(LATENTS)), ("rotated part", slice(LATENTS, None))):
-    off = ((two[rows] - one[rows]).norm() / one[rows].norm()).item()
+    off = ((double[rows] - single[rows]).norm() / single[rows].norm()).item()
     print(f"gradient of the {part}: two processes are off by {off:.1e} of its norm")
     wrong |= off > 1e-4
 sys.exit(wrong)

@@ -1,6 +1,6 @@
-"""--rope-scaling-factor does not arrive at the model: it always scales by 8.
+"""--rope-scaling-factor does not reach the model, which always scales by 8.
 
-Ends with exit code 1 if it does not. It needs no GPU.
+Exits with 1 if the bug is there. It needs no GPU.
 """
 
 import sys
@@ -16,5 +16,5 @@ FLAGS = """
 args = add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args(FLAGS.split())
 args.params_dtype, args.padded_vocab_size = None, 64  # as validate_args sets them
 model = gpt_config_from_args(args)
-print(f"asked for: {args.rope_scaling_factor}; the model's: {model.rope_scaling_factor}")
+print(f"flag: {args.rope_scaling_factor}; model: {model.rope_scaling_factor}")
 sys.exit(model.rope_scaling_factor != args.rope_scaling_factor)

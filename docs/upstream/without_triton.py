@@ -1,6 +1,6 @@
 """megatron.core cannot be imported without Triton, which it does not declare.
 
-Ends with exit code 1 if it cannot. It needs no GPU.
+Exits with 1 if the bug is there. It needs no GPU.
 """
 
 import sys

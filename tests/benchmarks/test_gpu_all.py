@@ -23,9 +23,9 @@ def test_the_rehearsal_runs_every_part(program, tmp_path):
     text = target.read_text()
     assert done.returncode == 0, text + done.stderr
     assert [title for title in text.splitlines() if title.startswith("## ")] == [
-        f"## {part.title}" for part in program.PARTS
+        f"## {benchmark.title}" for benchmark in program.BENCHMARKS
     ]
-    assert text.count("Decides ") == len(program.PARTS)
+    assert text.count("Decides ") == len(program.BENCHMARKS)
 
 
 def test_without_a_device_it_says_what_it_needs(program, monkeypatch):

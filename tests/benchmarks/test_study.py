@@ -48,7 +48,9 @@ def test_a_finished_row_is_not_trained_again(study, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "TABLE", tmp_path / "runs.csv")
     assert study.done() == set()
     rest = {"date": "", "commit": "", "upstream": "", "torch": "", "sqnr": "{}", "curve": "[]"}
-    study.append(study.Row(*astuple(first), validation=6.0, training=6.0, seconds=1.0, **rest))
+    study.append(
+        study.TrainedCell(*astuple(first), validation=6.0, training=6.0, seconds=1.0, **rest)
+    )
     assert study.done() == {first}
     assert second not in study.done()
 
@@ -64,7 +66,7 @@ def runs(study, tmp_path, monkeypatch):
             curve = f"[[5, {7 + seed + more / 2}], [10, {last}], [10, {last}]]"
             cell = astuple(study.Cell("m", arm, "s", 10, seed))
             sqnr = "{}" if arm == "none" else '{"fprop.x": 18.0}'
-            study.append(study.Row(*cell, validation=last, curve=curve, sqnr=sqnr, **rest))
+            study.append(study.TrainedCell(*cell, validation=last, curve=curve, sqnr=sqnr, **rest))
     return tmp_path / "runs.csv"
 
 
