@@ -28,8 +28,8 @@ LIMITS = {
     "tools": 38,
     "Megatron-LM": 20,
     "patches": 0,
-    "benchmarks": 52,
-    "docs": 6,
+    "benchmarks": 0,
+    "docs": 1,
     "README.md": 0,
 }
 
