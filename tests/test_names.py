@@ -24,15 +24,17 @@ def bound_names(tree):
     """Yield (line, name) of each variable, parameter, function, class and alias."""
     for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                yield node.lineno, name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield node.lineno, name
-            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
-                yield node.lineno, name
-            case ast.alias(asname=str(name)):
-                yield node.lineno, name
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.alias(asname=str(name))
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
                 yield node.lineno, name
 
 

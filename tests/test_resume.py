@@ -378,7 +378,7 @@ cell = resolve("llama32-1b", "wikipedia", "mxfp8", "smoke", extra_flags=tuple(fl
                cluster=where, checkpoint=Path(checkpoint))
 project = type("Elsewhere", (Project,), {"runs": property(lambda self: Path(runs))})
 run.coverage.record = lambda *args: None
-guarded(lambda: run.run(project(PROJECT.root), cell))
+guarded(lambda: run.run(project(Project.here().root), cell))
 """
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mqo.project import Project
 
 from ... import forking
 from ...fresh_options import fresh_state as fresh_state
@@ -39,9 +38,9 @@ def assert_same_bits():
 @pytest.fixture
 def equal_on_two_ranks(tmp_path):
     """A function that runs a program of this folder on two ranks, which each say EQUAL."""
-    demos = Project.here().tree / "examples/parallelism"
-    if not (demos / "../../megatron/core").exists():
-        pytest.skip("the tree is not vendored: run `mqo setup`")
+    from ...vendored_tree import PROJECT  # skips the test without the tree
+
+    demos = PROJECT.tree / "examples/parallelism"
 
     def run(name):
         program = Path(__file__).with_name(name)

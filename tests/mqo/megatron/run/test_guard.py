@@ -1,3 +1,4 @@
+import re
 from argparse import Namespace
 
 import pytest
@@ -27,10 +28,10 @@ ARGS = Namespace(curr_iteration=0)
 
 def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(run):
     run(qk="mxfp8", dgrad="mxfp4")
-    with pytest.raises(GuardError, match=r"iteration 3.*: asked for mx.*never ran") as caught:
+    with pytest.raises(GuardError, match="iteration 3") as caught:
         after_step(3)
-    assert "qk: asked for mxfp8" in str(caught.value)
-    assert "dgrad: asked for mxfp4" in str(caught.value)
+    for fault in ("qk: asked for mxfp8", "dgrad: asked for mxfp4"):
+        assert re.search(rf"{fault}[^;]*never ran", str(caught.value))
 
 
 def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
