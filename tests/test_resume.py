@@ -426,7 +426,7 @@ def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
     said = [node.communicate()[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     folders = sorted(run.name.partition("_llama")[2] for run in runs.iterdir())
-    assert folders == [f"32-1b_wikipedia_mxfp8_smoke_node{n}" for n in (0, 0, 1, 1)]
+    assert folders == [f"32-1b-changed_wikipedia_mxfp8_smoke_node{n}" for n in (0, 0, 1, 1)]
     first, last = sorted(runs.glob("*_node*"))[2:]
     assert not RunFolder(first).metrics.exists()
     assert [step for step, _ in RunFolder(last).read_metrics()[TRAIN_LOSS]] == [done + 1, done + 2]
