@@ -1,4 +1,4 @@
-"""Finds which products of a training step a tree's source quantizes, by running that source.
+"""Find which products of a training step a tree's source quantizes, by running that source.
 
 The program is Megatron-LM/tools/coverage.py; its results are cached.
 """
@@ -37,9 +37,9 @@ _CPU = Machine(1, 0)
 
 
 def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -> Coverage:
-    """Return what a run on `tree` would quantize, at the vocabulary it would have.
+    """Return what a run on `tree` would quantize.
 
-    That is the sample's for a smoke run, and the published one otherwise.
+    The vocabulary is the sample's for a smoke run, and the published one otherwise.
     """
     flags = one_process_flags(config, vocabulary_flags(config.experiment))
     with source_of(project, tree, series, config, PROGRAM) as source:
@@ -57,8 +57,7 @@ def record(
     """Write a run's coverage.json and coverage.txt; print a note if they cannot be computed.
 
     Raises:
-        RunError: a recipe leaves most of its layers' FLOPs unquantized, and the user did not allow
-        it.
+        RunError: a recipe leaves most of its layers' FLOPs unquantized without the user's consent.
     """
     reads: list[Path] = []
     if data.vocab_size:
@@ -72,7 +71,7 @@ def record(
             config, measure(project, folder.source, flags, config.layers_toml(), reads)
         )
     except MqoError as error:
-        report(f"coverage : not known. {error}")
+        report(f"coverage : unknown. {error}")
         return
     differing = differing_layers(config, found)
     facts = names(config) | found.as_table() | {"differing": differing}
@@ -83,25 +82,25 @@ def record(
 
 
 def _with_libraries(config: RunConfig, found: Coverage) -> Coverage:
-    """Return the coverage with what other libraries quantize; RunError if that is not known."""
+    """Return the coverage with what other libraries quantize; RunError if that is unknown."""
     for library in config.quantization.libraries:
         if not library.rules:
             raise RunError(
-                f"{library.label}: which layers it quantizes is not known",
-                expected="a checkpoint that text_generation_ptq.py quantized, or a recipe by flags",
+                f"The layers that {library.library} quantizes ({library.format}) are not known",
+                expected="a checkpoint quantized by text_generation_ptq.py, or a recipe in flags",
             )
         found = found.with_library(library)
     return found
 
 
 def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
-    """Return the vocabulary first, so that the user's flags after `--` override it."""
+    """Return a run's flags for one process; the user's flags follow `vocabulary` to override it."""
     of = config.experiment
     return [*vocabulary, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
 
 
 def check_share(config: RunConfig, coverage: Coverage) -> None:
-    """Raise RunError where a recipe quantizes less than half of the FLOPs that it is for.
+    """Raise RunError if a recipe quantizes less than half of the FLOPs that it applies to.
 
     Those are the FLOPs of the transformer blocks' linear layers at the sites that have a type.
     """
@@ -113,32 +112,32 @@ def check_share(config: RunConfig, coverage: Coverage) -> None:
     if share < LEAST_SHARE:
         raise RunError(
             f"The recipe {how.recipe.name} quantizes {share:.1%} of the linear layers' FLOPs at "
-            f"{', '.join(sites)}; its rules, the excludes or operands of type none leave out the "
-            "others",
+            f"{', '.join(sites)}; its rules, --exclude or operands of type none leave the rest "
+            "unquantized",
             expected=f"{LEAST_SHARE:.0%} or more",
-            help="--allow-mostly-unquantized runs it none the less",
+            help="--allow-mostly-unquantized runs it anyway",
         )
 
 
 def as_text(config: RunConfig, coverage: Coverage) -> str:
-    """Return the table under the run's names."""
+    """Return the text of coverage.txt: the run's names, the table, and layers that differ."""
     of, asked = config.experiment, config.quantization
     which = () if asked.recipe else (f"{asked.gemms} GEMMs",)
     names = (of.model_name, config.mode_label, *which, of.training.name)
     differing = differing_layers(config, coverage)
     more = [row for line in differing for row in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
-    more = ["", "operands at sites whose layers differ:", *more] if differing else []
+    more = ["", "operands of sites that differ between layers:", *more] if differing else []
     return "\n".join([", ".join(names), *lines(coverage), *more, ""])
 
 
 def differing_of(folder: RunFolder) -> tuple[str, ...]:
-    """Return what a run's coverage.json says of sites whose layers differ."""
+    """Return the lines in a run's coverage.json on sites whose layers differ."""
     there = folder.coverage.is_file()
     return parsed(folder.coverage, Recorded).differing if there else ()
 
 
 def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
-    """Return how operands are quantized at the sites whose layers differ by rule, a line each."""
+    """Return one line per quantization of operands at the sites whose layers differ by rule."""
     types = config.quantization.types
     if types is None or config.quantization.recipe is None:
         return []
@@ -150,7 +149,7 @@ def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
 
 
 def names(config: RunConfig) -> dict[str, Any]:
-    """Return what the coverage is of."""
+    """Return the names of the run that the coverage describes, for JSON."""
     of, asked = config.experiment, config.quantization
     where = {"model": of.model_name, "training": of.training.name, "dtype": of.dtype}
     recipe = asked.recipe.label if asked.recipe else None
@@ -164,10 +163,10 @@ def measure(
     layers: str = "",
     reads: Sequence[Path] = (),
 ) -> Coverage:
-    """Return what the program in `source` says, or said before; RunError when it fails.
+    """Return the result of the program in `source`, maybe cached; RunError if it fails.
 
-    `reads` are files outside of the source that the flags name, `layers` a quant.toml that says
-    which layers are left unquantized, or have another type.
+    `reads` are files outside of the source that the flags name, `layers` is a quant.toml with the
+    layers that are unquantized or have another type.
     """
     found = ask_cached(
         project,
@@ -177,6 +176,6 @@ def measure(
         options=layers,
         reads=reads,
         limit_s=TIME_LIMIT_S,
-        help="What it cannot do without data and memory, it cannot count",
+        help="Coverage runs the model without data or memory; leave out flags that need them",
     )
     return Coverage.from_table(found)

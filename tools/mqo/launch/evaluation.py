@@ -1,7 +1,7 @@
-"""Runs a saved model under any training mode: computes its loss on a text, or generates text.
+"""Run a saved model under any training mode: compute its loss on a text, or generate text.
 
-Quant types are in the source, so each mode has its own snapshot in a temporary folder. A program of
-the tree runs there.
+Quant types are in the source, so each mode gets a snapshot in a temporary folder, in which a
+program of the tree runs.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 Measured = TypeVar("Measured")
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
+BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation runs
 AS_TRAINED = "as trained"
 _LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A checkpoint to run: its name for people, its folder, and the run's quant.toml if any."""
+    """A checkpoint to run: its name in tables, its folder, and its run's quant.toml if any."""
 
     name: str
     folder: Path
@@ -54,17 +54,17 @@ class Place:
 
     @classmethod
     def of(cls, path: Path) -> Place:
-        """Return what `path` means: a run, a folder of checkpoints, or that of one iteration.
+        """Return the model at `path`: a run, a folder of checkpoints, or one iteration's folder.
 
         Raises:
-            CheckpointError: it holds none.
+            CheckpointError: it holds no checkpoint.
         """
         path = path.resolve()
         folder = checkpoints_of(path)
         if not (folder / "metadata.json").is_file():
             if not (folder / TRACKER).is_file():
                 refuse_hf_folder(path, CheckpointError)
-            expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
+            expected = f"a run that saved, a folder with {TRACKER}, or the folder of an iteration"
             require_tracker(folder, CheckpointError, expected)
         else:
             require_files(folder, CheckpointError)
@@ -80,19 +80,19 @@ def text(
     tokenizer: Path | None = None,
     tokens: int | None = None,
 ) -> list[str]:
-    """Name what is evaluated: indexed datasets whole, or a file; without either what was held out.
+    """Return the options that name the text: indexed datasets, a file, or else the held-out data.
 
-    `tokens` is how many are predicted at most.
+    `tokens` is the maximum number of predicted tokens.
 
     Raises:
-        CheckpointError: two texts are named, or a tokenizer without a file.
-        DataError: there is no such dataset.
+        CheckpointError: datasets and a file are named, or a tokenizer without a file.
+        DataError: a dataset does not exist.
     """
     if data and file:
-        raise CheckpointError("Both --data and --text were given", expected="one of them")
+        raise CheckpointError("Both --data and --text were given", expected="only one of them")
     if tokenizer and not file:
         raise CheckpointError(
-            "A tokenizer was given and no text", expected="--text FILE beside --tokenizer"
+            "--tokenizer was given without a text", expected="--text FILE with --tokenizer"
         )
     for prefix in data:
         check_prefix(prefix)
@@ -106,7 +106,7 @@ def text(
 
 
 def tokenizer_words(folder: Path | None) -> list[str]:
-    """Return the words that name a tokenizer; CheckpointError if its files are not safe to read."""
+    """Return the option for a tokenizer; CheckpointError if its files are not safe to read."""
     if folder is None:
         return []
     with reading(CheckpointError):
@@ -115,17 +115,17 @@ def tokenizer_words(folder: Path | None) -> list[str]:
 
 
 def ignoring(names: Sequence[str]) -> list[str]:
-    """Return the words by which a program accepts unknown arguments of a checkpoint."""
+    """Return the options that make a program accept unknown arguments of a checkpoint."""
     return [f"{IGNORE_FLAG}={name}" for name in names]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a checkpoint loses under a mode: `loss` in nats per token, over `tokens` of them.
+    """The loss of a checkpoint under a mode: `loss` in nats per token, over `tokens` tokens.
 
-    `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names what
-    was read. `iteration` is None for weights that no training here has saved, `modelopt` the format
-    that ModelOpt quantizes them to, whatever the mode.
+    `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names the
+    text. `iteration` is None for weights that no training here saved, `modelopt` is the format to
+    which ModelOpt quantizes them in any mode.
     """
 
     checkpoint: str
@@ -146,21 +146,21 @@ class Loss:
         return math.inf if self.loss > _LARGEST else math.exp(self.loss)
 
     def as_table(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the loss and perplexity for JSON."""
         return {**vars(self), "perplexity": self.perplexity}
 
 
 def sampling(
     *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, cache: bool = True, **rest: int
 ) -> list[str]:
-    """Return the options of sampling; temperature 0 takes the most likely token.
+    """Return the options for sampling; temperature 0 takes the most likely token.
 
-    The `rest` are `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would
-    have no effect.
+    `rest` has `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would have
+    no effect.
     """
     if temperature == 0 and (top_k or top_p < 1):
         raise CheckpointError(
-            "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",
+            "--top-k and --top-p change nothing at --temperature 0, which does not sample",
             expected="a --temperature above 0, such as 1",
         )
     numbers = {"temperature": temperature, "top-k": top_k, "top-p": top_p, **rest}
@@ -175,12 +175,12 @@ def evaluate(
     words: Sequence[str] = (),
     report: Say = lambda line: None,
 ) -> list[Loss]:
-    """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is the run's own.
+    """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` are what `text` returned.
+    `words` is the result of `text`.
 
     Raises:
-        CheckpointError: a checkpoint or a text that does not do.
+        CheckpointError: a checkpoint or the text cannot be used.
     """
 
     def measure(place: Place, how: How, watch: Watch) -> Loss:
@@ -199,7 +199,7 @@ def each(
     measure: Callable[[Place, How, Watch], Measured],
     report: Say,
 ) -> list[Measured]:
-    """Measure each checkpoint under each mode, in this order, and show how far it is."""
+    """Measure each checkpoint under each mode, in this order, and show the progress."""
     found = []
     pairs = [(place, mode) for place in places for mode in modes]
     with Display.of(report).live() as display:
@@ -220,13 +220,13 @@ def generate(
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """Return what follows each prompt: {"mode", "types", "iteration", "texts"}.
+    """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
-    `words` are what `sampling` returned. Each text is {"prompt", "text", "tokens" (ids), "ended"
+    `words` is the result of `sampling`. Each text is {"prompt", "text", "tokens" (ids), "ended"
     ("length", or "end of document")}.
 
     Raises:
-        CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
+        CheckpointError: a checkpoint, a tokenizer or a prompt cannot be used.
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
@@ -240,7 +240,7 @@ def generate(
 
 
 def lines(found: Sequence[Loss]) -> list[str]:
-    """Return a table a checkpoint; its losses also as differences from its first mode's."""
+    """Return one table per checkpoint, with each loss and its difference to the first mode's."""
     text: list[str] = []
     by_place: dict[str, list[Loss]] = {}
     for one in found:
@@ -267,7 +267,7 @@ def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str
 
 @dataclass(frozen=True)
 class How:
-    """What a forward pass quantizes: a mode's name, {site: type}, and rows of a recipe's."""
+    """How a forward pass is quantized: a mode's name, {site: type}, and rows of a recipe."""
 
     name: str
     types: dict[str, str]
@@ -275,10 +275,10 @@ class How:
 
 
 def how_of(tree: Tree, place: Place, mode: str) -> How:
-    """Return what a mode quantizes of the GEMMs that a forward pass has.
+    """Return how a mode quantizes the GEMMs of a forward pass.
 
-    Of AS_TRAINED what the checkpoint says, and its run's recipe; nothing quantized where it says
-    nothing: then no quantized training wrote it.
+    For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
+    nothing is quantized: no quantized training wrote the checkpoint.
     """
     if mode != AS_TRAINED:
         types = tables.pick(tables.modes(), "quantization mode", mode).types()
@@ -288,9 +288,9 @@ def how_of(tree: Tree, place: Place, mode: str) -> How:
     types = _forward(facts["types"])
     if facts["rows"] and place.quant_config is None:
         raise CheckpointError(
-            f"{place.folder} was trained by a recipe, and no quant.toml is beside it",
+            f"{place.folder} was trained with a recipe, and there is no quant.toml next to it",
             expected="a copy of the run's quant.toml in that folder, or the run itself",
-            help="Naming a mode runs it in that one in place of the recipe",
+            help="To run it without the recipe, name a mode",
         )
     if rows := recipe_rows(place.quant_config, types):
         return How(AS_TRAINED, types, rows)
@@ -319,7 +319,7 @@ def run(
         source, config = folder / "source", folder / "quant.toml"
         snapshot(tree, source, types=how.types)
         bytecode.share(tree, source)
-        # No weight changes: to quantize each one once gives the same bits.
+        # Weights do not change, so quantizing each one once gives the same bits.
         options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
         config.write_text(quant_toml(how.types, options, **how.rows), encoding="utf-8")
@@ -330,7 +330,7 @@ def run(
 
 
 def _options(config: Path | None) -> dict[str, Any]:
-    """Return how a run quantized: its options, and the layers that it left out."""
+    """Return a run's quantizer options, with the layers that it excluded."""
     said = _said(config)
     options = {name: value for name, value in said.quantizer.items() if name in OPTIONS}
     options |= {"exclude": said.layers.exclude} if said.layers.exclude else {}
@@ -341,7 +341,7 @@ def _options(config: Path | None) -> dict[str, Any]:
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a run's recipe for `quant_toml`, where `types` are of a phase of it."""
+    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
     said = _said(config)
     for site, quant_type in _forward(types).items():
         later = re.findall(r"\w+", said.schedule.get(site, ""))
@@ -351,5 +351,5 @@ def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]
 
 
 def _said(config: Path | None) -> QuantToml:
-    """Return what a quant.toml says; nothing without one."""
+    """Return the content of a quant.toml; an empty one if there is no file."""
     return parsed(config, QuantToml) if config else QuantToml()

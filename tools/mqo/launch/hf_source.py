@@ -1,4 +1,4 @@
-"""Hugging Face folders as sources of weights: one check for all commands."""
+"""Check Hugging Face folders as sources of weights, for all commands."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def refuse_hf_folder(path: Path, error: type[MqoError]) -> None:
         raise error(
             f"{path} is a Hugging Face folder",
             expected="a run, or a folder of Megatron's checkpoints",
-            help=f"Convert it: mqo convert hf-to-megatron {path} CHECKPOINT",
+            help=f"`mqo convert hf-to-megatron {path} CHECKPOINT` converts it",
         )

@@ -1,4 +1,4 @@
-"""Refuses a length of the training that Megatron would refuse after its start, by a bare assertion.
+"""Refuse a training length that Megatron would refuse after its start, by a bare assertion.
 
 Megatron counts a training in steps or in samples, never in both. The launcher passes
 `--train-samples`, unless the user's own flags have `--train-iters`.
@@ -16,7 +16,7 @@ SAMPLES = ("train-samples", "lr-decay-samples", "lr-warmup-samples", "lr-wsd-dec
 
 
 def check_length(of: Experiment) -> None:
-    """Raise LayoutError for a training without a step, or one that counts steps and samples."""
+    """Raise LayoutError for a training without steps, or one that mixes steps and samples."""
     wanted = {**dict.fromkeys(STEPS + SAMPLES, int), "lr-warmup-fraction": float}
     flags = vars(read_flags(of.extra_flags, wanted | {"skip-train": False}))
     given = {name for name in wanted if flags[name.replace("-", "_")] is not None}
@@ -27,13 +27,16 @@ def check_length(of: Experiment) -> None:
     for name, counterpart in zip(others, SAMPLES if others is STEPS else STEPS, strict=True):
         if name in given:
             raise LayoutError(
-                f"--{name} does not go with a training whose length is given in {unit}",
+                f"--{name} was given, but the length of the training is in {unit}",
                 expected=f"--{counterpart}",
-                help="" if by_step else "Pass --train-iters N as well to count all in steps",
+                help="" if by_step else "To count in steps, also pass --train-iters N",
             )
     count = {"lr-warmup-iters", "lr-warmup-samples"} & given
     if count and "lr-warmup-fraction" in given:
-        raise LayoutError(f"--{count.pop()} and --lr-warmup-fraction are given", expected="one")
+        raise LayoutError(
+            f"Both --{count.pop()} and --lr-warmup-fraction were given",
+            expected="only one of them",
+        )
     if (steps := length(of).steps) < 1:
         raise LayoutError(
             f"The training has {steps} steps",

@@ -1,4 +1,4 @@
-"""The layout of a run on GPUs: the planner's where the user gave none, with the memory it needs."""
+"""Choose the layout of a run on GPUs if the user gave none, and report the memory it needs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 
-# The user's own layout: then the launcher chooses nothing.
+# Flags of a layout. If the user gives one, the launcher does not choose.
 _OWN = re.compile(
     r"--(\w+-(\w+-)?parallel-size|sequence-parallel|use-distributed-optimizer|overlap-.*|recompute-.*"
     r"|ddp-.*|dist-ckpt-optim-.*|.*-fsdp.*|.*virtual.*|(.*-)?pipeline-.*|.*offload.*)"
 )
-# What changes a GPU's memory otherwise than the formulas know.
+# Flags whose effect on memory the formulas do not model.
 _STRANGE = re.compile(
     r"--(expert-tensor-parallel-size|.*-fsdp.*|.*virtual.*|pipeline-model-parallel-layout|.*offload.*"
     r"|decoder-(first|last)-.*|account-for-.*|transformer-impl|optimizer|use-precision-aware-.*"
     r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher|grouped-gemm).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
     r"|mtp-.*|hybrid-.*|freeze-.*)"
 )
-# Flags of a layout, and of local attention, as `read_flags` takes them.
+# Flags of a layout, and of local attention, in the form of `read_flags`.
 _LAYOUT = {
     **PARALLEL,
     "use-distributed-optimizer": False,
@@ -62,22 +62,23 @@ _FRESH = {"--no-load-optim", "--finetune"}
 
 @dataclass(frozen=True)
 class Planned:
-    """A run with the flags of its layout, and lines that say which it is and what it needs."""
+    """A run with the flags of its layout, and lines on the layout and its memory."""
 
     config: RunConfig
     lines: tuple[str, ...] = ()
 
 
 def decides(of: Experiment, machine: Machine) -> bool:
-    """Return whether the launcher chooses the layout: on GPUs, at real size, where none is given.
+    """Return whether the launcher chooses the layout.
 
-    And where it knows what the user's other flags make of the memory.
+    It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
+    not modeled.
     """
     return _is_real(of, machine) and not (_names(of, _OWN) or _names(of, _STRANGE))
 
 
 def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Planned:
-    """Return `with_layout` of the run; `tree` reads the checkpoint from which it resumes."""
+    """Return `with_layout` of the run; `tree` is the Megatron that reads a checkpoint to resume."""
     of = config.experiment
     saved = saved_layout(tree, of) if decides(of, machine) else None
     return with_layout(config, machine, types, saved)
@@ -89,7 +90,7 @@ def with_layout(
     """Return the run with the planner's layout, if the user gave none.
 
     `types` are the quant types by site, `saved` is the layout of the checkpoint from which the run
-    resumes. A layout of the user is kept; the lines note if it needs more memory than there is.
+    resumes. A layout of the user is kept; the lines warn if it needs more memory than there is.
 
     Raises:
         LayoutError: no layout fits, or none divides the sizes.
@@ -111,31 +112,30 @@ def with_layout(
         raise LayoutError(
             f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
             f"{job.gpus} GPUs of {gib(job.limit)} usable GiB",
-            expected="one whose memory, computed, does",
-            help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
-            "is",
+            expected="a layout whose computed memory fits",
+            help="Use more GPUs, or give your own layout after `--`",
         )
     chosen = bare.with_layout(fit.layout.flags(of.dtype))
-    whence = "as in the checkpoint: " if saved else ""
+    origin = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if of.teacher else ""
-    line = f"{whence}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
+    line = f"{origin}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
 def _unplanned(config: RunConfig, why: str) -> str:
-    """Describe an unplanned layout, of a run whose flag `why` changes its memory."""
+    """Return the line on an unplanned layout, of a run whose flag `why` changes its memory."""
     of = config.experiment
-    unknown = f"what it needs is not known, since {why} changes the memory"
+    unknown = f"its memory is not known, since {why} changes it"
     if _names(of, _OWN):
         return f"as given; {unknown}"
     none = layout_of(of.extra_flags, config.placement.cluster.processes)
-    return f"{none}: none is chosen, and {unknown}; flags behind `--` can give one"
+    return f"{none}: no layout was chosen, and {unknown}; flags after `--` can give one"
 
 
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout in upstream's flags, over this number of processes."""
     args = read_flags(flags, _LAYOUT)
-    # Other ways to recompute count as none: what is computed is then more than is needed.
+    # Other kinds of recomputation count as none, which overestimates the memory.
     recompute: Recompute = "none"
     if args.recompute_granularity == "full" and args.recompute_method == "uniform":
         recompute = "full"
@@ -145,12 +145,13 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
 
 
 def saved_layout(tree: Path, of: Experiment) -> Layout | None:
-    """Return the layout of the checkpoint from which the run resumes, which is kept.
+    """Return the layout of the checkpoint from which the run resumes.
 
-    None if there is none, or if its optimizer is not loaded. `tree` is the Megatron that reads it.
+    None if there is no checkpoint, or if its optimizer is not loaded. `tree` is the Megatron that
+    reads it.
 
     Raises:
-        CheckpointError: it does not name a layout.
+        CheckpointError: no layout can be read from it.
     """
     flags = flag_words(of.extra_flags)
     given = flags.get("--load")
@@ -164,7 +165,7 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
 
 
 def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
-    """Return the arguments of the newest checkpoint; of an older one where it is damaged."""
+    """Return the arguments of the newest checkpoint that is not damaged."""
     why = ""
     for place in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
         try:
@@ -172,9 +173,9 @@ def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
         except MqoError as error:
             why = why or str(error)
     raise CheckpointError(
-        f"No checkpoint in {folder} says its layout: {why}",
-        expected="a whole checkpoint of a run",
-        help="A layout behind `--` is taken as it is: give the one that it was saved in",
+        f"The layout of the checkpoints in {folder} cannot be read: {why}",
+        expected="an intact checkpoint of a run",
+        help="Give the layout that they were saved in after `--`",
     )
 
 
@@ -188,7 +189,7 @@ def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
 
 
 def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
-    """Return what is trained, with the sizes that the user's own flags say."""
+    """Return the model, training and GPUs to plan for, after the user's flags."""
     of, asked, where = config.experiment, config.quantization, config.placement.cluster
     sizes = read_sizes(shape_flags(of))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
@@ -196,7 +197,7 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
-        raise MqoError(f"The run's options do not fit: {error}") from None
+        raise MqoError(f"The options of the run are not valid: {error}") from None
     rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
@@ -220,7 +221,7 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
         limit=usable(machine.memory),
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
-        # Rounded gradients of the logits, and what recipes do to them, are there at the peak.
+        # At the peak there are also rounded gradients of the logits, and a recipe's copies of them.
         listed=not (asked.recipe or asked.schedule)
         and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
@@ -229,14 +230,14 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
 def keeps_scores(
     flags: Sequence[str], without: Sequence[str], rounded: bool, by_tensor: bool
 ) -> bool:
-    """Return whether the user's flags leave local attention its s x s scores.
+    """Return whether local attention keeps its s x s scores under the user's flags.
 
-    `without` are patches that are left out. `rounded` says that its probabilities have a type, and
-    `by_tensor` that this scales by a tensor's amax.
+    `without` are patches that are left out. `rounded` says that the probabilities have a type, and
+    `by_tensor` that this type scales by the tensor's amax.
     """
     try:
         args = read_flags(flags, _ATTENTION)
-    except LayoutError:  # upstream says so
+    except LayoutError:  # upstream reports it
         return False
     return (
         args.attention_backend in ("unfused", "local")
@@ -249,7 +250,7 @@ def keeps_scores(
 
 
 def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
-    """Return the bytes of a linear weight's rounded copies: one per site, unless copies are equal.
+    """Return the bytes per value of a linear weight's rounded copies: one per site, if they differ.
 
     A copy that was multiplied by a gain is kept in fp32.
     """
@@ -271,7 +272,7 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
 
 
 def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
-    """Return what the user's own layout needs, and where that is too much what would fit."""
+    """Return lines on the user's own layout, and if it does not fit on one that does."""
     own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
     line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
     if own.need <= job.limit:

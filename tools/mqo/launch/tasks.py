@@ -1,4 +1,4 @@
-"""Scores of saved models in the tasks of lm-evaluation-harness, under any training mode."""
+"""Evaluate saved models in tasks of lm-evaluation-harness, under any training mode."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
 
-HELD_OUT = "mqo_heldout"  # the one that reads what `evaluation.text` names
+HELD_OUT = "mqo_heldout"  # the task that reads the text of `evaluation.text`
 HARNESS = "lm_eval"
-_WIDE = 1e5  # what four decimals are too long for
+_WIDE = 1e5  # values from here on do not fit with four decimals
 
 
 @dataclass(frozen=True)
 class Score:
     """A metric of a task of lm-evaluation-harness, for a checkpoint under a mode.
 
-    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None if the harness has none,
-    `shots` if tasks of a group differ. The rest is as in `evaluation.Loss`.
+    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None if the harness gives
+    none, `shots` is None if the tasks of a group differ. For other fields see `evaluation.Loss`.
     """
 
     checkpoint: str
@@ -68,14 +68,16 @@ def options(
         raise missing(HARNESS)
     asked = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
     if not asked:
-        raise CheckpointError("--tasks names none", expected=f"names such as {HELD_OUT}")
+        raise CheckpointError("--tasks is empty", expected=f"names such as {HELD_OUT}")
     if folder and not folder.is_dir():
-        raise CheckpointError(f"There is no folder {folder}", expected="one with YAML of tasks")
+        raise CheckpointError(
+            f"The folder {folder} does not exist", expected="a folder with YAML files of tasks"
+        )
     given = [word for word in ("--tokens", "--data", "--text") if word in text]
     if given and (given[0] == "--tokens" or HELD_OUT not in asked):
         raise CheckpointError(
-            f"{given[0]} says nothing to these tasks",
-            expected=f"--limit for less of each; --data or --text beside {HELD_OUT} alone",
+            f"{given[0]} changes nothing in these tasks",
+            expected=f"--limit to shorten them; --data or --text only with the task {HELD_OUT}",
         )
     words = [word for name in asked for word in ("--task", name)]
     words += ["--tasks-folder", str(folder.resolve())] if folder else []
@@ -94,10 +96,10 @@ def evaluate(
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` are what `options` returned.
+    `words` is the result of `options`.
 
     Raises:
-        CheckpointError: a checkpoint or a task that does not do.
+        CheckpointError: a checkpoint or a task cannot be used.
     """
 
     def measure(place: Place, how: How, watch: Watch) -> list[Score]:

@@ -1,4 +1,4 @@
-"""Prints recipes: a line each, or the resolved table of one, 80 columns wide."""
+"""Format a recipe as a table of its resolved operands, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 80
 
 
 def resolved(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return, for each operand of the linear sites, how it is quantized, defaults filled in."""
+    """Return one row per operand of the linear sites, with defaults filled in."""
     return [_row(*place, how) for place, how in recipe.resolved().items()]
 
 
@@ -28,7 +28,7 @@ def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
 
 
 def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
-    """Yield the text of a recipe; kept blocks are those of `models`."""
+    """Yield the text lines of a recipe; unquantized blocks are listed for each of `models`."""
     yield from _wrapped(recipe.label, recipe.summary)
     yield from _wrapped("source", recipe.source)
     yield ""
@@ -38,7 +38,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     yield ""
     head = [] if recipe.output_layer else [OUTPUT_LAYER]
     yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
-    yield from _wrapped("not the recipe's", "attention, which --quantization is for")
+    yield from _wrapped("not in the recipe", "attention; use --quantization")
     for rule in recipe.rules:
         yield from _rule(recipe, rule, models)
     for name, value in recipe.options.items():
@@ -51,7 +51,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
 
 
 def kept_out(recipe: Recipe, blocks: int) -> str:
-    """Return the layers that a recipe leaves unquantized in a model with this number of blocks."""
+    """Return a line on the layers that stay unquantized in a model with `blocks` blocks."""
     keeping = [rule for rule in recipe.rules if rule.keeps]
     kept = sorted({block for rule in keeping for block in rule.blocks(blocks)})
     named = [r.layers for r in recipe.rules if not r.is_of_ends and r.quant_type == NONE]
@@ -81,7 +81,7 @@ def _rule(recipe: Recipe, rule: Rule, models: dict[str, Model]) -> Iterator[str]
 
 
 def _becomes(recipe: Recipe, rule: Rule) -> str:
-    """Return what a rule makes of its layers, with the defaults of its type."""
+    """Return a clause on how a rule quantizes its layers, with the defaults of its type."""
     if rule.quant_type == NONE:
         return "stay unquantized"
     return f"use {', '.join(recipe.ruled(rule))}"

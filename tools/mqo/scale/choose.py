@@ -1,4 +1,4 @@
-"""Chooses a layout: the least that memory and sizes allow."""
+"""Choose the smallest layout that fits the memory and divides the sizes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,18 +11,19 @@ from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
 from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
-# What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
+# Every mode keeps blocks of this length whole, as most formats need it, so that modes of a model
+# share their layouts.
 LEAST_BLOCK = 32
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
+    """A training to plan, on `gpus` GPUs in total, `per_node` of them in each machine.
 
-    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
+    `limit` is the usable memory of a GPU in bytes; `cached` says that rounded weights are kept;
     `block` is the longest block along which linear layers are quantized, 0 without one. `listed`
-    says that the table of simulated layouts may know it: types only in fprop, QK and PV.
+    says that the table of simulated layouts may include it: types only in fprop, QK and PV.
     """
 
     model: Model
@@ -39,9 +40,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Fit:
-    """A layout, with the memory of a GPU of its worst pipeline stage; `need` are bytes in all.
+    """A layout, with the memory of a GPU of its worst pipeline stage; `need` is in bytes.
 
-    `memory` is by the formulas, and so is `need` but where the layout was simulated.
+    `memory` is computed by the formulas, and so is `need` unless the layout was simulated.
     """
 
     layout: Layout
@@ -52,7 +53,7 @@ class Fit:
 
 
 def measure(job: Job, layout: Layout) -> Fit:
-    """Return what the layout needs: as it was simulated, else by the formulas."""
+    """Return the memory that the layout needs: as simulated, or else by the formulas."""
     computed = compute(job, layout)
     simulated = simulated_need(job.model, job.training, job.arithmetic, layout, job.dtype)
     if simulated is None or job.cached or not job.listed:
@@ -61,7 +62,7 @@ def measure(job: Job, layout: Layout) -> Fit:
 
 
 def compute(job: Job, layout: Layout) -> Fit:
-    """Return what the layout needs by the formulas."""
+    """Return the memory that the layout needs, by the formulas."""
     stage, memory = worst_stage(job.model, job.training, job.arithmetic, layout, job.dtype)
     return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
 
@@ -72,10 +73,10 @@ def choose(
     saved: Layout | None = None,
     measure: Callable[[Job, Layout], Fit] = measure,
 ) -> Fit | None:
-    """Return the smallest layout that fits; None if none does.
+    """Return the smallest layout that fits; None if no layout fits.
 
-    That is, in this order: without recomputing whole layers, on the fewest ranks a copy of the
-    model, with fewer ranks of experts, without recomputing attention. `divides` says whether a
+    Preferred, in this order: no recomputation of whole layers, the fewest ranks per copy of the
+    model, fewer expert-parallel ranks, no recomputation of attention. `divides` returns whether a
     layout divides the model's sizes. `saved` is the layout of a checkpoint from which the run
     resumes: only the number of GPUs and recomputation may differ from it.
     """
@@ -93,7 +94,7 @@ def choose(
 
 
 def _recomputes(arithmetic: Arithmetic) -> tuple[Recompute, ...]:
-    """Return what may be recomputed: kernels and chunks keep no scores."""
+    """Return the useful recomputations: without unfused attention no scores are kept."""
     return RECOMPUTES if arithmetic.attention == "unfused" else ("none", "full")
 
 
@@ -102,7 +103,7 @@ def _candidates(job: Job) -> Iterator[Layout]:
         Layout(job.gpus, tensor, pipeline, expert, recompute=recompute)
         for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
         for recompute in _recomputes(job.arithmetic)
-        # What talks most stays within a machine.
+        # The sizes that communicate the most stay within a machine.
         if tensor * expert <= job.per_node and tensor * pipeline * expert <= job.gpus
     ]
     yield from sorted(
@@ -118,11 +119,11 @@ def _candidates(job: Job) -> Iterator[Layout]:
 
 
 def _is_whole(job: Job, layout: Layout) -> bool:
-    """Return whether layers, experts and blocks of linear layers are shared out whole."""
+    """Return whether the layout cuts no layer, expert or block of a linear layer."""
     model = job.model
     if layout.expert > 1 and not model.moe:
         return False
-    # It is not measured what latent attention keeps of the parts that tensor ranks do not share.
+    # The memory of the parts of latent attention that tensor ranks do not split is not measured.
     if layout.tensor > 1 and model.mla:
         return False
     if model.num_layers % layout.pipeline:

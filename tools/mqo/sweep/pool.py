@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep side by side: starts, watches, tries once more, and ends them."""
+"""Run the jobs of a sweep in parallel: start, watch, retry once, and end them."""
 
 import signal
 import time
@@ -32,7 +32,7 @@ class _Running:
 
 
 class Pool:
-    """The jobs of a sweep; each change of state is in sweep.json before the next one."""
+    """The jobs of a sweep; each change of state is written to sweep.json before the next one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Pool:
         self.warm: set[tuple] = set()
 
     def run(self) -> dict[str, Entry]:
-        """Run until all jobs have ended; {name: entry}. A signal ends those that run."""
+        """Run until all jobs have ended; return {name: entry}. A signal ends the running jobs."""
         self.folder.write(self.entries)
         with stops_raise():
             try:
@@ -64,7 +64,7 @@ class Pool:
         return self.entries
 
     def _fill(self) -> None:
-        """Start jobs while there is a free slot and one that may start."""
+        """Start jobs while there is a free slot and a job that may start."""
         taken = {one.slot for one in self.running}
         for slot in set(range(self.executor.slots)) - taken:
             job = next(filter(self._may_start, self.queue), None)
@@ -74,9 +74,9 @@ class Pool:
             self._start(job, slot)
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether no other job is just writing the index that this one shares with it.
+        """Return whether no running job may be writing the index that this job would read.
 
-        Upstream writes it in place: a reader of half of it fails.
+        Upstream writes it in place, and a reader of an incomplete index fails.
         """
         busy = {one.job.data_key for one in self.running}
         return job.data_key in self.warm or job.data_key not in busy
@@ -94,7 +94,7 @@ class Pool:
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:
-        """Take note of what has ended, and of the first steps of what has not."""
+        """Record the jobs that ended, and the first steps of the others."""
         for one in list(self.running):
             code = one.handle.poll()
             one.progress.update()
@@ -117,7 +117,7 @@ class Pool:
         self._set(one.job, state="queued" if again else "failed", reason=reason)
         if again:
             self.queue.append(one.job)
-        more = "; it is tried once more" if again else ""
+        more = "; it will be tried again" if again else ""
         self.view.say(f"failed   {one.job.name}: {reason}{more}")
 
     def _set(self, job: Job, **changes: Any) -> None:
@@ -129,7 +129,7 @@ class Pool:
         self.view.show(list(self.entries.values()), running)
 
     def _stop(self) -> None:
-        """End what runs, which is queued again; nothing after a sweep that ended by itself."""
+        """End the running jobs and queue them again."""
         if not self.running:
             return
         with held():
