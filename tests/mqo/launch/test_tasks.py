@@ -5,7 +5,7 @@ import json
 import pytest
 from mqo.errors import CheckpointError, SetupError
 from mqo.launch import evaluation, tasks
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import SavedModel
 from mqo.launch.tasks import HELD_OUT, Score
 
 # Says what it was told, and scores one metric of each task.
@@ -36,7 +36,7 @@ def place(tmp_path):
     """A folder of checkpoints."""
     (tmp_path / "a run").mkdir()
     (tmp_path / "a run/latest_checkpointed_iteration.txt").write_text("3")
-    return Place.of(tmp_path / "a run")
+    return SavedModel.find(tmp_path / "a run")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_table_fits_80_columns_and_puts_modes_below_one_another():
             ("word_perplexity", "none", 853120.0),
         )
     ]
-    text = tasks.lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
+    text = tasks.score_lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
     assert max(map(len, text)) <= 80
     assert text[0] == "one, iteration 6"
     places = [line.split() for line in text]

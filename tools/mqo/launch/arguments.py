@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """Return the parser. It accepts any name; the tables check names and list the valid ones."""
-    made = _Parser(
+    result = _Parser(
         description="Train a model on a dataset in a quantization mode; each run gets a folder.",
         epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
         f"{tables.TYPES_T}. Everything after `--` goes to Megatron's own argument parser.",
@@ -60,8 +60,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     )
     for name, meaning in _POSITIONAL.items():
         kind = str if name == "dtype" else Path
-        made.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
-    add = made.add_argument
+        result.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
+    add = result.add_argument
     add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
     add("--model", metavar="NAME", help="a model; --list shows all names")
@@ -71,7 +71,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--name", metavar="NAME", help=changed)
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
-    _add_types(made, front_end)
+    _add_types(result, front_end)
     add("--teacher", type=Path, metavar="RUN", help="run or checkpoints to distill from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=Path, metavar="DIR", help="folder for run folders; default: runs/")
@@ -88,14 +88,14 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     names = ", ".join(DEVICES)
     add("--device", metavar="NAME", help=f"with --dry-run: the GPUs to plan for: {names}")
     quantizer, recorder = split(OPTIONS)
-    group = made.add_argument_group("the quantizers (docs/formats.md)")
+    group = result.add_argument_group("the quantizers (docs/formats.md)")
     add_arguments(group, quantizer.values())
     changing = "types that change during training, repeatable: "
     changing += "'linear: mxfp4 until 0.9, then bf16', 'qk: mxfp8 until 500, ...'"
     group.add_argument("--schedule", metavar="SITE:TYPES", help=changing, **repeatable)
-    add_arguments(made.add_argument_group("what the run records"), recorder.values())
-    _add_cluster(made.add_argument_group("processes (torchrun's terms)"))
-    return made
+    add_arguments(result.add_argument_group("what the run records"), recorder.values())
+    _add_cluster(result.add_argument_group("processes (torchrun's terms)"))
+    return result
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
@@ -111,23 +111,23 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add("--master-port", type=int, metavar="PORT", help=port)
 
 
-def _add_types(made: argparse.ArgumentParser, front_end: bool) -> None:
+def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
     if front_end:
-        made.add_argument(
+        parser.add_argument(
             FA_MODE, dest="quantization", metavar="MODE", help="mode that quantizes only attention"
         )
-        made.set_defaults(
+        parser.set_defaults(
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
-        made.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
+        parser.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
         return
-    made.set_defaults(front_end=False)
+    parser.set_defaults(front_end=False)
     which = f"GEMMs of linear layers to quantize: fprop, or all (also dgrad, wgrad) {_DEFAULT}"
     linear = "type of linear layers, overriding the mode: T or none"
     attention = (
         "types of attention, overriding the mode: T as in FA_T (QK), qk_T, pv_T, qk_pv_T or none"
     )
-    add = made.add_argument
+    add = parser.add_argument
     add(MODE, metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)

@@ -21,7 +21,7 @@ from pathlib import Path
 from mqo.display import Say
 from mqo.errors import FileError, RunError, full_disk_of
 from mqo.launch.config import Cluster
-from mqo.launch.lock_holder import STALE_S, Holder, Host, Job, Process, Record
+from mqo.launch.lock_holder import STALE_S, Holder, Host, Process, Record, RunIdentity
 from mqo.process import held
 from mqo.untrusted import Limit, read_bytes
 
@@ -43,9 +43,10 @@ class CheckpointLock:
 
     def __init__(self, folder: Path, run: Path, where: Cluster, report: Say) -> None:
         self.folder, self.path, self.report = folder, folder / FILE, report
-        self.job, self.node, self.here = Job.of(where), where.node_rank, Host.here()
+        self.job = RunIdentity.from_cluster(where)
+        self.node, self.here = where.node_rank, Host.here()
         self.run = run
-        self.processes: tuple[Process, ...] = (Process.of(os.getpid()),)
+        self.processes: tuple[Process, ...] = (Process.running(os.getpid()),)
         self.beaten = -inf
         self._made = self._told = False
 
@@ -67,7 +68,7 @@ class CheckpointLock:
     def add(self, pid: int) -> None:
         """Record the training process at the next beat: it may outlive a killed launcher."""
         with suppress(ProcessLookupError):  # it has ended
-            self.processes = (*self.processes[:1], Process.of(pid))
+            self.processes = (*self.processes[:1], Process.running(pid))
         self.beaten = -inf
 
     def beat(self) -> None:
@@ -212,7 +213,7 @@ def check_free(folder: Path | None, where: Cluster) -> None:
     """Raise RunError if a run would be refused now; change nothing."""
     if folder is None or not (folder / FILE).is_file():
         return
-    here, job = Host.here(), Job.of(where)
+    here, job = Host.here(), RunIdentity.from_cluster(where)
     try:
         record = Record.parse(read_bytes(folder / FILE, Limit.SETTINGS))
     except (OSError, ValueError):

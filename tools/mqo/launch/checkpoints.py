@@ -14,11 +14,11 @@ MOST_DIGITS = 18  # of an iteration
 def newest(folder: Path) -> str | None:
     """Return the newest checkpoint, by the tracker file or else the folders, as a training does.
 
-    None if there is no checkpoint. Unlike in a training, a damaged checkpoint counts.
+    None if the folder has none. Unlike in a training, a damaged checkpoint counts.
     """
-    found = tracked(folder) if (folder / TRACKER).is_file() else ""
-    if found == RELEASE or (found.isdecimal() and len(found) < MOST_DIGITS):
-        return found
+    iteration = tracked(folder) if (folder / TRACKER).is_file() else ""
+    if iteration == RELEASE or (iteration.isdecimal() and len(iteration) < MOST_DIGITS):
+        return iteration
     return max(saved(folder), key=int, default=None)
 
 
@@ -43,17 +43,17 @@ def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose
     if (folder / TRACKER).is_file():
         require_files(checkpoint(folder, newest(folder) or RELEASE), error)
         return
-    found = ([RELEASE] if (folder / RELEASE).is_dir() else []) + saved(folder)
-    what = f"There is no checkpoint{whose} in {folder}"
+    names = ([RELEASE] if (folder / RELEASE).is_dir() else []) + saved(folder)
+    fault = f"There is no checkpoint{whose} in {folder}"
     help = "Give the run a CHECKPOINT, its first argument: `tiny` and `study` save only there"
-    if found:
-        listed = f"its checkpoints ({', '.join(found)})"
-        what = f"There is no {TRACKER} in {folder} to name the newest of {listed}"
+    if names:
+        listed = f"its checkpoints ({', '.join(names)})"
+        fault = f"There is no {TRACKER} in {folder} to name the newest of {listed}"
         help = (
-            f"If checkpoint {found[-1]} is complete, `echo {found[-1]} > {folder / TRACKER}` "
+            f"If checkpoint {names[-1]} is complete, `echo {names[-1]} > {folder / TRACKER}` "
             "writes the file"
         )
-    raise error(what, expected=expected, help=help)
+    raise error(fault, expected=expected, help=help)
 
 
 def require_files(iteration: Path, error: type[MqoError]) -> None:

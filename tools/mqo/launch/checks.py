@@ -75,8 +75,8 @@ def _check_engine(config: RunConfig, machine: Machine) -> None:
 
     Without a GPU the program reports it: it imports the package as the run does.
     """
-    asked = engine.is_asked(config.experiment.extra_flags)
-    if asked and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
+    uses_engine = engine.is_asked(config.experiment.extra_flags)
+    if uses_engine and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
         raise RunError(
             f"--transformer-impl {engine.NAME} was passed, but Transformer Engine is not installed",
             expected="a package transformer_engine that imports",
@@ -92,23 +92,23 @@ def _facts(
     The run's own folders have fixed names in the flags, so that all runs share a result. The source
     has type 'none' at each site, since the result does not depend on the types.
     """
-    of = config.experiment
+    experiment = config.experiment
     data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    folder = RunFolder(Path("RUN"))
+    folder, uses_engine = RunFolder(Path("RUN")), engine.is_asked(experiment.extra_flags)
     request = {
         "flags": megatron_flags(config, machine, data, folder, Path("INDICES")),
-        "model_flags": coverage.one_process_flags(config, vocabulary_flags(of)),
+        "model_flags": coverage.one_process_flags(config, vocabulary_flags(experiment)),
         "processes": config.placement.cluster.processes,
-        "distills": of.teacher is not None,
+        "distills": experiment.teacher is not None,
         "is_cpu": not machine.has_cuda,
         "variables": VALIDATED,
         # Without the run's own packages Transformer Engine would seem to be missing.
-        "python_path": os.environ.get("PYTHONPATH", "") if engine.is_asked(of.extra_flags) else "",
+        "python_path": os.environ.get("PYTHONPATH", "") if uses_engine else "",
     }
-    asked = config.quantization
+    quant = config.quantization
     # Only Transformer Engine's layers read more than the flags.
-    options = config.quant_toml(dict(asked.types or {})) if engine.is_asked(of.extra_flags) else ""
-    untyped = asked.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
+    options = config.quant_toml(dict(quant.types or {})) if uses_engine else ""
+    untyped = quant.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
     plain = config.model_copy(update={"quantization": untyped})
     with source_of(project, tree, series, plain, PROGRAM, coverage.PROGRAM) as source:
         return ask_cached(
@@ -122,14 +122,14 @@ def _facts(
         )
 
 
-def _traps(found: Mapping[str, list[str]], resolved: Any) -> list[str]:
+def _traps(faults: Mapping[str, list[str]], resolved: Any) -> list[str]:
     """Return the faults that would bypass the quantizer of a site with a type at any time."""
     traps: dict[str, None] = {}
     for site in SITES:
         kinds = {phase.quant_type for phase in resolved.phases(site)} - {NONE}
         excluded = all(resolved.layer_type(site, HEAD, kind) == NONE for kind in kinds)
         name = f"{site}:-{HEAD}" if excluded else site
-        traps |= dict.fromkeys(found[name] if kinds else ())
+        traps |= dict.fromkeys(faults[name] if kinds else ())
     return list(traps)
 
 

@@ -57,15 +57,15 @@ def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
 
     Both spellings are read: `--flag value` and `--flag=value`. A switch has no value.
     """
-    found: dict[str, list[str]] = {}
+    table: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            values = found[name] = [value] if equals else []
+            values = table[name] = [value] if equals else []
         else:
             values.append(word)
-    return found
+    return table
 
 
 def flag_table(words: Sequence[str]) -> dict[str, str]:
@@ -92,12 +92,12 @@ def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Name
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in wanted.items():
-        how: dict[str, Any] = {"type": type(default), "default": default}
+        options: dict[str, Any] = {"type": type(default), "default": default}
         if default is False:
-            how = {"action": "store_true"}
+            options = {"action": "store_true"}
         elif isinstance(default, type):
-            how = {"type": default}
-        parser.add_argument(f"--{name}", **how)
+            options = {"type": default}
+        parser.add_argument(f"--{name}", **options)
     try:
         return parser.parse_known_args(list(flags))[0]
     except argparse.ArgumentError as error:

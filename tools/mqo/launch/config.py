@@ -25,11 +25,11 @@ from mqo.runs import RunFolder
 SOURCE = "source"
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Experiment(_Part):
+class Experiment(_Section):
     """The model to train, its data, and the weights it starts from.
 
     `model` has the trained sizes: those that the training configuration shrinks. `extra_flags` are
@@ -63,7 +63,7 @@ class Experiment(_Part):
         return architecture_changes(self.model, self.extra_flags)
 
 
-class Quantization(_Part):
+class Quantization(_Section):
     """How a run quantizes.
 
     `types` are the quant types per site, which are written into the run's source; None keeps the
@@ -96,7 +96,7 @@ class Quantization(_Part):
         return {library.library: library.format for library in self.libraries}
 
 
-class Cluster(_Part):
+class Cluster(_Section):
     """The nodes and processes of a run, in torchrun's terms."""
 
     nnodes: int = 1
@@ -111,7 +111,7 @@ class Cluster(_Part):
         return self.nnodes * self.nproc_per_node
 
 
-class Placement(_Part):
+class Placement(_Section):
     """Where a run runs: its processes, the planner's flags, and the source.
 
     `megatron` is a full checkout, whose own pretrain_gpt.py runs instead of the shared tree's;
@@ -124,14 +124,14 @@ class Placement(_Part):
     without: tuple[str, ...] = ()
 
 
-class Recording(_Part):
+class Recording(_Section):
     """What a run records: its options, and the folder for TensorBoard's events."""
 
     tensorboard: Path | None = None
     options: Chosen = {}
 
 
-class RunConfig(_Part):
+class RunConfig(_Section):
     """Model, dataset, mode and training configuration, resolved, with the user's changes."""
 
     experiment: Experiment
@@ -159,18 +159,19 @@ class RunConfig(_Part):
     @property
     def title(self) -> str:
         """Return its name for a folder; with several nodes each has its own folder."""
-        of = self.experiment
-        parts = (of.model_name, of.dataset.name, self.quantization.name, of.training.name)
-        name = "_".join(map(folder_part, parts)) + ("_distilled" if of.teacher else "")
+        experiment = self.experiment
+        names = (experiment.model_name, experiment.dataset.name)
+        parts = map(folder_part, (*names, self.quantization.name, experiment.training.name))
+        name = "_".join(parts) + ("_distilled" if experiment.teacher else "")
         where = self.placement.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
     def quant_toml(self, types: dict[str, str]) -> str:
         """Return quant.toml of a run whose source has `types`."""
-        how, recipe = self.quantization, self.quantization.recipe
-        options = how.options | self.recording.options
+        quant, recipe = self.quantization, self.quantization.recipe
+        options = quant.options | self.recording.options
         operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        return quant_toml(types, options, how.schedule, operands, self._rules())
+        return quant_toml(types, options, quant.schedule, operands, self._rules())
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
@@ -223,8 +224,8 @@ def resolve(
     the number in the training configuration, or to all if the folder already holds more.
     """
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
-    of, how, where, what = _by_part(rest)
-    experiment = _experiment(model, dataset, training, dtype, of)
+    experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
+    experiment = _experiment(model, dataset, training, dtype, experiment_fields)
     mode = _mode(quantization, linear, attention)
     types = mode.types(gemms) if mode else None
     if recipe is not None:
@@ -236,7 +237,7 @@ def resolve(
         or experiment.checkpoint
         or "--save" in experiment.extra_flags
     )
-    _check_options(options, where.get("without", ()), saves=saves)
+    _check_options(options, placement_fields.get("without", ()), saves=saves)
     if engine.is_asked(experiment.extra_flags):
         options.setdefault("cache_weights", True)  # as it does: weights are rounded once per step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
@@ -249,11 +250,11 @@ def resolve(
             gemms=gemms,
             recipe=recipe,
             options=quantizer,
-            libraries=_libraries(experiment, types, how.get("schedule", ())),
-            **how,
+            libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
+            **quantization_fields,
         ),
-        placement=Placement(**where),
-        recording=Recording(options=recorder, **what),
+        placement=Placement(**placement_fields),
+        recording=Recording(options=recorder, **recording_fields),
     )
 
 
@@ -277,7 +278,7 @@ def _experiment(
         check_own("model", name)
     config = tables.pick(tables.trainings(), "training configuration", training)
     sequence = min(config.sequence, published.train_sequence)
-    made = Experiment(
+    experiment = Experiment(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
@@ -285,24 +286,26 @@ def _experiment(
         **rest | {"extra_flags": flags},
     )
     # Stored for trackers, which read cell.json.
-    return made.model_copy(update={"name": made.model_name}) if made.model_changes else made
+    changes = {"name": experiment.model_name} if experiment.model_changes else {}
+    return experiment.model_copy(update=changes)
 
 
 def _libraries(
-    of: Experiment, types: dict[str, str] | None, schedule: Sequence[str]
+    experiment: Experiment, types: dict[str, str] | None, schedule: Sequence[str]
 ) -> tuple[LibraryQuantization, ...]:
     """Return what libraries quantize under a run's flags; a checkpoint may add to it."""
-    ours = engine.flags(of.extra_flags, types, schedule)
-    found = engine_quantization([*ours, *of.extra_flags], num_layers(of))
-    return (found,) if found else ()
+    ours = engine.flags(experiment.extra_flags, types, schedule)
+    library = engine_quantization([*ours, *experiment.extra_flags], num_layers(experiment))
+    return (library,) if library else ()
 
 
-def num_layers(of: Experiment) -> int:
+def num_layers(experiment: Experiment) -> int:
     """Return the number of transformer blocks of a model, after the user's flags."""
     try:
-        return read_flags(of.extra_flags, {"num-layers": of.model.num_layers}).num_layers
+        layers = {"num-layers": experiment.model.num_layers}
+        return read_flags(experiment.extra_flags, layers).num_layers
     except LayoutError:  # check_layout reports it
-        return of.model.num_layers
+        return experiment.model.num_layers
 
 
 def _check_conflicts(

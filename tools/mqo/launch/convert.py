@@ -117,11 +117,11 @@ def megatron_to_hf(
         ConvertError: `source` holds no checkpoint that transformers can express; `tokenizer` does
             not fit; a value is too large for `dtype`; `target` exists.
     """
-    found = trained(tree, source, tokenizer, vocab_size, ignored)
+    checkpoint = trained(tree, source, tokenizer, vocab_size, ignored)
     with staged(target) as stage:
-        write_in_full(tree, found, stage, dtype, report)
-        model_card.write(stage, target.name, found.training)
-    return Converted(str(target), notes=found.notes)
+        write_in_full(tree, checkpoint, stage, dtype, report)
+        model_card.write(stage, target.name, checkpoint.training)
+    return Converted(str(target), notes=checkpoint.notes)
 
 
 def trained(
@@ -151,14 +151,14 @@ def trained(
 
 
 def write_in_full(
-    tree: Path, found: Trained, folder: Path, dtype: Dtype | None, report: Say
+    tree: Path, checkpoint: Trained, folder: Path, dtype: Dtype | None, report: Say
 ) -> None:
     """Write the weights, their config.json and the tokenizer into `folder`."""
-    own = dtype_of_args(found.training.args)
-    config = config_of(found.shape, dtype or own, found.sequence)
-    write_configs(folder, config, found.tokenizer)
-    flags = [*program_flags(found.shape, found.sequence), *DTYPES[own]]
-    _run(tree, ["to-hf", str(found.folder), str(folder), *flags], report)
+    own = dtype_of_args(checkpoint.training.args)
+    config = config_of(checkpoint.shape, dtype or own, checkpoint.sequence)
+    write_configs(folder, config, checkpoint.tokenizer)
+    flags = [*program_flags(checkpoint.shape, checkpoint.sequence), *DTYPES[own]]
+    _run(tree, ["to-hf", str(checkpoint.folder), str(folder), *flags], report)
 
 
 def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
@@ -177,7 +177,7 @@ def program_flags(shape: Shape, sequence: int) -> list[str]:
     return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
 
 
-def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
+def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
     """Return the arguments in a checkpoint: of one iteration's folder, or of the newest."""
     return _facts(tree, checkpoint)["arguments"]
 
@@ -191,7 +191,7 @@ def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) 
         ConvertError: config.json cannot express the model that they describe.
     """
     facts = _facts(tree, checkpoint)
-    parser = {name: Argument(**found) for name, found in facts["parser"].items()}
+    parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
     check_published(facts["arguments"], parser, ignored)
     return facts["arguments"]
 

@@ -78,9 +78,9 @@ def check_effects(
         types: the types of its sites: the mode's, or those in the tree.
         layers: the model's layers by site. If None, patterns are checked only by their sites.
     """
-    for found, expected in _faults(config, types, layers):
+    for fault, expected in _faults(config, types, layers):
         raise NoEffectError(
-            found,
+            fault,
             expected=expected,
             help="Leave it out; --dry-run shows what the run quantizes",
         )
@@ -90,14 +90,14 @@ def _faults(
     config: RunConfig, types: Mapping[str, str], layers: Layers | None
 ) -> Iterator[tuple[str, str]]:
     """Yield (what has no effect, what would have an effect)."""
-    how = config.quantization
+    quant = config.quantization
     steps = length(config.experiment).steps
     resolved = resolved_config(config, types)
     table = option_table.entries(resolved, layers, steps)
     has = _kinds(table)
-    if how.gemms == "all" and how.recipe is None and not _quantizes_backward(types):
+    if quant.gemms == "all" and quant.recipe is None and not _quantizes_backward(types):
         yield (
-            f"--gemms all changes nothing: {how.mode} quantizes no linear layer; this run has "
+            f"--gemms all changes nothing: {quant.mode} quantizes no linear layer; this run has "
             f"{has}",
             "a mode that quantizes linear layers",
         )
@@ -114,10 +114,10 @@ def _faults(
             "a second type that begins before the last step",
         )
     yield from _pattern_faults(config, resolved, layers)
-    if how.recipe is not None and how.recipe.own:
+    if quant.recipe is not None and quant.recipe.own:
         for operand, key in option_table.unread_rows(resolved, layers):
             yield (
-                f"{key} of operands.{operand} in the recipe {how.recipe.name} changes nothing: "
+                f"{key} of operands.{operand} in the recipe {quant.recipe.name} changes nothing: "
                 f"this run has {has}",
                 "only keys that the operand's format reads",
             )
@@ -139,7 +139,7 @@ def _pattern_faults(
     for rule in recipe.rules:
         if rule.is_of_ends:
             continue
-        others = tuple(one for one in resolved.rules if one.layers != rule.pattern)
+        others = tuple(other for other in resolved.rules if other.layers != rule.pattern)
         if not option_table.changes_layers(resolved, layers, rules=others):
             yield (
                 f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
@@ -163,12 +163,12 @@ def _quantizes_backward(types: Mapping[str, str]) -> bool:
 
 def _kinds(table: Iterable[Any]) -> str:
     """Return the types in a table by site: 'mxfp8 at fprop and qk, ...'."""
-    found: dict[str, set[str]] = {}
+    sites_by_type: dict[str, set[str]] = {}
     for entry in table:
-        found.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
+        sites_by_type.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
     parts = [
         f"{kind} at {_listed([s for s in formats.SITES if s in sites], 'and')}"
-        for kind, sites in sorted(found.items())
+        for kind, sites in sorted(sites_by_type.items())
         if kind != NONE
     ]
     return ", ".join(parts) or "no quantized operand"

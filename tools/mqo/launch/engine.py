@@ -17,10 +17,10 @@ LOCAL = ("--transformer-impl", "local")
 def is_asked(extra_flags: Sequence[str]) -> bool:
     """Return whether the user's flags select Transformer Engine's layers."""
     try:
-        found = read_flags(extra_flags, {"transformer-impl": "local"})
+        values = read_flags(extra_flags, {"transformer-impl": "local"})
     except LayoutError:  # the value is missing, which upstream reports
         return False
-    return found.transformer_impl == NAME
+    return values.transformer_impl == NAME
 
 
 def flags(

@@ -45,7 +45,7 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
-class Place:
+class SavedModel:
     """A checkpoint to run: its name in tables, its folder, and its run's quant.toml if any."""
 
     name: str
@@ -53,7 +53,7 @@ class Place:
     quant_config: Path | None
 
     @classmethod
-    def of(cls, path: Path) -> Place:
+    def find(cls, path: Path) -> SavedModel:
         """Return the model at `path`: a run, a folder of checkpoints, or one iteration's folder.
 
         Raises:
@@ -170,7 +170,7 @@ def sampling(
 
 def evaluate(
     tree: Tree,
-    places: Sequence[Place],
+    models: Sequence[SavedModel],
     modes: Sequence[str],
     words: Sequence[str] = (),
     report: Say = lambda line: None,
@@ -183,38 +183,38 @@ def evaluate(
         CheckpointError: a checkpoint or the text cannot be used.
     """
 
-    def measure(place: Place, how: How, watch: Watch) -> Loss:
-        before = ["run", str(place.folder)]
-        facts = run(tree, place, how, EVALUATE, before, words, watch=watch)
+    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> Loss:
+        before = ["run", str(model.folder)]
+        facts = run(tree, model, quant, EVALUATE, before, words, watch=watch)
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
-        return Loss(place.name, how.name, how.types, loss=loss, text=texts, **facts)
+        return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
 
-    return each(tree, places, modes, measure, report)
+    return each(tree, models, modes, measure, report)
 
 
 def each(
     tree: Tree,
-    places: Sequence[Place],
+    models: Sequence[SavedModel],
     modes: Sequence[str],
-    measure: Callable[[Place, How, Watch], Measured],
+    measure: Callable[[SavedModel, ForwardPass, Watch], Measured],
     report: Say,
 ) -> list[Measured]:
     """Measure each checkpoint under each mode, in this order, and show the progress."""
-    found = []
-    pairs = [(place, mode) for place in places for mode in modes]
+    results = []
+    pairs = [(model, mode) for model in models for mode in modes]
     with Display.of(report).live() as display:
-        for n, (place, mode) in enumerate(pairs, 1):
-            how = how_of(tree, place, mode)
-            name = how.name
-            display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
+        for n, (model, mode) in enumerate(pairs, 1):
+            quant = forward_pass(tree, model, mode)
+            name = quant.name
+            display(f"{model.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
-            found.append(measure(place, how, count.show))
-    return found
+            results.append(measure(model, quant, count.show))
+    return results
 
 
 def generate(
     tree: Tree,
-    place: Place,
+    model: SavedModel,
     mode: str,
     prompts: Sequence[str],
     words: Sequence[str] = (),
@@ -230,30 +230,30 @@ def generate(
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    how = how_of(tree, place, mode)
+    quant = forward_pass(tree, model, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
-        facts = run(tree, place, how, GENERATE, [str(place.folder)], words)
-    return {"mode": how.name, "types": how.types, **facts}
+        facts = run(tree, model, quant, GENERATE, [str(model.folder)], words)
+    return {"mode": quant.name, "types": quant.types, **facts}
 
 
-def lines(found: Sequence[Loss]) -> list[str]:
+def loss_lines(results: Sequence[Loss]) -> list[str]:
     """Return one table per checkpoint, with each loss and its difference to the first mode's."""
     text: list[str] = []
-    by_place: dict[str, list[Loss]] = {}
-    for one in found:
-        by_place.setdefault(one.checkpoint, []).append(one)
-    for name, losses in by_place.items():
+    by_checkpoint: dict[str, list[Loss]] = {}
+    for loss in results:
+        by_checkpoint.setdefault(loss.checkpoint, []).append(loss)
+    for name, losses in by_checkpoint.items():
         first = losses[0]
         text += [heading(name, first.iteration, first.modelopt), *first.text]
         text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
         text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
-        for one in losses:
-            apart = "" if one is first else f"{one.loss - first.loss:+.4f}"
-            name = tables.mode_label(one.mode, one.dtype)
-            row = f"{name:<24} {one.loss:>9.4f} {one.perplexity:>#12.5g} {apart:>11}"
+        for loss in losses:
+            apart = "" if loss is first else f"{loss.loss - first.loss:+.4f}"
+            name = tables.mode_label(loss.mode, loss.dtype)
+            row = f"{name:<24} {loss.loss:>9.4f} {loss.perplexity:>#12.5g} {apart:>11}"
             text.append(row.rstrip())
         text.append("")
     return text[:-1]
@@ -266,7 +266,7 @@ def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str
 
 
 @dataclass(frozen=True)
-class How:
+class ForwardPass:
     """How a forward pass is quantized: a mode's name, {site: type}, and rows of a recipe."""
 
     name: str
@@ -274,7 +274,7 @@ class How:
     rows: dict[str, Any]
 
 
-def how_of(tree: Tree, place: Place, mode: str) -> How:
+def forward_pass(tree: Tree, model: SavedModel, mode: str) -> ForwardPass:
     """Return how a mode quantizes the GEMMs of a forward pass.
 
     For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
@@ -282,22 +282,22 @@ def how_of(tree: Tree, place: Place, mode: str) -> How:
     """
     if mode != AS_TRAINED:
         types = tables.pick(tables.modes(), "quantization mode", mode).types()
-        return How(mode, _forward(types), {})
-    words = ["describe", str(place.folder)]
+        return ForwardPass(mode, _forward(types), {})
+    words = ["describe", str(model.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
-    if facts["rows"] and place.quant_config is None:
+    if facts["rows"] and model.quant_config is None:
         raise CheckpointError(
-            f"{place.folder} was trained with a recipe, and there is no quant.toml next to it",
-            expected="a copy of the run's quant.toml in that folder, or the run itself",
+            f"{model.folder} was trained with a recipe, and there is no quant.toml next to it",
+            expected="a copy of its quant.toml in that folder, or the run itself",
             help="To run it without the recipe, name a mode",
         )
-    if rows := recipe_rows(place.quant_config, types):
-        return How(AS_TRAINED, types, rows)
+    if rows := recipe_rows(model.quant_config, types):
+        return ForwardPass(AS_TRAINED, types, rows)
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
-            return How(name, types, {})
-    return How(AS_TRAINED, types, {})
+            return ForwardPass(name, types, {})
+    return ForwardPass(AS_TRAINED, types, {})
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
@@ -306,8 +306,8 @@ def _forward(types: Mapping[str, str]) -> dict[str, str]:
 
 def run(
     tree: Tree,
-    place: Place,
-    how: How,
+    model: SavedModel,
+    quant: ForwardPass,
     program: str,
     before: Sequence[str],
     words: Sequence[str],
@@ -317,12 +317,12 @@ def run(
     machine = detect()
     with temporary_folder("mqo-evaluation-") as folder:
         source, config = folder / "source", folder / "quant.toml"
-        snapshot(tree, source, types=how.types)
+        snapshot(tree, source, types=quant.types)
         bytecode.share(tree, source)
         # Weights do not change, so quantizing each one once gives the same bits.
-        options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
+        options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        config.write_text(quant_toml(how.types, options, **how.rows), encoding="utf-8")
+        config.write_text(quant_toml(quant.types, options, **quant.rows), encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
@@ -331,9 +331,9 @@ def run(
 
 def _options(config: Path | None) -> dict[str, Any]:
     """Return a run's quantizer options, with the layers that it excluded."""
-    said = _said(config)
-    options = {name: value for name, value in said.quantizer.items() if name in OPTIONS}
-    options |= {"exclude": said.layers.exclude} if said.layers.exclude else {}
+    record = _said(config)
+    options = {name: value for name, value in record.quantizer.items() if name in OPTIONS}
+    options |= {"exclude": record.layers.exclude} if record.layers.exclude else {}
     try:
         return TypeAdapter(Chosen).validate_python(options)
     except MqoError as error:
@@ -342,14 +342,14 @@ def _options(config: Path | None) -> dict[str, Any]:
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
     """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
-    said = _said(config)
+    record = _said(config)
     for site, quant_type in _forward(types).items():
-        later = re.findall(r"\w+", said.schedule.get(site, ""))
-        if quant_type not in (tables.NONE, said.asked.get(site, tables.NONE), *later):
+        later = re.findall(r"\w+", record.schedule.get(site, ""))
+        if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
             return {}
-    return {name: rows for name in ("operands", "rules") if (rows := getattr(said, name))}
+    return {name: rows for name in ("operands", "rules") if (rows := getattr(record, name))}
 
 
 def _said(config: Path | None) -> QuantToml:
-    """Return the content of a quant.toml; an empty one if there is no file."""
+    """Return the content of a quant.toml; an empty one if `config` is None."""
     return parsed(config, QuantToml) if config else QuantToml()

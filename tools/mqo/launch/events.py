@@ -24,9 +24,9 @@ def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
     )
     events.Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.endswith(" vs samples")]
-    found = [(tag, event) for tag in tags for event in events.Scalars(tag)]
+    scalars = [(tag, event) for tag in tags for event in events.Scalars(tag)]
     with folder.metrics.open("w", encoding="utf-8") as lines:
-        for tag, event in sorted(found, key=lambda row: row[1].wall_time):
+        for tag, event in sorted(scalars, key=lambda row: row[1].wall_time):
             if event.wall_time < since:
                 continue
             row = {"iteration": event.step, "name": tag, "value": jsonable(event.value)}

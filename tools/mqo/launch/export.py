@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mqo.display import Say
 from mqo.errors import ConvertError
 from mqo.launch import convert, hf_tokenizer, model_card
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import SavedModel
 from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
@@ -27,7 +27,7 @@ OWN = "mqo"
 class Reader(NamedTuple):
     """The programs that read a layout, as tried on a CPU, and code that loads FOLDER."""
 
-    said: str
+    text: str
     code: str
 
 
@@ -79,8 +79,9 @@ class Exported:
     @property
     def counts(self) -> str:
         """The number of weight matrices of each type, in words."""
-        said = ", ".join(f"{count} weight matrices in {kind}" for kind, count in self.types.items())
-        return said + (f"; {self.left} of linear layers as they were" if self.left else "")
+        parts = [f"{count} weight matrices in {kind}" for kind, count in self.types.items()]
+        left = f"; {self.left} of linear layers unchanged" if self.left else ""
+        return ", ".join(parts) + left
 
     def lines(self) -> list[str]:
         """Return the lines for the terminal."""
@@ -122,15 +123,15 @@ def export(
         raise ConvertError(f"{target} already exists", expected="a new folder")
     if is_hf_folder(source):
         check_hf_folder(source)
-    how = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
-    how += ["--layout", layout] if layout else []
-    found = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)
-    if found is None and dtype is not None:
+    options = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
+    options += ["--layout", layout] if layout else []
+    checkpoint = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)
+    if checkpoint is None and dtype is not None:
         raise ConvertError(
             f"--dtype was given for the Hugging Face folder {source}, whose dtype stays",
             expected="no --dtype",
         )
-    if found is None and ignored:
+    if checkpoint is None and ignored:
         raise ConvertError(
             f"--ignore-argument was given for the Hugging Face folder {source}, which has no "
             "arguments of Megatron",
@@ -138,22 +139,23 @@ def export(
         )
     with temporary_folder("mqo-export-") as folder:
         plain = source
-        if found is not None:
+        if checkpoint is not None:
             plain = folder / "in full"
             with convert.staged(plain) as stage:
-                convert.write_in_full(tree, found, stage, dtype, report)
+                convert.write_in_full(tree, checkpoint, stage, dtype, report)
         with convert.staged(target) as stage:
-            notes = (*(found.notes if found else ()), *_copy_rest(plain, stage))
-            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=how, error=ConvertError)
-            readers = READERS[facts["layout"]].said
-            made = Exported(str(target), **facts, readers=readers, notes=notes)
-            if made.layout == OWN:
+            notes = (*(checkpoint.notes if checkpoint else ()), *_copy_rest(plain, stage))
+            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=options, error=ConvertError)
+            readers = READERS[facts["layout"]].text
+            exported = Exported(str(target), **facts, readers=readers, notes=notes)
+            if exported.layout == OWN:
                 shutil.copyfile(tree / READER, stage / Path(READER).name)
-            if found is None:
-                model_card.add_packed(stage, made.section())
+            if checkpoint is None:
+                model_card.add_packed(stage, exported.section())
             else:
-                model_card.write(plain, target.name, found.training, made.section(), into=stage)
-    return made
+                training, section = checkpoint.training, exported.section()
+                model_card.write(plain, target.name, training, section, into=stage)
+    return exported
 
 
 def _copy_rest(plain: Path, stage: Path) -> tuple[str, ...]:
@@ -171,10 +173,10 @@ def _copy_rest(plain: Path, stage: Path) -> tuple[str, ...]:
 
 def _config(source: Path) -> Path:
     """Return the quant.toml of a model that is exported in the types of its training."""
-    found = None if is_hf_folder(source) else Place.of(source).quant_config
-    if found is None:
+    config = None if is_hf_folder(source) else SavedModel.find(source).quant_config
+    if config is None:
         raise ConvertError(
             f"{source} does not record how its weights were quantized",
             expected="a run, or --format TYPE to round them to that type",
         )
-    return found
+    return config

@@ -67,12 +67,12 @@ def reason(folder: RunFolder, alone: Ended | None = None) -> str:
     Causes are, in this order, the program's failure.txt, the signal that ended a process, and the
     last error in the log. Errors that only report the loss of another process come last.
     """
-    said = _read(folder.failure).strip()
-    if said and not _FOLLOWS.search(said):
-        return said
+    text = _read(folder.failure).strip()
+    if text and not _FOLLOWS.search(text):
+        return text
     log = _read(folder.log)
-    found = [alone] if alone else ended_by_signal(log)
-    ended = sorted(found, key=lambda one: one.follows)
+    signaled = [alone] if alone else ended_by_signal(log)
+    ended = sorted(signaled, key=lambda process: process.follows)
     if ended and not ended[0].follows:
         return ended[0].text()
     lines = log.splitlines()
@@ -80,7 +80,7 @@ def reason(folder: RunFolder, alone: Ended | None = None) -> str:
         return cause
     if ended:
         return ended[0].text()
-    if lost := said or _last_error(lines):
+    if lost := text or _last_error(lines):
         return f"{lost} (another process may have failed first: see the log of each node)"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
@@ -88,8 +88,8 @@ def reason(folder: RunFolder, alone: Ended | None = None) -> str:
 def ended_by_signal(log: str) -> list[Ended]:
     """Return the processes that torchrun's summary says a signal ended, the root cause first."""
     return [
-        Ended(int(one["rank"]), int(one["pid"]), one["host"], int(one["number"]))
-        for one in reversed(list(_ENDED.finditer(log)))
+        Ended(int(match["rank"]), int(match["pid"]), match["host"], int(match["number"]))
+        for match in reversed(list(_ENDED.finditer(log)))
     ]
 
 

@@ -75,23 +75,23 @@ def finished(config: RunConfig) -> Finished | None:
     steps = length(config.experiment).steps
     if folder is None or step is None or step < steps:
         return None
-    place = checkpoint(folder, str(step))
-    record = _read_record(folder, step, _sha256(place / MANIFEST))
-    if (record is None and step == steps) or not _is_whole(place):
+    path = checkpoint(folder, str(step))
+    record = _read_record(folder, step, _sha256(path / MANIFEST))
+    if (record is None and step == steps) or not _is_whole(path):
         return None
     if record is not None:
         _check_settings(folder, record, config)
-    return Finished(step, steps, place, record.run if record else None)
+    return Finished(step, steps, path, record.run if record else None)
 
 
-def started_from(of: Experiment) -> tuple[Path | None, int | None]:
+def started_from(experiment: Experiment) -> tuple[Path | None, int | None]:
     """Return the folder and the iteration of the checkpoint that the run continues.
 
-    The iteration is None if there is no checkpoint, if it is a release checkpoint, or if the run
-    counts its steps from 0.
+    The iteration is None without a checkpoint, for a release checkpoint, or if the run counts its
+    steps from 0.
     """
-    flags = read_flags(of.extra_flags, _START)
-    folder = Path(flags.load) if flags.load else of.checkpoint
+    flags = read_flags(experiment.extra_flags, _START)
+    folder = Path(flags.load) if flags.load else experiment.checkpoint
     if folder is None or flags.finetune or flags.skip_train:
         return folder, None
     step = newest(folder) if flags.ckpt_step is None else str(flags.ckpt_step)
@@ -124,9 +124,9 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
 def _settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that two commands of the same training share."""
     names = {"dtype", "teacher", "distillation_config"}
-    of = config.experiment.model_dump(mode="json", include=names)
-    of |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
-    return of | config.quantization.model_dump(mode="json")
+    settings = config.experiment.model_dump(mode="json", include=names)
+    settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
+    return settings | config.quantization.model_dump(mode="json")
 
 
 def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
@@ -155,11 +155,11 @@ def _read_record(folder: Path, step: int, manifest: str | None) -> Record | None
     return record
 
 
-def _is_whole(place: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     """Return whether the files of a checkpoint match the hashes that were saved with them."""
     try:
-        files = parsed(place / MANIFEST, _Manifest).files if (place / MANIFEST).is_file() else {}
-        return bool(files) and all(_sha256(place / name) == was for name, was in files.items())
+        files = parsed(path / MANIFEST, _Manifest).files if (path / MANIFEST).is_file() else {}
+        return bool(files) and all(_sha256(path / name) == was for name, was in files.items())
     except RunError:
         return False
 

@@ -44,11 +44,11 @@ class RunData:
     vocab_size: int | None
 
     @classmethod
-    def given(cls, of: Experiment) -> RunData | None:
+    def given(cls, experiment: Experiment) -> RunData | None:
         """Return the user's own data; None for the dataset's sample."""
-        given = flag_table(of.extra_flags)
-        tokenizer = of.tokenizer or given.get("--tokenizer-model")
-        prefix = of.data_prefix or data_file(of.extra_flags)
+        given = flag_table(experiment.extra_flags)
+        tokenizer = experiment.tokenizer or given.get("--tokenizer-model")
+        prefix = experiment.data_prefix or data_file(experiment.extra_flags)
         if tokenizer is None or prefix is None:
             return None
         return cls(Path(tokenizer).resolve(), Path(prefix).resolve(), None)
@@ -58,29 +58,32 @@ def megatron_flags(
     config: RunConfig, machine: Machine, data: RunData, folder: RunFolder, indices: Path
 ) -> list[str]:
     """Return all flags of a training in `folder`; upstream caches data indices in `indices`."""
-    of = config.experiment
-    given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    how = config.quantization
-    quantizes = engine.flags(of.extra_flags, how.types, how.schedule)
+    experiment = config.experiment
+    given = [*_data(experiment, data, indices), *_output(config, folder)]
+    given += distillation_flags(experiment)
+    quant = config.quantization
+    quantizes = engine.flags(experiment.extra_flags, quant.types, quant.schedule)
     # Older releases of Transformer Engine lose gradients of layers that use quantizers.
     accumulates = not quantizes and leaves_wgrad(config) and machine.accumulates
-    model = model_flags(of, machine, accumulates=accumulates)
-    return [*model, *given, *config.placement.layout, *quantizes, *of.extra_flags]
+    model = model_flags(experiment, machine, accumulates=accumulates)
+    return [*model, *given, *config.placement.layout, *quantizes, *experiment.extra_flags]
 
 
 def leaves_wgrad(config: RunConfig) -> bool:
     """Return whether wgrad is known to be unquantized in all layers and steps."""
-    asked = config.quantization
-    if asked.types is None or asked.recipe or asked.schedule:
+    quant = config.quantization
+    if quant.types is None or quant.recipe or quant.schedule:
         return False
-    return asked.types.get("wgrad", NONE) == NONE
+    return quant.types.get("wgrad", NONE) == NONE
 
 
-def model_flags(of: Experiment, machine: Machine, *, accumulates: bool = False) -> list[str]:
+def model_flags(
+    experiment: Experiment, machine: Machine, *, accumulates: bool = False
+) -> list[str]:
     """Return the flags of the model, its training and the machine."""
-    model = architecture_flags(of.model, of.training.sequence)
+    model = architecture_flags(experiment.model, experiment.training.sequence)
     platform = platform_flags(machine, accumulates=accumulates)
-    return [*model, *_training(of), *DTYPES[of.dtype], *platform]
+    return [*model, *_training(experiment), *DTYPES[experiment.dtype], *platform]
 
 
 def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
@@ -92,10 +95,10 @@ def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
     return _words(flags + ([] if accumulates else [_NO_ACCUMULATION]))
 
 
-def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:
+def shape_flags(experiment: Experiment, layout: Sequence[str] = ()) -> list[str]:
     """Return the flags for the sizes of model, batch and layout; the user's flags come last."""
-    model = architecture_flags(of.model, of.training.sequence)
-    return [*model, *_training(of), *layout, *of.extra_flags]
+    model = architecture_flags(experiment.model, experiment.training.sequence)
+    return [*model, *_training(experiment), *layout, *experiment.extra_flags]
 
 
 @dataclass(frozen=True)
@@ -106,23 +109,23 @@ class Length:
     tokens_per_step: int
 
 
-def length(of: Experiment) -> Length:
+def length(experiment: Experiment) -> Length:
     """Return the length of a run, after the user's flags."""
     names = ("train-iters", "train-samples", "global-batch-size", "seq-length")
-    sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
+    sizes = read_flags(shape_flags(experiment), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
     samples = sizes.train_samples or 0  # not passed if --train-iters is given
     steps = samples // max(1, batch) if sizes.train_iters is None else sizes.train_iters
     return Length(steps, batch * sizes.seq_length)
 
 
-def _training(of: Experiment) -> list[str]:
+def _training(experiment: Experiment) -> list[str]:
     """Return the flags of batch, length and schedule.
 
     Megatron takes one length, in steps or samples, and one warm-up. The user's flags come first.
     """
-    training, names = of.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
-    own = read_flags(of.extra_flags, dict.fromkeys(names, str))
+    training, names = experiment.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
+    own = read_flags(experiment.extra_flags, dict.fromkeys(names, str))
     warms_up = own.lr_warmup_iters or own.lr_warmup_samples
     return _words(
         [
@@ -137,9 +140,9 @@ def _training(of: Experiment) -> list[str]:
     )
 
 
-def vocabulary_flags(of: Experiment) -> list[str]:
+def vocabulary_flags(experiment: Experiment) -> list[str]:
     """Return the vocabulary's size without data: the sample's in a smoke run, else as published."""
-    size = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
+    size = DEFAULT_VOCAB_SIZE if experiment.training.is_smoke else experiment.model.vocab_size
     return ["--vocab-size", str(size)]
 
 
@@ -148,12 +151,12 @@ def tokenizer_flags(folder: Path) -> list[str]:
     return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
 
 
-def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
+def _data(experiment: Experiment, data: RunData, indices: Path) -> list[str]:
     paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
-    documents = document_count(of.data_prefix) if of.data_prefix else None
-    split = ["--split", _split(of.training, documents)]
+    documents = document_count(experiment.data_prefix) if experiment.data_prefix else None
+    split = ["--split", _split(experiment.training, documents)]
     # No layer needs a causal mask as a tensor, but a mask of documents exists only as a tensor.
-    masked = "--reset-attention-mask" in of.extra_flags
+    masked = "--reset-attention-mask" in experiment.extra_flags
     mask = [] if masked else ["--no-create-attention-mask-in-dataloader"]
     return [*tokenizer_flags(data.tokenizer), *paths, *split, *mask]
 
@@ -170,16 +173,16 @@ def _split(training: Training, documents: int | None) -> str:
 
 
 def _output(config: RunConfig, folder: RunFolder) -> list[str]:
-    of, training = config.experiment, config.experiment.training
-    place = str((of.checkpoint or folder.checkpoints).resolve())
+    experiment, training = config.experiment, config.experiment.training
+    checkpoints = str((experiment.checkpoint or folder.checkpoints).resolve())
     events = (config.recording.tensorboard or folder.tensorboard).resolve()
     every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
     log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
-    save = ["--save", place] if training.save_interval or of.checkpoint else []
+    save = ["--save", checkpoints] if training.save_interval or experiment.checkpoint else []
     save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
     # A terminated job saves before it exits; saved files are hashed, so that damage is detected.
     save += ["--exit-signal-handler", "--verify-integrity"]
-    load = ["--load", place] if of.checkpoint else []
+    load = ["--load", checkpoints] if experiment.checkpoint else []
     board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]
 
@@ -187,15 +190,15 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
 def save_folder(config: RunConfig, folder: RunFolder) -> Path | None:
     """Return the folder that a run in `folder` saves in; None if it saves nothing."""
     flags = [*_output(config, folder), *config.experiment.extra_flags]
-    place = flag_table(flags).get("--save")
-    return Path(place).resolve() if place else None
+    path = flag_table(flags).get("--save")
+    return Path(path).resolve() if path else None
 
 
-def distillation_flags(of: Experiment) -> list[str]:
+def distillation_flags(experiment: Experiment) -> list[str]:
     """Return the flags for a teacher and the configuration of the distillation."""
-    config = of.distillation_config
-    teacher = ["--export-kd-teacher-load", str(checkpoints_of(of.teacher))] if of.teacher else []
-    return teacher + (["--export-kd-cfg", str(config.resolve())] if config else [])
+    config, teacher = experiment.distillation_config, experiment.teacher
+    flags = ["--export-kd-teacher-load", str(checkpoints_of(teacher))] if teacher else []
+    return flags + (["--export-kd-cfg", str(config.resolve())] if config else [])
 
 
 def _words(lines: list[str]) -> list[str]:

@@ -54,7 +54,7 @@ def write_facts(
         "commit": Project.here().commit(),
         "variables": dict(env),
         "packages": packages(),
-        "inputs": asdict(Inputs.of(command)),
+        "inputs": asdict(Inputs.read_by(command)),
     }
     folder.environment.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
@@ -71,5 +71,5 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 def packages() -> dict[str, str]:
     """Return {name: version} of the installed packages."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return dict(sorted(found.items()))
+    versions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return dict(sorted(versions.items()))

@@ -83,15 +83,15 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConvertError(f"config.json has architectures = {names!r}", expected="a list of names")
     name = names[0] if names else ""
-    made = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(name)
-    if made is None:
+    convert = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(name)
+    if convert is None:
         raise ConvertError(
             f"config.json has the architecture {', '.join(names) or '(none)'}",
             expected=f"{LLAMA} or {DEEPSEEK}",
         )
     _refuse_others("config.json", config, {"model_type": (MODEL_TYPES[name],), **_WHOLE_HEADS})
     _refuse_unknown("config.json", config, known_keys(name))
-    return _checked("config.json", made, config)
+    return _checked("config.json", convert, config)
 
 
 @functools.cache
@@ -99,8 +99,8 @@ def keys_without_effect(architecture: str) -> frozenset[str]:
     """Return the keys of a config.json that do not affect logits."""
     lists = tomllib.loads(_WITHOUT_EFFECT.read_text(encoding="utf-8"))
     of_deepseek = lists.pop(_OF_DEEPSEEK)
-    found = {key for text in lists.values() for key in text.split()}
-    return frozenset(found | set(of_deepseek.split() if architecture == DEEPSEEK else ()))
+    keys = {key for text in lists.values() for key in text.split()}
+    return frozenset(keys | set(of_deepseek.split() if architecture == DEEPSEEK else ()))
 
 
 def known_keys(architecture: str) -> frozenset[str]:
@@ -115,12 +115,12 @@ def known_keys(architecture: str) -> frozenset[str]:
 
 def context_of(where: str, table: Mapping[str, Any]) -> int:
     """Return the context in tokens of a config.json, or of a checkpoint's arguments."""
-    found = table.get("max_position_embeddings")
-    if not isinstance(found, int) or found < 1:
+    context = table.get("max_position_embeddings")
+    if not isinstance(context, int) or context < 1:
         raise ConvertError(
-            f"{where} has max_position_embeddings = {found!r}", expected="a number of tokens"
+            f"{where} has max_position_embeddings = {context!r}", expected="a number of tokens"
         )
-    return found
+    return context
 
 
 def shape_of_args(args: Mapping[str, Any]) -> Shape:
@@ -155,29 +155,29 @@ def dtype_of_args(args: Mapping[str, Any]) -> Dtype:
 
 
 def _checked(
-    where: str, made: Callable[[Mapping[str, Any]], Shape], table: Mapping[str, Any]
+    where: str, convert: Callable[[Mapping[str, Any]], Shape], table: Mapping[str, Any]
 ) -> Shape:
     try:
-        return made(table)
+        return convert(table)
     except KeyError as error:
         raise ConvertError(f"{where} lacks {error}", expected="all fields of its kind") from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConvertError(f"{where}: {place} {first['input']!r}", expected=first["msg"]) from None
+        field = ".".join(map(str, first["loc"]))
+        raise ConvertError(f"{where}: {field} {first['input']!r}", expected=first["msg"]) from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{where} has a value of the wrong type: {error}"
+        fault = f"{where} has a value of the wrong type: {error}"
         raise ConvertError(
-            what, expected="numbers and tables as transformers writes them"
+            fault, expected="numbers and tables as transformers writes them"
         ) from None
 
 
 def _refuse_others(where: str, table: Mapping[str, Any], only: Values) -> None:
     for name, values in only.items():
-        found = table.get(name, values[0])
-        if found not in values:
+        value = table.get(name, values[0])
+        if value not in values:
             raise ConvertError(
-                f"{where} has {name} = {found!r}",
+                f"{where} has {name} = {value!r}",
                 expected=" or ".join(map(repr, values)),
                 help="Other values cannot be converted",
             )
@@ -243,20 +243,20 @@ def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     _refuse_unknown(where, table, frozenset(_ROPE_READ | {*only, *_ROPE_KINDS[kind].values()}))
     if kind == "default":
         return None
-    made: Llama3Rope | Yarn
+    scaling: Llama3Rope | Yarn
     known: Llama3Rope | Yarn
     if kind == "llama3":
-        made = llama3 = Llama3Rope(**_read(table, _LLAMA3))
+        scaling = llama3 = Llama3Rope(**_read(table, _LLAMA3))
         known = _llama3_rope(llama3.factor)
     else:
-        made = yarn = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
+        scaling = yarn = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
         known = _yarn(yarn.factor, yarn.mscale, yarn.mscale_all_dim)
-    if made != known:
+    if scaling != known:
         raise ConvertError(
-            f"config.json has the rotary scaling {made}",
+            f"config.json has the rotary scaling {scaling}",
             expected=f"{known}, which upstream's flags express",
         )
-    return made
+    return scaling
 
 
 # -- what upstream has flags for -------------------------------------------------------------------

@@ -20,8 +20,8 @@ def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:
     """Raise `error` unless a Hugging Face folder holds weights in fp32, bf16 or fp16."""
     try:
         hf_kind.check_folder(path)
-    except hf_kind.SavedError as found:
-        raise error(**found.facts) from None
+    except hf_kind.SavedError as saved_error:
+        raise error(**saved_error.facts) from None
 
 
 def refuse_hf_folder(path: Path, error: type[MqoError]) -> None:

@@ -44,21 +44,21 @@ def choose(
     if given is not None:
         if not _is_tokenizer(given):
             raise ConvertError(
-                f"There is no folder {given}"
+                f"The folder {given} does not exist"
                 if not given.is_dir()
                 else f"{given} holds no tokenizer",
                 expected=f"a folder with {' or '.join(VOCABULARIES)}",
             )
         return given, ""
-    place, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
-    folder = Path(place or "")
+    trained_with, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
+    folder = Path(trained_with or "")
     folder = folder.parent if folder.is_file() else folder
-    if not place:
+    if not trained_with:
         note = "The checkpoint names no tokenizer"
     elif kind != TYPE:
         note = f"The model was trained with a {kind}, which transformers cannot load"
     elif not _is_tokenizer(folder):
-        note = f"The tokenizer of the training, {place}, does not exist"
+        note = f"The tokenizer of the training, {trained_with}, does not exist"
     elif changed := _changed(folder, run):
         note = f"The tokenizer of the training has changed: {'; '.join(changed)}"
     else:
@@ -110,10 +110,10 @@ def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[
 
 
 def _size(args: Mapping[str, Any], name: str) -> int:
-    found = args.get(name) or 1
-    if not isinstance(found, int) or found < 1:
-        raise ConvertError(f"The checkpoint has {name} = {found!r}", expected="a number above 0")
-    return found
+    size = args.get(name) or 1
+    if not isinstance(size, int) or size < 1:
+        raise ConvertError(f"The checkpoint has {name} = {size!r}", expected="a number above 0")
+    return size
 
 
 def special_ids(tokenizer: Path | None) -> dict[str, Id]:
@@ -161,12 +161,12 @@ def _own_ids(folder: Path) -> dict[str, Id]:
             f"{path} cannot be read: {error}", expected="a file of the package tokenizers"
         ) from None
     named = _optional(folder, "special_tokens_map.json") | _optional(folder, CONFIG)
-    found: dict[str, Id] = {}
+    ids: dict[str, Id] = {}
     for name in SPECIAL:
         token = named.get(f"{name}_token")
         text = token.get("content") if isinstance(token, dict) else token
-        found[f"{name}_token_id"] = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return found
+        ids[f"{name}_token_id"] = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return ids
 
 
 def copy(tokenizer: Path, stage: Path, names: Collection[str] = FILES) -> None:

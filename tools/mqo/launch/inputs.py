@@ -38,7 +38,7 @@ class Inputs:
     iteration: str | None = None
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> Inputs:
+    def read_by(cls, command: Sequence[str]) -> Inputs:
         """Return the inputs of a training command that is about to run."""
         # A blend may have weights between its prefixes; those are not files.
         prefixes = flag_values(command, "--data-path")
@@ -50,21 +50,21 @@ class Inputs:
             files += _below(checkpoint(Path(word), newest(Path(word)) or ""))
         step = None
         for word in flag_values(command, "--load")[:1]:
-            asked = flag_values(command, "--ckpt-step")
+            given = flag_values(command, "--ckpt-step")
             if step := newest(Path(word)):
-                step = asked[0] if asked else step
+                step = given[0] if given else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def changed(self) -> list[str]:
         """Return one clause per file that changed or is gone."""
-        found = []
+        clauses = []
         for path, was in self.files.items():
             if not Path(path).is_file():
-                found.append(f"{path} is gone")
+                clauses.append(f"{path} is gone")
             elif mark(Path(path)) != was:
-                found.append(f"{path} has changed")
-        return found
+                clauses.append(f"{path} has changed")
+        return clauses
 
 
 def mark(path: Path) -> Mark:

@@ -33,8 +33,8 @@ def check_layout(config: RunConfig) -> None:
     sizes = read_sizes(shape_flags(config.experiment, placed.layout))
     fault = next(_faults(sizes, placed.cluster.processes), None)
     if fault:
-        found, expected, flags = fault
-        raise LayoutError(found, expected=expected, help=f"Change {flags}")
+        cause, expected, flags = fault
+        raise LayoutError(cause, expected=expected, help=f"Change {flags}")
 
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
@@ -123,7 +123,7 @@ def _expert_faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, 
 
 
 def _indivisible(
-    what: str, count: int | None, kind: str, by: int, flags: str
+    parts: str, count: int | None, kind: str, by: int, flags: str
 ) -> Iterator[tuple[str, str, str]]:
     if count is not None and count % by:
-        yield f"{count} {what} cannot be divided by {kind} {by}", f"a multiple of {by}", flags
+        yield f"{count} {parts} cannot be divided by {kind} {by}", f"a multiple of {by}", flags

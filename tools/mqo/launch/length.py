@@ -15,10 +15,10 @@ STEPS = ("train-iters", "lr-decay-iters", "lr-warmup-iters", "lr-wsd-decay-iters
 SAMPLES = ("train-samples", "lr-decay-samples", "lr-warmup-samples", "lr-wsd-decay-samples")
 
 
-def check_length(of: Experiment) -> None:
+def check_length(experiment: Experiment) -> None:
     """Raise LayoutError for a training without steps, or one that mixes steps and samples."""
     wanted = {**dict.fromkeys(STEPS + SAMPLES, int), "lr-warmup-fraction": float}
-    flags = vars(read_flags(of.extra_flags, wanted | {"skip-train": False}))
+    flags = vars(read_flags(experiment.extra_flags, wanted | {"skip-train": False}))
     given = {name for name in wanted if flags[name.replace("-", "_")] is not None}
     if flags["skip_train"]:
         return
@@ -37,7 +37,7 @@ def check_length(of: Experiment) -> None:
             f"Both --{count.pop()} and --lr-warmup-fraction were given",
             expected="only one of them",
         )
-    if (steps := length(of).steps) < 1:
+    if (steps := length(experiment).steps) < 1:
         raise LayoutError(
             f"The training has {steps} steps",
             expected="1 or more",

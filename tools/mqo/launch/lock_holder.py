@@ -50,19 +50,19 @@ class Process(_Frozen):
     started: int
 
     @classmethod
-    def of(cls, pid: int) -> Process:
+    def running(cls, pid: int) -> Process:
         """Return the process that runs under `pid`; ProcessLookupError if there is none."""
-        found = _stat(pid)
-        if found is None:
+        stat = _stat(pid)
+        if stat is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid=pid, started=found[1])
+        return cls(pid=pid, started=stat[1])
 
     def is_running(self) -> bool:
         """Return whether it runs; a zombie does not."""
-        found = _stat(self.pid)
-        if found is None:
+        stat = _stat(self.pid)
+        if stat is None:
             return _is_hidden(self.pid)
-        state, started = found
+        state, started = stat
         return started == self.started and state not in "ZX"
 
 
@@ -95,7 +95,7 @@ class Holder(_Frozen):
         return f"run {self.run}, process {ids[0]} on host {self.host.name}{seen}"
 
 
-class Job(_Frozen):
+class RunIdentity(_Frozen):
     """The identity of a run on several nodes: the address of node 0, and Slurm's job."""
 
     nnodes: int
@@ -104,7 +104,7 @@ class Job(_Frozen):
     slurm_restart: int = 0
 
     @classmethod
-    def of(cls, where: Cluster, environ: Mapping[str, str] = os.environ) -> Job:
+    def from_cluster(cls, where: Cluster, environ: Mapping[str, str] = os.environ) -> RunIdentity:
         """Return the identity of a run with these processes."""
         restart = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
@@ -114,11 +114,11 @@ class Job(_Frozen):
             slurm_restart=int(restart) if restart.isdecimal() else 0,
         )
 
-    def admits(self, other: Job) -> bool:
+    def admits(self, other: RunIdentity) -> bool:
         """Return whether both are nodes of the same run on several nodes."""
         return self.nnodes > 1 and self == other
 
-    def is_requeue_of(self, other: Job) -> bool:
+    def is_requeue_of(self, other: RunIdentity) -> bool:
         """Return whether Slurm restarted this job after `other` ended."""
         same = bool(self.slurm_job) and self.slurm_job == other.slurm_job
         return same and self.slurm_restart > other.slurm_restart
@@ -127,7 +127,7 @@ class Job(_Frozen):
 class Record(_Frozen):
     """The content of mqo.lock: the run that saves in the folder, with one holder per node."""
 
-    job: Job
+    job: RunIdentity
     holders: tuple[Holder, ...]
 
     @classmethod
@@ -139,12 +139,12 @@ class Record(_Frozen):
         except (ValidationError, RecursionError) as error:
             raise ValueError("not the record of a lock") from error
 
-    def fellows(self, job: Job, node: int) -> tuple[Holder, ...]:
+    def fellows(self, job: RunIdentity, node: int) -> tuple[Holder, ...]:
         """Return the other nodes' holders of the same run on several nodes."""
         same = job.admits(self.job)
         return tuple(holder for holder in self.holders if same and holder.node != node)
 
-    def rivals(self, job: Job, node: int) -> tuple[Holder, ...]:
+    def rivals(self, job: RunIdentity, node: int) -> tuple[Holder, ...]:
         """Return the holders with which this node of `job` cannot share the folder."""
         if job.is_requeue_of(self.job):
             return ()

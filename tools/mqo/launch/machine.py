@@ -48,10 +48,10 @@ class Machine:
 def detect() -> Machine:
     """Return this machine."""
     cores = len(os.sched_getaffinity(0))
-    found = _cuda_devices() if torch_cuda() else []
-    if not found:
+    gpus = _cuda_devices() if torch_cuda() else []
+    if not gpus:
         return Machine(cores, 0)
-    return Machine(cores, len(found), *min(found), accumulation=_ACCUMULATION)
+    return Machine(cores, len(gpus), *min(gpus), accumulation=_ACCUMULATION)
 
 
 def imagined(device: str, gpus: int) -> Machine:
@@ -76,8 +76,8 @@ def _imports(module: str) -> bool:
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return the processor's name from /proc/cpuinfo; None if it is not there."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    found = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def torch_cuda() -> str | None:
@@ -89,8 +89,8 @@ def torch_cuda() -> str | None:
     if spec is None or spec.origin is None:
         return None
     version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    found = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", version, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", version, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _cuda_devices() -> list[tuple[int, str]]:
@@ -107,12 +107,12 @@ def devices_of(driver: Any) -> list[tuple[int, str]]:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
-    found = []
+    gpus = []
     for number in range(count.value):
         device, memory = ctypes.c_int(0), ctypes.c_size_t(0)
         name = ctypes.create_string_buffer(100)
         driver.cuDeviceGet(ctypes.byref(device), number)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
         driver.cuDeviceGetName(name, len(name), device)
-        found.append((memory.value, name.value.decode(errors="replace")))
-    return found
+        gpus.append((memory.value, name.value.decode(errors="replace")))
+    return gpus

@@ -26,7 +26,7 @@ from mqo.untrusted import METADATA, read_safetensors_header, read_text
 
 TEMPLATE, PAGE = "model_card.md.j2", "README.md"
 UNQUANTIZED = ("none", "bf16")
-Row = tuple[str, str]
+CardRow = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def write(
     options |= {"undefined": jinja2.StrictUndefined}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
-    text = template.render(card=describe(folder, title, training, packed)).rstrip()
+    text = template.render(card=card_fields(folder, title, training, packed)).rstrip()
     ((into or folder) / PAGE).write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -68,7 +68,7 @@ def add_packed(folder: Path, packed: str) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def describe(folder: Path, title: str, training: Training, packed: str = "") -> dict[str, Any]:
+def card_fields(folder: Path, title: str, training: Training, packed: str = "") -> dict[str, Any]:
     """Return the template's variables for the converted model in `folder`."""
     config = read_json(folder / "config.json")
     config_of_run = _config(training.run)
@@ -106,8 +106,8 @@ def _config(run: RunFolder | None) -> RunConfig | None:
 
 def _types(training: Training, config: RunConfig | None) -> Mapping[str, str] | None:
     """Return {site: type or schedule}; None if it was not recorded."""
-    found = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
-    return found if isinstance(found, dict) else config.quantization.types if config else None
+    types = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
+    return types if isinstance(types, dict) else config.quantization.types if config else None
 
 
 def _libraries(args: Mapping[str, Any], config: RunConfig | None) -> list[str]:
@@ -124,13 +124,13 @@ def _quantized(types: Mapping[str, str] | None) -> dict[str, str]:
 
 def _rows(
     training: Training, config: RunConfig | None, types: Mapping[str, str] | None
-) -> Iterator[Row]:
+) -> Iterator[CardRow]:
     args = training.args
     if config:
-        of = config.experiment
-        yield "model", _model(of)
-        yield "dataset", _dataset(of)
-        yield "mode", f"{config.mode_label}, training configuration {of.training.name}"
+        experiment = config.experiment
+        yield "model", _model(experiment)
+        yield "dataset", _dataset(experiment)
+        yield "mode", f"{config.mode_label}, training configuration {experiment.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
     yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
     libraries = _libraries(args, config)
@@ -146,21 +146,22 @@ def _rows(
         yield "tokens seen", f"{samples * length:,}, in sequences of {length:,}"
 
 
-def _model(of: Experiment) -> str:
+def _model(experiment: Experiment) -> str:
     """Return the model's name, and the differences of its architecture to the published one."""
-    text = f"{of.model_name}, the architecture of {of.model.published_as}"
-    changes = (f"{flag} {value}".rstrip() for flag, value in of.model_changes.items())
-    return f"{text}, changed by {', '.join(changes)}" if of.model_changes else text
+    text = f"{experiment.model_name}, the architecture of {experiment.model.published_as}"
+    changes = (f"{flag} {value}".rstrip() for flag, value in experiment.model_changes.items())
+    return f"{text}, changed by {', '.join(changes)}" if experiment.model_changes else text
 
 
-def _dataset(of: Experiment) -> str:
+def _dataset(experiment: Experiment) -> str:
     """Return the data that were read; the published dataset's name would claim too much."""
-    if own_data(of.data_prefix, of.extra_flags) is None:
-        return f"mqo's small sample {of.dataset.name} (not all of {of.dataset.published_as})"
-    return f"the user's own data, named {of.dataset.name}"
+    dataset = experiment.dataset
+    if own_data(experiment.data_prefix, experiment.extra_flags) is None:
+        return f"mqo's small sample {dataset.name} (not all of {dataset.published_as})"
+    return f"the user's own data, named {dataset.name}"
 
 
-def _losses(training: Training) -> Iterator[Row]:
+def _losses(training: Training) -> Iterator[CardRow]:
     """Yield the last losses at or before the checkpoint's step, in nats per token."""
     if training.run is None or not training.iteration.isdecimal():
         return
@@ -175,7 +176,7 @@ def _losses(training: Training) -> Iterator[Row]:
             yield name + kind, f"{loss:.4f} nats per token at step {last:,}"
 
 
-def _versions(run: RunFolder | None) -> Iterator[Row]:
+def _versions(run: RunFolder | None) -> Iterator[CardRow]:
     """Yield the versions that trained, and the one that converted."""
     if run is not None:
         facts = environment_of(run)

@@ -67,8 +67,8 @@ def whole(text: str) -> int:
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that the arguments set."""
-    found = {name: getattr(args, name) for name in OPTIONS}
-    return {name: value for name, value in found.items() if value is not None}
+    options = {name: getattr(args, name) for name in OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def quant_toml(
@@ -114,7 +114,7 @@ def _value(value: Any) -> str:
 
 def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
     """Return {site: schedule} of 'SITE: schedule' texts; raises what `quant_toml` raises."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for text in given:
         name, _, phases = (part.strip() for part in text.partition(":"))
         check_choice("GEMM site or kind of them", name, (*SITES, *GROUPS))
@@ -127,7 +127,7 @@ def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
                 help=f"Name a site, one of {', '.join(GROUPS[name])}, or choose another mode",
             )
         for site in sites:
-            if site in found:
+            if site in result:
                 raise MqoError(f"There are two schedules for {site}", expected="one per site")
-            found[site] = phases
-    return found
+            result[site] = phases
+    return result

@@ -13,7 +13,7 @@ from mqo.errors import CheckpointError, LayoutError, MqoError
 from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
-from mqo.launch.convert import describe
+from mqo.launch.convert import checkpoint_arguments
 from mqo.launch.flags import shape_flags
 from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
@@ -21,7 +21,7 @@ from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
 from mqo.quant.config import parse as parse_quant_config
-from mqo.scale.choose import Fit, Job, choose, measure
+from mqo.scale.choose import Fit, Workload, choose, measure
 from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
@@ -68,19 +68,22 @@ class Planned:
     lines: tuple[str, ...] = ()
 
 
-def decides(of: Experiment, machine: Machine) -> bool:
+def decides(experiment: Experiment, machine: Machine) -> bool:
     """Return whether the launcher chooses the layout.
 
     It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
     not modeled.
     """
-    return _is_real(of, machine) and not (_names(of, _OWN) or _names(of, _STRANGE))
+    chosen = _names(experiment, _OWN) or _names(experiment, _STRANGE)
+    return _is_real(experiment, machine) and not chosen
 
 
-def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Planned:
+def plan_layout(
+    tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]
+) -> Planned:
     """Return `with_layout` of the run; `tree` is the Megatron that reads a checkpoint to resume."""
-    of = config.experiment
-    saved = saved_layout(tree, of) if decides(of, machine) else None
+    experiment = config.experiment
+    saved = saved_layout(tree, experiment) if decides(experiment, machine) else None
     return with_layout(config, machine, types, saved)
 
 
@@ -95,40 +98,40 @@ def with_layout(
     Raises:
         LayoutError: no layout fits, or none divides the sizes.
     """
-    bare, of = config.with_layout(()), config.experiment
-    if not decides(of, machine):
+    bare, experiment = config.with_layout(()), config.experiment
+    if not decides(experiment, machine):
         check_layout(bare)
-    if not _is_real(of, machine):
+    if not _is_real(experiment, machine):
         return Planned(bare)
-    if strange := sorted(_names(of, _STRANGE)):
+    if strange := sorted(_names(experiment, _STRANGE)):
         return Planned(bare, (_unplanned(bare, strange[0]),))
-    job = job_of(bare, machine, types)
-    if not decides(of, machine):
-        return Planned(bare, tuple(_judged(bare, machine, job)))
-    fit = choose(job, lambda layout: _divides(bare, layout), saved)
+    work = workload_of(bare, machine, types)
+    if not decides(experiment, machine):
+        return Planned(bare, tuple(_judged(bare, machine, work)))
+    fit = choose(work, lambda layout: _divides(bare, layout), saved)
     if fit is None:
         check_layout(bare.with_layout(saved.flags() if saved else ()))
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
-            f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
-            f"{job.gpus} GPUs of {gib(job.limit)} usable GiB",
+            f"No layout of {experiment.model_name} in mode {config.quantization.name}{where} fits "
+            f"{work.gpus} GPUs of {gib(work.limit)} usable GiB",
             expected="a layout whose computed memory fits",
             help="Use more GPUs, or give your own layout after `--`",
         )
-    chosen = bare.with_layout(fit.layout.flags(of.dtype))
+    chosen = bare.with_layout(fit.layout.flags(experiment.dtype))
     origin = "as in the checkpoint: " if saved else ""
-    teacher = "; the teacher's memory is not counted" if of.teacher else ""
+    teacher = "; the teacher's memory is not counted" if experiment.teacher else ""
     line = f"{origin}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
 def _unplanned(config: RunConfig, why: str) -> str:
     """Return the line on an unplanned layout, of a run whose flag `why` changes its memory."""
-    of = config.experiment
+    experiment = config.experiment
     unknown = f"its memory is not known, since {why} changes it"
-    if _names(of, _OWN):
+    if _names(experiment, _OWN):
         return f"as given; {unknown}"
-    none = layout_of(of.extra_flags, config.placement.cluster.processes)
+    none = layout_of(experiment.extra_flags, config.placement.cluster.processes)
     return f"{none}: no layout was chosen, and {unknown}; flags after `--` can give one"
 
 
@@ -144,18 +147,18 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     return Layout.of_arguments(gpus, vars(args), recompute)
 
 
-def saved_layout(tree: Path, of: Experiment) -> Layout | None:
+def saved_layout(tree: Path, experiment: Experiment) -> Layout | None:
     """Return the layout of the checkpoint from which the run resumes.
 
-    None if there is no checkpoint, or if its optimizer is not loaded. `tree` is the Megatron that
+    None without a checkpoint, or if its optimizer is not loaded. `tree` is the Megatron that
     reads it.
 
     Raises:
         CheckpointError: no layout can be read from it.
     """
-    flags = flag_words(of.extra_flags)
+    flags = flag_words(experiment.extra_flags)
     given = flags.get("--load")
-    folder = Path(given[0]) if given else of.checkpoint
+    folder = Path(given[0]) if given else experiment.checkpoint
     if folder is None or _FRESH & flags.keys() or not (folder / TRACKER).is_file():
         return None
     if tracked(folder) == RELEASE:
@@ -167,9 +170,9 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
 def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
     """Return the arguments of the newest checkpoint that is not damaged."""
     why = ""
-    for place in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
+    for path in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
         try:
-            return describe(tree, place)
+            return checkpoint_arguments(tree, path)
         except MqoError as error:
             why = why or str(error)
     raise CheckpointError(
@@ -179,50 +182,52 @@ def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
     )
 
 
-def _is_real(of: Experiment, machine: Machine) -> bool:
-    return machine.has_cuda and not of.training.is_smoke
+def _is_real(experiment: Experiment, machine: Machine) -> bool:
+    return machine.has_cuda and not experiment.training.is_smoke
 
 
-def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
+def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:
     """Return the user's flags that match."""
-    return set(filter(pattern.fullmatch, flag_words(of.extra_flags)))
+    return set(filter(pattern.fullmatch, flag_words(experiment.extra_flags)))
 
 
-def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
+def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Workload:
     """Return the model, training and GPUs to plan for, after the user's flags."""
-    of, asked, where = config.experiment, config.quantization, config.placement.cluster
-    sizes = read_sizes(shape_flags(of))
+    experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
+    sizes = read_sizes(shape_flags(experiment))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
         raise MqoError(f"The options of the run are not valid: {error}") from None
-    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
+    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, quant.schedule)
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
     by_tensor = rounded and spec.scales_by_tensor
-    if keeps_scores(of.extra_flags, config.placement.without, rounded, by_tensor):
+    if keeps_scores(experiment.extra_flags, config.placement.without, rounded, by_tensor):
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
-    return Job(
-        model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
-        training=of.training.model_copy(
+    return Workload(
+        model=experiment.model.model_copy(
+            update=groups | {name: getattr(sizes, name) for name in shape}
+        ),
+        training=experiment.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,
                 "global_batch": sizes.global_batch_size,
                 "sequence": sizes.seq_length,
             }
         ),
-        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[of.dtype]), attention),
-        dtype=of.dtype,
-        gpus=where.processes,
-        per_node=where.nproc_per_node,
+        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[experiment.dtype]), attention),
+        dtype=experiment.dtype,
+        gpus=cluster.processes,
+        per_node=cluster.nproc_per_node,
         limit=usable(machine.memory),
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
         # At the peak there are also rounded gradients of the logits, and a recipe's copies of them.
-        listed=not (asked.recipe or asked.schedule)
+        listed=not (quant.recipe or quant.schedule)
         and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
 
@@ -254,13 +259,13 @@ def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
 
     A copy that was multiplied by a gain is kept in fp32.
     """
-    found = set()
+    copies = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
         quant_type = types.get(site.name, NONE)
         if options.operand_type(site.name, "weight", "", quant_type) != NONE:
-            how = options.operand_spec(site.name, "weight", "", quant_type)
-            found.add((how, None if how.is_same_along_all_axes else site.rhs_axis))
-    return sum(width if how.gain == 1.0 else FP32 for how, _ in found)
+            spec = options.operand_spec(site.name, "weight", "", quant_type)
+            copies.add((spec, None if spec.is_same_along_all_axes else site.rhs_axis))
+    return sum(width if spec.gain == 1.0 else FP32 for spec, _ in copies)
 
 
 def _divides(config: RunConfig, layout: Layout) -> bool:
@@ -271,17 +276,17 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
     return True
 
 
-def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
+def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
     """Return lines on the user's own layout, and if it does not fit on one that does."""
-    own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
+    own = measure(work, layout_of(config.experiment.extra_flags, work.gpus))
     line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
-    if own.need <= job.limit:
+    if own.need <= work.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
-    fit = choose(job, lambda layout: _divides(free, layout))
+    fit = choose(work, lambda layout: _divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
-        flags = " ".join(fit.layout.flags(job.dtype))
+        flags = " ".join(fit.layout.flags(work.dtype))
         lines.append(f"warning: the planner's layout needs {gib(fit.need)} GiB: {flags}")
     return lines
 
@@ -299,5 +304,5 @@ def _how(fit: Fit) -> str:
 
 
 def _room(machine: Machine) -> str:
-    what = f"{machine.device} has {gib(machine.memory)}"
-    return f"{gib(usable(machine.memory))} GiB usable a GPU ({what})"
+    total = f"{machine.device} has {gib(machine.memory)}"
+    return f"{gib(usable(machine.memory))} GiB usable a GPU ({total})"

@@ -43,14 +43,14 @@ def check_config(
     """
     if importlib.util.find_spec("torch") is None:
         raise extra_missing("torch")
-    of = config.experiment
-    if not decides(of, machine or detect()):
+    experiment = config.experiment
+    if not decides(experiment, machine or detect()):
         check_layout(config)
-    check_length(of)
-    how = config.quantization
-    check_flags(of.extra_flags, engine.flags(of.extra_flags, how.types, how.schedule))
-    if how.types is not None:  # else the tree gives them
-        check_effects(config, how.types)
+    check_length(experiment)
+    quant, flags = config.quantization, experiment.extra_flags
+    check_flags(flags, engine.flags(flags, quant.types, quant.schedule))
+    if quant.types is not None:  # else the tree gives them
+        check_effects(config, quant.types)
     for check in (_check_nodes, _check_teacher, _check_pair, _check_tokenizer, _check_data):
         try:
             check(config)
@@ -71,11 +71,12 @@ def _check_nodes(config: RunConfig) -> None:
 
 def _check_teacher(config: RunConfig) -> None:
     """Raise DataError for a faulty distillation, or MissingError if the teacher is missing."""
-    of, megatron = config.experiment, config.placement.megatron
-    check_distillation(of, megatron)
-    if of.teacher:
+    experiment, megatron = config.experiment, config.placement.megatron
+    check_distillation(experiment, megatron)
+    if experiment.teacher:
         expected = f"a folder with {TRACKER}, or a run with checkpoints"
-        require_tracker(checkpoints_of(of.teacher), MissingError, expected, whose=" of a teacher")
+        folder = checkpoints_of(experiment.teacher)
+        require_tracker(folder, MissingError, expected, whose=" of a teacher")
 
 
 def _check_pair(config: RunConfig) -> None:
@@ -90,7 +91,7 @@ def _check_tokenizer(config: RunConfig) -> None:
         return
     if not tokenizer.exists():
         raise MissingError(
-            f"There is no tokenizer at {tokenizer}",
+            f"The tokenizer {tokenizer} does not exist",
             expected="a folder with tokenizer.json, as saved by transformers",
         )
     with reading(DataError):
@@ -99,33 +100,33 @@ def _check_tokenizer(config: RunConfig) -> None:
 
 def _check_data(config: RunConfig) -> None:
     """Raise MissingError if data are missing, DataError if they do not match the tokenizer."""
-    of = config.experiment
-    if (of.tokenizer is None) != (of.data_prefix is None):
+    experiment = config.experiment
+    if (experiment.tokenizer is None) != (experiment.data_prefix is None):
         raise DataError(
             "Only one of TOKENIZER and DATA_PREFIX was given",
             expected="both, since an index holds a tokenizer's ids; or neither, for the sample",
         )
-    if of.tokenizer is not None and of.data_prefix is not None:
-        if of.tokenizer.exists() and is_there(of.data_prefix):
-            check_fit(of.tokenizer, of.data_prefix)
-    elif RunData.given(of) is None and not has_sample(of):
-        small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
+    if experiment.tokenizer is not None and experiment.data_prefix is not None:
+        if experiment.tokenizer.exists() and is_there(experiment.data_prefix):
+            check_fit(experiment.tokenizer, experiment.data_prefix)
+    elif RunData.given(experiment) is None and not has_sample(experiment):
+        small = ", ".join(name for name, row in tables.trainings().items() if row.is_smoke)
         sample = f"its sample is only for --training-config {small}"
         none = "it has no sample"
-        lacking = "tokenizer" if own_data(None, of.extra_flags) else "data"
-        why = sample if of.dataset.sample else none
+        lacking = "tokenizer" if own_data(None, experiment.extra_flags) else "data"
+        why = sample if experiment.dataset.sample else none
         raise MissingError(
-            f"No {lacking} was given for {of.dataset.name}; {why}",
+            f"No {lacking} was given for {experiment.dataset.name}; {why}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
             help="`.venv/bin/mqo data prepare jsonl --input CORPUS --tokenizer TOKENIZER --output "
             "OUT` makes an index of your corpus of JSON lines, with DATA_PREFIX OUT_text_document",
         )
 
 
-def check_distillation(of: Experiment, megatron: Path | None) -> None:
+def check_distillation(experiment: Experiment, megatron: Path | None) -> None:
     """Raise DataError for a configuration without a teacher, or a tree that cannot distill."""
-    if of.teacher is None:
-        if of.distillation_config is not None:
+    if experiment.teacher is None:
+        if experiment.distillation_config is not None:
             raise DataError("--distillation-config was given", expected="--teacher with it")
         return
     if megatron is not None:
@@ -133,16 +134,16 @@ def check_distillation(of: Experiment, megatron: Path | None) -> None:
             f"--teacher was given with --megatron {megatron}, which has no program that distills",
             expected="--teacher without --megatron",
         )
-    config = of.distillation_config
+    config = experiment.distillation_config
     if config is not None and not config.is_file():
         raise MissingError(
             f"The distillation configuration {config} does not exist", expected="a YAML file"
         )
 
 
-def has_sample(of: Experiment) -> bool:
+def has_sample(experiment: Experiment) -> bool:
     """Return whether the run may use the dataset's sample, so that it needs no other data."""
-    return of.training.is_smoke and of.dataset.sample
+    return experiment.training.is_smoke and experiment.dataset.sample
 
 
 def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bool) -> Tree:
@@ -160,8 +161,8 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     refuse_edits(tree)
     outcome = apply(tree, series)
     version = tree.upstream().version
-    what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
-    report(f"megatron : {version}, {what}")
+    patched = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
+    report(f"megatron : {version}, {patched}")
     return tree
 
 
@@ -201,12 +202,12 @@ def _check_version(tree: Tree, pin: Pin) -> None:
         )
 
 
-def note_checkpoint(of: Experiment, report: Say) -> None:
+def note_checkpoint(experiment: Experiment, report: Say) -> None:
     """Report the checkpoint in CHECKPOINT from which the run continues, if there is one.
 
     The run itself skips damaged checkpoints, and logs that.
     """
-    folder, steps = of.checkpoint, length(of).steps
+    folder, steps = experiment.checkpoint, length(experiment).steps
     if folder is None:
         return
     if (folder / TRACKER).is_file():
@@ -214,18 +215,18 @@ def note_checkpoint(of: Experiment, report: Say) -> None:
             report(f"resume   : from iteration {step} in {folder}")
         if step and step.isdecimal() and int(step) >= steps:
             report(f"note     : that is step {steps} of {steps}; only the final validation remains")
-    elif found := saved(folder):
+    elif iterations := saved(folder):
         report(
             f"note     : {folder} has no {TRACKER}; the run continues from the newest intact "
-            f"checkpoint of {', '.join(found)}"
+            f"checkpoint of {', '.join(iterations)}"
         )
 
 
-def ready_data(project: Project, of: Experiment, report: Say) -> RunData:
+def ready_data(project: Project, experiment: Experiment, report: Say) -> RunData:
     """Return the user's data, or the dataset's sample."""
-    if given := RunData.given(of):
+    if given := RunData.given(experiment):
         report(f"data     : {given.prefix}")
         return given
-    ready = prepare(project, of.dataset.name, report=report)
+    ready = prepare(project, experiment.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
     return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)

@@ -11,7 +11,7 @@ from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, RunConfig
 from mqo.launch.machine import Machine, detect
-from mqo.launch.plan import Planned, place
+from mqo.launch.plan import Planned, plan_layout
 from mqo.launch.prepare import check_config, check_tree
 from mqo.launch.run import check_checkpoint, dry_run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
@@ -43,7 +43,7 @@ def print_preview(
         notes.append(f"not yet: {error}")
     planned = _planned(project, config, machine)
     notes += _checked(project, planned.config, machine)
-    text = describe(project, config, machine, planned)
+    text = preview_text(project, config, machine, planned)
     print("\n".join([*(f"# {note}" for note in notes), text]))
 
 
@@ -52,7 +52,7 @@ def _planned(project: Project, config: RunConfig, machine: Machine) -> Planned:
     if Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
     types = config.quantization.types or _types_there(project, config.placement.megatron)
-    return place(project.tree, config, machine, types)
+    return plan_layout(project.tree, config, machine, types)
 
 
 def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]:
@@ -66,7 +66,7 @@ def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]
     return check_run(project, tree, Series.of(project), config, machine, types)
 
 
-def describe(
+def preview_text(
     project: Project,
     config: RunConfig,
     machine: Machine | None = None,
@@ -76,16 +76,16 @@ def describe(
 
     The comments are the types in its source, the difference of that source to the tree's, its
     options, and on GPUs the layout with the memory that it needs. `machine` is by default this one,
-    `planned` the result of `place`. Reads the tree if it exists, and changes nothing.
+    `planned` the result of `plan_layout`. Reads the tree if it exists, and changes nothing.
     """
-    machine, asked = machine or detect(), config.quantization.types
-    lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
+    machine, types = machine or detect(), config.quantization.types
+    lines = [f"source: {site} = {value}" for site, value in (types or {}).items()]
     planned = planned or _planned(project, config, machine)
     config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
     # With `source` the types come from the tree, and are not known here.
-    sites = asked or dict.fromkeys(tables.SITES, SOURCE)
+    sites = types or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
     lines += [f"layout: {line}" for line in planned.lines]

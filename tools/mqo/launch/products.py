@@ -72,13 +72,13 @@ class Coverage:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Coverage:
         """Return the coverage in the program's JSON; RunError if its products and FLOPs differ."""
-        made = cls(**table)
-        if made.flops != table["flops"]:
+        coverage = cls(**table)
+        if coverage.flops != table["flops"]:
             raise RunError(
-                f"The products add up to {made.flops} FLOPs",
+                f"The products add up to {coverage.flops} FLOPs",
                 expected=f"{table['flops']}, as counted by the program",
             )
-        return made
+        return coverage
 
     @property
     def flops(self) -> int:
@@ -88,12 +88,12 @@ class Coverage:
     @property
     def shares(self) -> dict[tuple[str, str], float]:
         """Return {(GEMM, type): its share of all FLOPs} of the quantized products."""
-        found: dict[tuple[str, str], int] = {}
+        totals: dict[tuple[str, str], int] = {}
         for product in self.products:
             if not product.reason:
                 key = (product.gemm, str(product.quant_type))
-                found[key] = found.get(key, 0) + product.flops
-        return {key: flops / self.flops for key, flops in found.items()}
+                totals[key] = totals.get(key, 0) + product.flops
+        return {key: flops / self.flops for key, flops in totals.items()}
 
     @property
     def share(self) -> float:
@@ -114,8 +114,8 @@ class Coverage:
     def summary(self) -> str:
         """Return the quantized share, in total and by GEMM and type, as one line."""
         parts = [f"{gemm} {t} {part:.1%}" for (gemm, t), part in self.shares.items()]
-        of = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{of}"
+        details = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{details}"
 
     def as_table(self) -> dict[str, Any]:
         """Return all products for JSON, each with the reason if it is not quantized."""
@@ -157,7 +157,7 @@ def groups(products: Iterable[Product]) -> list[Group]:
     return [Group(key[0], len(rows), rows[0]) for key, rows in equal.items()]  # type: ignore[index]
 
 
-def lines(coverage: Coverage) -> list[str]:
+def coverage_lines(coverage: Coverage) -> list[str]:
     """Return the table, one block per group of layers, at most 80 columns wide."""
     marks: dict[str, str] = {}
     text = [

@@ -78,11 +78,11 @@ def ask_cached(
         # On the CPU, with one thread.
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
-        how = {"variables": variables, "help": help, "limit_s": limit_s}
-        found = ask(source / program, [], after=words, **how)
-        whole.write_text(json.dumps(found), encoding="utf-8")
+        settings = {"variables": variables, "help": help, "limit_s": limit_s}
+        result = ask(source / program, [], after=words, **settings)
+        whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
-    return found
+    return result
 
 
 def _key(source: Path, words: list[str], reads: Sequence[Path]) -> str:

@@ -19,11 +19,11 @@ RECENT = 20  # step times to take the median of, because they vary on a busy mac
 class Progress:
     """The last step and losses of a run, and its speed over the last steps."""
 
-    def __init__(self, of: Experiment, metrics: Path) -> None:
-        whole = length(of)
+    def __init__(self, experiment: Experiment, metrics: Path) -> None:
+        whole = length(experiment)
         self.steps, self._tokens = whole.steps, whole.tokens_per_step
-        self._exit = read_flags(of.extra_flags, {"exit-interval": 0}).exit_interval
-        self._loss, self._tail = loss_name(of), MetricsTail(metrics)
+        self._exit = read_flags(experiment.extra_flags, {"exit-interval": 0}).exit_interval
+        self._loss, self._tail = loss_name(experiment), MetricsTail(metrics)
         self.step = 0
         self.loss: float | None = None
         self.valid: float | None = None
@@ -87,6 +87,6 @@ class Progress:
         return f"  step {step:>6}/{self.steps}"
 
 
-def loss_name(of: Experiment) -> str:
+def loss_name(experiment: Experiment) -> str:
     """Return the name of the training loss; a student may train only on the distillation loss."""
-    return KD_LOSS if of.teacher else TRAIN_LOSS
+    return KD_LOSS if experiment.teacher else TRAIN_LOSS

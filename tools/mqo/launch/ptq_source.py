@@ -71,10 +71,10 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
 def find_tokenizer(load: Path, args: dict[str, Any], sample: Path | None) -> Path:
     """Return the first folder with a tokenizer: `load`, the training's, or `sample`."""
     trained = args.get("tokenizer_model")
-    places = [place for place in (load, trained and Path(trained), sample) if place]
-    for place in places:
-        if (place / TOKENIZER).is_file():
-            return place
+    places = [path for path in (load, trained and Path(trained), sample) if path]
+    for path in places:
+        if (path / TOKENIZER).is_file():
+            return path
     raise ConvertError(
         f"There is no {TOKENIZER} in {', nor in '.join(map(str, places))}",
         help="Pass the tokenizer's folder with --tokenizer-model",

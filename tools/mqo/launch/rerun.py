@@ -96,13 +96,13 @@ def rerun(
 def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
     """Compare training and validation losses step by step, for all steps of the original."""
     old, new = original.read_metrics(), again.read_metrics()
-    found = [
+    differences = [
         Differs(str(again.root), metric, *first)
         for metric in (TRAIN_LOSS, KD_LOSS, VALID_LOSS)
         if (first := _first(old.get(metric, []), new.get(metric, [])))
     ]
-    if found:
-        return min(found, key=lambda difference: difference.step)
+    if differences:
+        return min(differences, key=lambda difference: difference.step)
     return BitEqual(str(again.root), len(training_losses(old)))
 
 
@@ -129,14 +129,14 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
     If the original started from scratch, its own checkpoints are not loaded.
     """
     load = flag_values(command, "--load")
-    made = without_flag(without_flag(command, "--load"), "--ckpt-step")
+    new = without_flag(without_flag(command, "--load"), "--ckpt-step")
     if iteration is not None:
-        made += ["--load", load[0]]
-        made += ["--ckpt-step", iteration] if iteration.isdecimal() else []
-    if "--save" in made:
-        made = [*without_flag(made, "--save"), "--save", str(folder.checkpoints)]
-    made = without_flag(made, "--tensorboard-dir")
-    return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
+        new += ["--load", load[0]]
+        new += ["--ckpt-step", iteration] if iteration.isdecimal() else []
+    if "--save" in new:
+        new = [*without_flag(new, "--save"), "--save", str(folder.checkpoints)]
+    new = without_flag(new, "--tensorboard-dir")
+    return [sys.executable, *new[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 
 def _read(run: RunFolder) -> tuple[RunConfig, Environment]:

@@ -36,7 +36,7 @@ from mqo.launch.libraries import library_labels, modelopt_quantization
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.origin import sign
-from mqo.launch.plan import place
+from mqo.launch.plan import plan_layout
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
@@ -127,7 +127,7 @@ def run(
     check_config(config, machine)
     if not take_lock:
         check_checkpoint(project, config)
-    of, asked, megatron = config.experiment, config.quantization, config.placement.megatron
+    types, megatron = config.quantization.types, config.placement.megatron
     if megatron is None:
         tree = ready_tree(project, series, report, allow_edits=allow_edits)
     else:
@@ -136,16 +136,16 @@ def run(
     config = with_checkpoint_library(project, config)
     for library in config.quantization.libraries:
         report(f"library  : {library.label}")
-    types = asked.types or types_of(tree)
-    planned = place(project.tree, config, machine, types)
+    types = types or types_of(tree)
+    planned = plan_layout(project.tree, config, machine, types)
     config = planned.config
     for line in planned.lines:
         report(f"layout   : {line}")
     if megatron is None:  # else its own program reads the flags
         for note in check_run(project, tree, series, config, machine, types):
             report(f"note     : {note}")
-    data = ready_data(project, of, report)
-    note_checkpoint(of, report)
+    data = ready_data(project, config.experiment, report)
+    note_checkpoint(config.experiment, report)
     run_folder = folder or create(project.runs, config.title)
     saves, where = save_folder(config, run_folder), config.placement.cluster
     try:
@@ -174,16 +174,16 @@ def _take_source(
     Returns:
         The root of the source, and the types of the run by site or library.
     """
-    asked = config.quantization
+    quant = config.quantization
     shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
         report(f"note     : {tree.root} has {_types(shot.shared_types)}; this run uses its own")
     report(f"source   : {_types(shot.types)}")
-    if asked.recipe is not None:
-        report(f"recipe   : {kept_out(asked.recipe, num_layers(config.experiment))}")
-    options = config.quant_toml(dict(asked.types or shot.types))
+    if quant.recipe is not None:
+        report(f"recipe   : {kept_out(quant.recipe, num_layers(config.experiment))}")
+    options = config.quant_toml(dict(quant.types or shot.types))
     folder.quant_config.write_text(options, encoding="utf-8")
-    return shot.tree.root, dict(shot.types) | asked.library_types
+    return shot.tree.root, dict(shot.types) | quant.library_types
 
 
 def check_checkpoint(project: Project, config: RunConfig) -> None:
@@ -194,8 +194,8 @@ def check_checkpoint(project: Project, config: RunConfig) -> None:
 
 def with_checkpoint_library(project: Project, config: RunConfig) -> RunConfig:
     """Return the configuration with what ModelOpt quantizes in the checkpoint to load."""
-    of = config.experiment
-    library = modelopt_quantization(project.tree, of.checkpoint, of.extra_flags)
+    experiment = config.experiment
+    library = modelopt_quantization(project.tree, experiment.checkpoint, experiment.extra_flags)
     return config.with_library(library) if library else config
 
 
@@ -237,9 +237,9 @@ def build_command(
     source: Path,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the training command, which runs the program in `source`, and its variables."""
-    of, where = config.experiment, config.placement.cluster
+    experiment, where = config.experiment, config.placement.cluster
     flags = megatron_flags(config, machine, data, folder, project.cache / "indices")
-    program = str(source / (DISTILLER if of.teacher else PROGRAM))
+    program = str(source / (DISTILLER if experiment.teacher else PROGRAM))
     alone = where.nnodes == where.nproc_per_node == 1
     start = [sys.executable, "-u"] if alone else _torchrun(where)
     share = max(1, machine.cores // max(1, where.nproc_per_node))
@@ -270,13 +270,13 @@ def dry_run(
     return build_command(project, config, machine, folder, data, source or folder.source)
 
 
-def _sample(project: Project, of: Experiment) -> RunData:
+def _sample(project: Project, experiment: Experiment) -> RunData:
     """Return the paths of a dataset's sample, or placeholders for data that the user must give."""
-    if not has_sample(of):
+    if not has_sample(experiment):
         return RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    folder = project.data / of.dataset.name
-    folder = folder if folder.exists() else project.own_data / of.dataset.name
-    _, tokenizer, prefix = layout(folder, of.dataset.name)
+    folder = project.data / experiment.dataset.name
+    folder = folder if folder.exists() else project.own_data / experiment.dataset.name
+    _, tokenizer, prefix = layout(folder, experiment.dataset.name)
     return RunData(tokenizer, prefix, None)
 
 
@@ -358,7 +358,7 @@ def _keep(lock: CheckpointLock | None, process: subprocess.Popen) -> None:
 
 
 def _how_far(config: RunConfig, progress: Progress) -> str:
-    """Return a clause with the steps trained so far; '' on all nodes but the last."""
+    """Return a clause with the number of trained steps; '' on all nodes but the last."""
     where = config.placement.cluster
     if where.node_rank < where.nnodes - 1:
         return ""

@@ -49,8 +49,8 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig
     """Return the run's source, and write its differences to upstream if upstream is known."""
     types, placed = config.quantization.types, config.placement
     if tree.manifest() is None and placed.megatron:
-        said = said_by_hand(tree)
-        shot = Snapshot(tree, said, said)
+        present = said_by_hand(tree)
+        shot = Snapshot(tree, present, present)
     else:
         shot = snapshot(tree, folder.source, types=types, without=placed.without, series=series)
         if placed.megatron is None:
@@ -106,17 +106,17 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
 
 def _check_by_hand(tree: Tree, config: RunConfig) -> None:
     """Raise OverlayError for types or options that a tree patched by hand would not apply."""
-    said, asked = said_by_hand(tree), config.quantization
-    wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
+    present, quant = said_by_hand(tree), config.quantization
+    wrong = {s: t for s, t in (quant.types or {}).items() if present.get(s, literals.NONE) != t}
     if wrong:
         options = " ".join(f"--{modifier.OPTIONS[s]}-quant {t}" for s, t in wrong.items())
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`, so its types cannot be set for the mode "
-            f"{asked.mode}; they are {_listed(said, wrong)}",
+            f"{quant.mode}; they are {_listed(present, wrong)}",
             expected=_listed(wrong, wrong),
             help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
-    chosen = asked.schedule or asked.recipe or asked.options or config.recording.options
+    chosen = quant.schedule or quant.recipe or quant.options or config.recording.options
     if config.placement.without or chosen:
         raise OverlayError(
             f"{tree.root} was not patched by `mqo apply`, so it does not read a run's options",

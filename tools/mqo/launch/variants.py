@@ -60,26 +60,26 @@ def variants(
                 f"--axis {text} changes nothing: no mode reads it, of {', '.join(names) or 'none'}",
                 expected="modes whose operands read it; a recipe sets its own options",
             )
-    made: dict[tuple, Variant] = {}
+    result: dict[tuple, Variant] = {}
     for mode in names:
         for values in itertools.product(*chosen.values()):
             options = dict(zip(chosen, values, strict=True))
             options = {k: v for k, v in options.items() if k in read[mode]}
             variant = _of_mode(mode, _read_options(mode, options, gemms))
-            made.setdefault((mode, tuple(variant.rest.items())), variant)
-    return [*made.values()] + [
+            result.setdefault((mode, tuple(variant.rest.items())), variant)
+    return [*result.values()] + [
         _of_recipe(text) for text in filter(None, map(str.strip, recipe_list.split(",")))
     ]
 
 
 def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms) -> set[str]:
     """Return the axes that change an operand of the mode at some combination of values."""
-    found: set[str] = set()
+    axes_read: set[str] = set()
     for values in itertools.product(*axes.values()):
         options = dict(zip(axes, values, strict=True))
         read = _read_options(mode, options, gemms)
-        found |= {name for name in read if options[name] != ()}
-    return found
+        axes_read |= {name for name in read if options[name] != ()}
+    return axes_read
 
 
 def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
 def _of_recipe(text: str) -> Variant:
     name, *changes = re.split(r"\s+(without|with)\s+", text)
     pairs = list(zip(changes[::2], changes[1::2], strict=True))
-    words = {switch: [what for which, what in pairs if which == switch] for switch, _ in pairs}
+    words = {switch: [change for which, change in pairs if which == switch] for switch, _ in pairs}
     recipe = recipes.changed(recipes.read(name), words.get("without", ()), words.get("with", ()))
-    flags = [word for switch, what in pairs for word in (f"--{switch}", what)]
+    flags = [word for switch, change in pairs for word in (f"--{switch}", change)]
     return Variant(
         recipe.label.replace(" ", "-"),
         tables.UNQUANTIZED,
@@ -162,10 +162,10 @@ def _shown(value: Any) -> str:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    found = []
+    words = []
     for name, value in options.items():
         flag = "--schedule" if name == SCHEDULE else OPTIONS[name].flag
         values = value if isinstance(value, tuple) else (value,)
-        for one in values:
-            found += [flag] if one is True else [flag, str(one)]
-    return found
+        for item in values:
+            words += [flag] if item is True else [flag, str(item)]
+    return words

@@ -38,8 +38,8 @@ def scripts(
     """
     modes = tables.script_modes(types)
     every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
-    for made in every:
-        yield Path(made[0].name) / file_name(*made), render(*made, launcher)
+    for parts in every:
+        yield Path(parts[0].name) / file_name(*parts), render(*parts, launcher)
 
 
 def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
@@ -112,9 +112,9 @@ def _grid(element: formats.Minifloat | formats.TaperedFormat) -> tuple[str, int,
 def with_table(text: str, name: str, table: str) -> str:
     """Return `text` with `table` between the marks of that name; DataError without the marks."""
     begin, end = f"<!-- {name}: generated -->\n", f"<!-- end of {name} -->\n"
-    head, found, rest = text.partition(begin)
+    head, opened, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise DataError(
             f"The page has no marks for the table of {name}",
             expected=f"the lines {begin.strip()} and {end.strip()}",
@@ -129,9 +129,9 @@ def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
     types, which start this project's launcher.
     """
     launcher = Project.here().root / "script/train_config.py" if types is not None else None
-    made, is_new = scripts(types, launcher), not folder.exists()
+    texts, is_new = scripts(types, launcher), not folder.exists()
     try:
-        changed = [folder / path for path, text in made if _write(folder / path, text, 0o755)]
+        changed = [folder / path for path, text in texts if _write(folder / path, text, 0o755)]
     except BaseException:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,19 +31,19 @@ ALL = "all"
 BLOCK = 32
 
 
-class Part(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen model without extra keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Row(Part):
+class NamedRow(FrozenModel):
     """A row of a table."""
 
     name: str
 
 
-class Llama3Rope(Part):
+class Llama3Rope(FrozenModel):
     """Llama 3's scaling of rotary frequencies; `original` is the context in tokens before it.
 
     Upstream has a flag for `factor`; the other values are its defaults.
@@ -55,7 +55,7 @@ class Llama3Rope(Part):
     original: int
 
 
-class Yarn(Part):
+class Yarn(FrozenModel):
     """YaRN's scaling of rotary frequencies; `original` is the context in tokens before it.
 
     Upstream has flags for `factor` and the mscales; the other values are its defaults.
@@ -69,7 +69,7 @@ class Yarn(Part):
     original: int
 
 
-class Mla(Part):
+class Mla(FrozenModel):
     """Multi-latent attention without a query rank; `qk_head_dim` excludes the rotary part."""
 
     kv_lora_rank: int
@@ -87,7 +87,7 @@ class Mla(Part):
         )
 
 
-class Moe(Part):
+class Moe(FrozenModel):
     """Experts after the first `dense_layers`: `topk` routed experts per token, and shared experts.
 
     Softmax scores are not renormalized over the top-k; `aux_loss` is the coefficient of the loss
@@ -116,7 +116,7 @@ class Moe(Part):
         return self.model_copy(update=smaller)
 
 
-class Shape(Part):
+class Shape(FrozenModel):
     """The shape of a GPT, as set by upstream's flags. Sizes are in elements.
 
     It has either grouped queries or `mla`.
@@ -144,7 +144,7 @@ class Shape(Part):
         return self
 
 
-class Model(Shape, Row):
+class Model(Shape, NamedRow):
     """A published GPT; `parameters` is the total of the built model.
 
     `train_sequence` is the longest training sequence of the training configurations, in tokens.
@@ -184,14 +184,14 @@ class Model(Shape, Row):
         return min(width, self.num_query_groups // 2)  # at least two groups stay
 
 
-class Dataset(Row):
+class Dataset(NamedRow):
     """A corpus; `sample` says whether `mqo` can make a small sample of it."""
 
     published_as: str
     sample: bool
 
 
-class Mode(Row):
+class Mode(NamedRow):
     """The quant types of linear layers, QK and PV.
 
     `scripts` says that the mode has scripts; `front_end` that flash_attention_config.py offers it.
@@ -214,7 +214,7 @@ class Mode(Row):
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
 
 
-class Family(Row):
+class Family(NamedRow):
     """The modes that quantize `sites`, with {type} in their name for the type; or one mode.
 
     `scripts` says that the modes of documented types have scripts; `front_end` says that
@@ -244,7 +244,7 @@ def mode_label(mode: str, dtype: str) -> str:
     return mode if bare else f"{mode} (unquantized)"
 
 
-class Training(Row):
+class Training(NamedRow):
     """A training configuration. Batches and `samples` are in sequences, `sequence` in tokens.
 
     `shrink_*` divide the model's width and depth. `save_interval` is in iterations; with 0 a run
@@ -281,7 +281,7 @@ class Training(Row):
 
 
 PickedT = TypeVar("PickedT")
-RowT = TypeVar("RowT", bound=Row)
+RowT = TypeVar("RowT", bound=NamedRow)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
 TYPES_T = f"T is one of {', '.join(formats.FORMATS)}"
 
@@ -307,15 +307,15 @@ def trainings() -> dict[str, Training]:
 @functools.cache
 def modes() -> dict[str, Mode]:
     """Return all modes, by name: each family in modes.toml with each type."""
-    found: dict[str, Mode] = {}
+    result: dict[str, Mode] = {}
     for family in families():
         for quant_type in family.types:
             sites = dict.fromkeys(family.sites, quant_type)
             scripts = family.scripts and quant_type in SCRIPT_TYPES
             name = family.mode(quant_type)
             shared: dict[str, Any] = {"front_end": family.front_end, **sites}
-            found[name] = Mode(name=name, scripts=scripts, **shared)
-    return found
+            result[name] = Mode(name=name, scripts=scripts, **shared)
+    return result
 
 
 @functools.cache
@@ -394,14 +394,14 @@ def expand(
     `given` is 'all', or names and globs separated by commas; UnknownNameError lists the valid
     names. A glob that matches names in `first` matches only these.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for pattern in (part.strip() for part in given.split(",")):
         matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
         matches = [name for name in matches if name in first] or matches
         if not matches:
             check_choice(kind, pattern, table)
-        found |= dict.fromkeys(matches)
-    return list(found)
+        names |= dict.fromkeys(matches)
+    return list(names)
 
 
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from mqo.errors import MqoError
-from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
+from mqo.matrix.tables import LINEAR_SITES, NONE, FrozenModel, NamedRow, check_choice
 from mqo.quant import excludes, formats, operand_table, table
 from mqo.quant.config import QuantConfig, check_packed
 from mqo.quant.options import OPTIONS
@@ -36,7 +36,7 @@ def _check_end(end: Any) -> Any:
     return end
 
 
-class Rule(Part):
+class Rule(FrozenModel):
     """The type of some layers: those of a pattern as in `--exclude`, or blocks at either end.
 
     `first` and `last` are numbers of transformer blocks, or shares of all blocks.
@@ -88,7 +88,7 @@ class Rule(Part):
             yield {"layers": pattern, "quant_type": self.quant_type}
 
 
-class Types(Part):
+class Types(FrozenModel):
     """The types of the linear sites, for the literals in the source."""
 
     fprop: str = NONE
@@ -102,7 +102,7 @@ class Types(Part):
         return quant_type
 
 
-class Recipe(Row):
+class Recipe(NamedRow):
     """A recipe. `changes` lists its switched ingredients; `own` says that it is the user's file.
 
     `options` are its quantizer options. The LM head stays unquantized unless `output_layer`.
@@ -160,8 +160,10 @@ class Recipe(Row):
         of_site = getattr(self.types, site)
         if of_site == NONE:
             return {NONE}
-        place = formats.SITES[site]
-        rules = {rule.quant_type for rule in self.rules if excludes.is_for(rule.pattern, place)}
+        linear_site = formats.SITES[site]
+        rules = {
+            rule.quant_type for rule in self.rules if excludes.is_for(rule.pattern, linear_site)
+        }
         types = {row.quant_type or of_site} | rules
         return {operand_table.member(kind, operand) or NONE for kind in types}
 
@@ -183,8 +185,8 @@ class Recipe(Row):
     def ruled(self, rule: Rule) -> list[str]:
         """Return how the operands of a rule's layers are quantized, in words."""
         ruled = (operand_table.LayerRule(rule.pattern or "linear:*", rule.quant_type),)
-        asked = self.types.model_dump()
-        config = QuantConfig(asked=asked, rules=ruled, **self.options)
+        types = self.types.model_dump()
+        config = QuantConfig(asked=types, rules=ruled, **self.options)
         return sorted({entry.choices for entry in table.entries(config) if entry.ruled})
 
     @property
@@ -196,16 +198,18 @@ class Recipe(Row):
     @property
     def digest(self) -> str:
         """Return a hash that distinguishes files of the same name."""
-        said = {"name", "summary", "source", "deviations", "own", "changes"}
-        return hashlib.sha256(self.model_dump_json(exclude=said).encode()).hexdigest()[:6]
+        texts = {"name", "summary", "source", "deviations", "own", "changes"}
+        return hashlib.sha256(self.model_dump_json(exclude=texts).encode()).hexdigest()[:6]
 
     @property
     def ingredients(self) -> tuple[str, ...]:
         """Return the ingredients that can be switched off."""
         rows = list(self.operands.values())
-        found = {KEPT} if any(rule.keeps for rule in self.rules) else set()
-        found |= {name for name in INGREDIENTS if any(_without(row, name) != row for row in rows)}
-        return tuple(name for name in INGREDIENTS if name in found)
+        ingredients = {KEPT} if any(rule.keeps for rule in self.rules) else set()
+        ingredients |= {
+            name for name in INGREDIENTS if any(_without(row, name) != row for row in rows)
+        }
+        return tuple(name for name in INGREDIENTS if name in ingredients)
 
     def without(self, ingredient: str) -> Recipe:
         """Return a copy without one of its `ingredients`; MqoError if it lacks that ingredient."""
@@ -239,15 +243,17 @@ def _idle(row: OperandRow, types: set[str]) -> str:
 
     A transform also applies to an unquantized operand, to undo that of the other operand.
     """
-    found = [formats.FORMATS[kind] for kind in types if kind != NONE]
+    row_formats = [formats.FORMATS[kind] for kind in types if kind != NONE]
     if row.signs and row.hadamard is None:
         return f"signs = '{row.signs}' needs a transform, and hadamard is not set"
-    if not found and (said := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})):
-        return f"{', '.join(said)} needs a quantized operand, and its type is 'none'"
+    if not row_formats and (
+        unread := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})
+    ):
+        return f"{', '.join(unread)} needs a quantized operand, and its type is 'none'"
     kinds = ", ".join(sorted(types - {NONE}))
-    if row.tile == "square" and not any(one.square for one in found):
+    if row.tile == "square" and not any(kind.square for kind in row_formats):
         return f"{kinds} has no square tiles"
-    if row.scale_rule and not any(one.is_mx for one in found):
+    if row.scale_rule and not any(kind.is_mx for kind in row_formats):
         return f"{kinds} has only one scale rule; scale_rule is for MX formats"
     return ""
 

@@ -14,20 +14,20 @@ WIDTH = 80
 
 def resolved(recipe: Recipe) -> list[dict[str, Any]]:
     """Return one row per operand of the linear sites, with defaults filled in."""
-    return [_row(*place, how) for place, how in recipe.resolved().items()]
+    return [_row(*operand, spec) for operand, spec in recipe.resolved().items()]
 
 
-def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
-    row = {"site": site, "operand": operand, "type": how.spec.quant_type}
-    if how.spec.quant_type == NONE and how.hadamard is None:
+def _row(site: str, operand: str, operand_spec: Any) -> dict[str, Any]:
+    row = {"site": site, "operand": operand, "type": operand_spec.spec.quant_type}
+    if operand_spec.spec.quant_type == NONE and operand_spec.hadamard is None:
         return row
-    spec, turned = how.spec, how.hadamard
-    row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": how.gain}
+    spec, turned = operand_spec.spec, operand_spec.hadamard
+    row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": operand_spec.gain}
     row["scale_rule"] = spec.scale_rule if spec.quant_type != NONE and spec.format.is_mx else ""
     return row | {"hadamard": f"{turned.points} {turned.signs}" if turned else ""}
 
 
-def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
+def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     """Yield the text lines of a recipe; unquantized blocks are listed for each of `models`."""
     yield from _wrapped(recipe.label, recipe.summary)
     yield from _wrapped("source", recipe.source)
@@ -76,8 +76,8 @@ def _rule(recipe: Recipe, rule: Rule, models: dict[str, Model]) -> Iterator[str]
     first, last = (f"{e:.1%}" if isinstance(e, float) else str(e) for e in (rule.first, rule.last))
     yield f"rule: the first {first} and the last {last} of the blocks {_becomes(recipe, rule)}"
     for name, model in models.items():
-        found = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
-        yield f"  {name}: {found} of {model.num_layers}"
+        blocks = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
+        yield f"  {name}: {blocks} of {model.num_layers}"
 
 
 def _becomes(recipe: Recipe, rule: Rule) -> str:

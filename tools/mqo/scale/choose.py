@@ -18,7 +18,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """A training to plan, on `gpus` GPUs in total, `per_node` of them in each machine.
 
     `limit` is the usable memory of a GPU in bytes; `cached` says that rounded weights are kept;
@@ -52,26 +52,26 @@ class Fit:
     is_simulated: bool = False
 
 
-def measure(job: Job, layout: Layout) -> Fit:
+def measure(work: Workload, layout: Layout) -> Fit:
     """Return the memory that the layout needs: as simulated, or else by the formulas."""
-    computed = compute(job, layout)
-    simulated = simulated_need(job.model, job.training, job.arithmetic, layout, job.dtype)
-    if simulated is None or job.cached or not job.listed:
+    computed = compute(work, layout)
+    simulated = simulated_need(work.model, work.training, work.arithmetic, layout, work.dtype)
+    if simulated is None or work.cached or not work.listed:
         return computed
     return replace(computed, need=simulated + CONTEXT, is_simulated=True)
 
 
-def compute(job: Job, layout: Layout) -> Fit:
+def compute(work: Workload, layout: Layout) -> Fit:
     """Return the memory that the layout needs, by the formulas."""
-    stage, memory = worst_stage(job.model, job.training, job.arithmetic, layout, job.dtype)
-    return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
+    stage, memory = worst_stage(work.model, work.training, work.arithmetic, layout, work.dtype)
+    return Fit(layout, stage, memory, memory.total + memory.cache * work.cached)
 
 
 def choose(
-    job: Job,
+    work: Workload,
     divides: Callable[[Layout], bool],
     saved: Layout | None = None,
-    measure: Callable[[Job, Layout], Fit] = measure,
+    measure: Callable[[Workload, Layout], Fit] = measure,
 ) -> Fit | None:
     """Return the smallest layout that fits; None if no layout fits.
 
@@ -81,15 +81,15 @@ def choose(
     resumes: only the number of GPUs and recomputation may differ from it.
     """
     if saved is None:
-        candidates = (one for one in _candidates(job) if _is_whole(job, one))
+        candidates = (each for each in _candidates(work) if _is_whole(work, each))
     else:
-        same = replace(saved, gpus=job.gpus)
-        candidates = (replace(same, recompute=how) for how in _recomputes(job.arithmetic))
+        same = replace(saved, gpus=work.gpus)
+        candidates = (replace(same, recompute=kind) for kind in _recomputes(work.arithmetic))
     for layout in candidates:
         if divides(layout):
-            found = measure(job, layout)
-            if found.need <= job.limit:
-                return found
+            fit = measure(work, layout)
+            if fit.need <= work.limit:
+                return fit
     return None
 
 
@@ -98,29 +98,29 @@ def _recomputes(arithmetic: Arithmetic) -> tuple[Recompute, ...]:
     return RECOMPUTES if arithmetic.attention == "unfused" else ("none", "full")
 
 
-def _candidates(job: Job) -> Iterator[Layout]:
-    found = [
-        Layout(job.gpus, tensor, pipeline, expert, recompute=recompute)
+def _candidates(work: Workload) -> Iterator[Layout]:
+    layouts = [
+        Layout(work.gpus, tensor, pipeline, expert, recompute=recompute)
         for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
-        for recompute in _recomputes(job.arithmetic)
+        for recompute in _recomputes(work.arithmetic)
         # The sizes that communicate the most stay within a machine.
-        if tensor * expert <= job.per_node and tensor * pipeline * expert <= job.gpus
+        if tensor * expert <= work.per_node and tensor * pipeline * expert <= work.gpus
     ]
     yield from sorted(
-        found,
-        key=lambda one: (
-            one.recompute == "full",
-            one.tensor * one.pipeline,
-            one.pipeline,
-            one.expert,
-            RECOMPUTES.index(one.recompute),
+        layouts,
+        key=lambda layout: (
+            layout.recompute == "full",
+            layout.tensor * layout.pipeline,
+            layout.pipeline,
+            layout.expert,
+            RECOMPUTES.index(layout.recompute),
         ),
     )
 
 
-def _is_whole(job: Job, layout: Layout) -> bool:
+def _is_whole(work: Workload, layout: Layout) -> bool:
     """Return whether the layout cuts no layer, expert or block of a linear layer."""
-    model = job.model
+    model = work.model
     if layout.expert > 1 and not model.moe:
         return False
     # The memory of the parts of latent attention that tensor ranks do not split is not measured.
@@ -132,5 +132,5 @@ def _is_whole(job: Job, layout: Layout) -> bool:
         return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = (model.hidden_size, model.ffn_hidden_size)
-    block = max(LEAST_BLOCK, job.block)
+    block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)

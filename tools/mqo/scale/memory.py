@@ -51,7 +51,7 @@ class Arithmetic:
     attention: Attention = "fused"
 
     @classmethod
-    def of(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
+    def of_mode(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
         """Return the arithmetic of a mode that quantizes linear layers only in fprop."""
         copies = WIDTH[dtype] * (mode.linear != NONE)
         return cls(mode.linear, copies, "fused" if mode.pv == NONE else "chunked")
@@ -142,7 +142,7 @@ def worst_stage(
         stage_memory(model, training, arithmetic, layout, stage, dtype)
         for stage in range(layout.pipeline)
     ]
-    return max(enumerate(stages), key=lambda one: one[1].total)
+    return max(enumerate(stages), key=lambda stage: stage[1].total)
 
 
 def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
@@ -250,8 +250,8 @@ def _mlp(model: Shape, layer: int, uneven: float) -> int:
 def _scores(model: Shape, training: Training, layout: Layout, kept: int, width: int) -> int:
     """Return the bytes of all s x s tensors of unfused attention, which `kept` layers keep."""
     heads = model.num_attention_heads // layout.tensor
-    one = training.micro_batch * heads * training.sequence**2 // layout.context
-    return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
+    matrix = training.micro_batch * heads * training.sequence**2 // layout.context
+    return matrix * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
 
 
 def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int:

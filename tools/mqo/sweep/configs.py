@@ -35,8 +35,13 @@ class Job:
     @property
     def data_key(self) -> tuple:
         """Return the key of the shuffle index; the first run with a key writes the index."""
-        of = self.config.experiment
-        return of.dataset, of.data_prefix, of.training, of.extra_flags
+        experiment = self.config.experiment
+        return (
+            experiment.dataset,
+            experiment.data_prefix,
+            experiment.training,
+            experiment.extra_flags,
+        )
 
 
 def jobs(
@@ -60,7 +65,7 @@ def jobs(
     """
     gemms = rest.get("gemms", "fprop")
     ways = variants(modes, recipes, axes, gemms)
-    if gemms != "fprop" and all(how.rest.get("gemms") == "fprop" for how in ways):
+    if gemms != "fprop" and all(way.rest.get("gemms") == "fprop" for way in ways):
         raise MqoError(
             f"--gemms {gemms} changes nothing: no mode quantizes linear layers",
             expected="a mode that does; a recipe has a type for each GEMM",
@@ -73,36 +78,36 @@ def jobs(
         each_seed,
         _datasets(datasets, rest.get("data_prefix")),
     )
-    made = []
-    for model, how, seed, dataset in product:
+    result = []
+    for model, way, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        more = {**rest, "exclude": excludes[how.name], **how.rest}
-        config = resolve(model, dataset, how.mode, training, extra_flags=flags, **more)
-        of = config.experiment
-        name = f"{folder_part(of.model_name)}_{of.dataset.name}_{how.name}"
+        more = {**rest, "exclude": excludes[way.name], **way.rest}
+        config = resolve(model, dataset, way.mode, training, extra_flags=flags, **more)
+        experiment = config.experiment
+        name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
         name += "" if seed is None else f"_seed{seed}"
-        made.append(Job(name, config))
-    return made
+        result.append(Job(name, config))
+    return result
 
 
 def _excludes(
     ways: Sequence[Variant], patterns: Sequence[str], gemms: tables.Gemms
 ) -> dict[str, tuple[str, ...]]:
     """Return {variant: patterns for sites that it quantizes}; MqoError for an unused pattern."""
-    found = {}
-    for how in ways:
-        recipe = how.rest.get("recipe")
-        types = tables.modes()[how.mode].types(how.rest.get("gemms", gemms))
+    patterns_read = {}
+    for way in ways:
+        recipe = way.rest.get("recipe")
+        types = tables.modes()[way.mode].types(way.rest.get("gemms", gemms))
         types |= recipe.types.model_dump() if recipe else {}
         unread = unread_excludes(quant_config(types, {"exclude": list(patterns)}))
-        found[how.name] = tuple(one for one in patterns if one not in unread)
+        patterns_read[way.name] = tuple(text for text in patterns if text not in unread)
     for pattern in patterns:
-        if not any(pattern in read for read in found.values()):
+        if not any(pattern in read for read in patterns_read.values()):
             raise MqoError(
                 f"--exclude {pattern} changes nothing: no run quantizes a GEMM at its sites",
                 expected="a pattern for sites that some mode quantizes",
             )
-    return found
+    return patterns_read
 
 
 def _datasets(given: str | None, prefix: object) -> Sequence[str | None]:
@@ -118,7 +123,7 @@ def _datasets(given: str | None, prefix: object) -> Sequence[str | None]:
 def check(jobs: Sequence[Job]) -> None:
     """Raise MqoError that lists all jobs that cannot run, with reasons."""
     experiments = [job.config.experiment for job in jobs]
-    if len({of.dataset.name for of in experiments if of.data_prefix}) > 1:
+    if len({experiment.dataset.name for experiment in experiments if experiment.data_prefix}) > 1:
         raise MqoError(
             "--data-prefix was given with several datasets", expected="one name in --datasets"
         )

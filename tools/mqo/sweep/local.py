@@ -41,13 +41,13 @@ def shares(
     devices = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[: machine.gpus]
     if len(devices) < machine.gpus:
         devices = [str(n) for n in range(machine.gpus)]
-    units, what = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
+    units, unit = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
     room = units // processes
     count = jobs or max(1, min(room, runs))
     if count > room and (machine.has_cuda or count > 1):
         raise MqoError(
-            f"{count} jobs of {processes} processes each need {count * processes} {what}",
-            expected=f"at most {room} jobs on the {units} {what} of this machine",
+            f"{count} jobs of {processes} processes each need {count * processes} {unit}",
+            expected=f"at most {room} jobs on the {units} {unit} of this machine",
             help="Change --jobs or --nproc-per-node",
         )
     threads = {"OMP_NUM_THREADS": str(max(1, machine.cores // (count * processes)))}

@@ -65,7 +65,7 @@ class Pool:
 
     def _fill(self) -> None:
         """Start jobs while there is a free slot and a job that may start."""
-        taken = {one.slot for one in self.running}
+        taken = {running.slot for running in self.running}
         for slot in set(range(self.executor.slots)) - taken:
             job = next(filter(self._may_start, self.queue), None)
             if job is None:
@@ -78,7 +78,7 @@ class Pool:
 
         Upstream writes it in place, and a reader of an incomplete index fails.
         """
-        busy = {one.job.data_key for one in self.running}
+        busy = {running.job.data_key for running in self.running}
         return job.data_key in self.warm or job.data_key not in busy
 
     def _start(self, job: Job, slot: int) -> None:
@@ -95,37 +95,37 @@ class Pool:
 
     def _collect(self) -> None:
         """Record the jobs that ended, and the first steps of the others."""
-        for one in list(self.running):
-            code = one.handle.poll()
-            one.progress.update()
-            if one.progress.step:
-                self.warm.add(one.job.data_key)
+        for running in list(self.running):
+            code = running.handle.poll()
+            running.progress.update()
+            if running.progress.step:
+                self.warm.add(running.job.data_key)
             if code is not None:
-                self.running.remove(one)
-                self._ended(one, code)
+                self.running.remove(running)
+                self._ended(running, code)
 
-    def _ended(self, one: _Running, code: int) -> None:
-        done = self.entries[one.job.name].ended_well(one.run) if code == 0 else None
+    def _ended(self, ended: _Running, code: int) -> None:
+        done = self.entries[ended.job.name].ended_well(ended.run) if code == 0 else None
         if done:
-            self.entries[one.job.name] = done
+            self.entries[ended.job.name] = done
             self.folder.write(self.entries)
-            self.view.say(f"done     {one.job.name}")
-            self.view.say(one.progress.losses())
+            self.view.say(f"done     {ended.job.name}")
+            self.view.say(ended.progress.losses())
             return
-        reason = reason_of(one.run, code)
-        again = self.tries[one.job.name] < TRIES
-        self._set(one.job, state="queued" if again else "failed", reason=reason)
+        reason = reason_of(ended.run, code)
+        again = self.tries[ended.job.name] < TRIES
+        self._set(ended.job, state="queued" if again else "failed", reason=reason)
         if again:
-            self.queue.append(one.job)
+            self.queue.append(ended.job)
         more = "; it will be tried again" if again else ""
-        self.view.say(f"failed   {one.job.name}: {reason}{more}")
+        self.view.say(f"failed   {ended.job.name}: {reason}{more}")
 
     def _set(self, job: Job, **changes: Any) -> None:
         self.entries[job.name] = replace(self.entries[job.name], **changes)
         self.folder.write(self.entries)
 
     def _show(self) -> None:
-        running = {one.job.name: one.progress for one in self.running}
+        running = {job.job.name: job.progress for job in self.running}
         self.view.show(list(self.entries.values()), running)
 
     def _stop(self) -> None:
@@ -133,11 +133,11 @@ class Pool:
         if not self.running:
             return
         with held():
-            for one in self.running:
-                one.handle.ask_to_end()
-                self._set(one.job, state="queued", reason="the sweep was ended")
-            for one in self.running:
-                one.handle.end()
+            for running in self.running:
+                running.handle.ask_to_end()
+                self._set(running.job, state="queued", reason="the sweep was ended")
+            for running in self.running:
+                running.handle.end()
 
 
 def reason_of(run: RunFolder, code: int) -> str:

@@ -17,7 +17,7 @@ CLUSTER = "cluster"
 
 def options(text: str) -> dict[str, str | int]:
     """Return the options in `--slurm KEY=VALUE,...`, with whole numbers; MqoError without a '='."""
-    found: dict[str, str | int] = {}
+    result: dict[str, str | int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals:
@@ -25,8 +25,8 @@ def options(text: str) -> dict[str, str | int]:
                 f"--slurm has the part '{part}'",
                 expected="KEY=VALUE,... such as partition=gpu,time=600,gpus_per_node=1",
             )
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        result[name] = int(value) if value.isdecimal() else value
+    return result
 
 
 def call(words: list[str], log: Path) -> int:

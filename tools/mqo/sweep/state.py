@@ -106,18 +106,18 @@ class SweepFolder:
         interrupted or failed are queued again. MqoError if a run of the same name was configured
         differently.
         """
-        found = {entry.name: self._seen(entry) for entry in self.read()}
+        entries = {entry.name: self._seen(entry) for entry in self.read()}
         for job in jobs:
-            found.setdefault(job.name, Entry(job.name, job.digest))
-        self._check_same([(found[job.name], job) for job in jobs])
+            entries.setdefault(job.name, Entry(job.name, job.digest))
+        self._check_same([(entries[job.name], job) for job in jobs])
         for job in jobs:
-            found[job.name] = replace(found[job.name], digest=job.digest)
-        asked = {job.name for job in jobs}
+            entries[job.name] = replace(entries[job.name], digest=job.digest)
+        names = {job.name for job in jobs}
         return {
             name: replace(entry, state="queued")
-            if entry.state == "running" or (entry.state == "failed" and name in asked)
+            if entry.state == "running" or (entry.state == "failed" and name in names)
             else entry
-            for name, entry in found.items()
+            for name, entry in entries.items()
         }
 
     def _check_same(self, pairs: Sequence[tuple[Entry, Job]]) -> None:

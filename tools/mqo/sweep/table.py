@@ -83,14 +83,14 @@ def summary(entries: Sequence[Entry], labels: Mapping[str, str]) -> Table:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table for 80 columns, with names aligned left and numbers aligned right."""
-    made = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    made.add_column(columns[0], overflow="fold")
-    made.add_column(columns[1], no_wrap=True)
+    result = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    result.add_column(columns[0], overflow="fold")
+    result.add_column(columns[1], no_wrap=True)
     for name in columns[2:]:
-        made.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        made.add_row(*row, style=_STYLES[row[1]])
-    return made
+        result.add_row(*row, style=_STYLES[row[1]])
+    return result
 
 
 def counts(entries: Sequence[Entry]) -> str:

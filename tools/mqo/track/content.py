@@ -12,13 +12,13 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.runs import SWEEP, RunFolder
-from mqo.track.tracker import Row, Run, Status, Value
+from mqo.track.tracker import MetricRow, Run, Status, Value
 from mqo.untrusted import Limit, check_file, reading
 
 SOURCE = "source.tar.gz"
 
 
-def describe(run: RunFolder) -> Run:
+def tracker_run(run: RunFolder) -> Run:
     """Return the run's name, group and parameters for trackers."""
     parameters = dict(_flat(run.read_config()))
     return Run(run.root.name, group_of(run), parameters, run.root)
@@ -42,11 +42,11 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Valu
             yield name, value
 
 
-def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[MetricRow]:
     """Yield the rows that are numbers; histograms are left out."""
     for row in rows:
         if "value" in row:
-            yield Row(row["iteration"], row["name"], row["value"])
+            yield MetricRow(row["iteration"], row["name"], row["value"])
 
 
 def status_of(run: RunFolder) -> Status:
@@ -57,16 +57,16 @@ def status_of(run: RunFolder) -> Status:
 def inputs(run: RunFolder, scratch: Path) -> list[Path]:
     """Return the files from before the training, with the source as an archive in `scratch`."""
     files = (run.quant_config, run.overlay_diff, run.environment, run.command)
-    found = [*files, run.coverage, run.coverage_table]
+    paths = [*files, run.coverage, run.coverage_table]
     if run.source.is_dir():
-        found.append(pack(run.source, scratch / SOURCE))
-    return [file for file in found if file.parent == scratch or _may_be_sent(run, file)]
+        paths.append(pack(run.source, scratch / SOURCE))
+    return [file for file in paths if file.parent == scratch or _may_be_sent(run, file)]
 
 
 def results(run: RunFolder) -> list[Path]:
     """Return the files that the training wrote, without the log, which may contain anything."""
-    found = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
-    return [file for file in found if _may_be_sent(run, file)]
+    files = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
+    return [file for file in files if _may_be_sent(run, file)]
 
 
 def _may_be_sent(run: RunFolder, file: Path) -> bool:

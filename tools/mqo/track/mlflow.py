@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from mqo.extras import package
 from mqo.project import Project
-from mqo.track.tracker import Row, Run, Sent, Status
+from mqo.track.tracker import MetricRow, Run, Sent, Status
 
 T = TypeVar("T")
 GROUP = "group"
@@ -39,16 +39,16 @@ class Mlflow:
     def create(self, run: Run) -> str:
         """Create the run, and its experiment if that is missing."""
         tags = {GROUP: run.group} if run.group else {}
-        made = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
-        return made.info.run_id
+        created = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
+        return created.info.run_id
 
     def _experiment(self) -> str:
         """Return the experiment's id; concurrent jobs of a sweep create it only once."""
         name, cache = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mqo"), Project.here().cache
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / "mlflow.lock"):
-            found = self.client.get_experiment_by_name(name)
-            return found.experiment_id if found else self.client.create_experiment(name)
+            experiment = self.client.get_experiment_by_name(name)
+            return experiment.experiment_id if experiment else self.client.create_experiment(name)
 
     def open(self, run: Run, before: Sent) -> Sent:
         """Open the run, or create it in a store that lacks it; the store counts its rows."""
@@ -73,7 +73,7 @@ class Mlflow:
         names = self.client.get_run(self.id).data.metrics
         return sum(len(self.client.get_metric_history(self.id, name)) for name in names)
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[MetricRow]) -> None:
         """Log values in as few requests as MLflow allows."""
         now = int(time.time() * 1000)
         for part in _parts(rows, _LIMITS["metrics"]):

@@ -37,13 +37,13 @@ def find(places: Iterable[Path]) -> list[RunFolder]:
 
     RunError if a folder has no runs.
     """
-    found = []
-    for place in (place.resolve() for place in places):
-        below = [place] if is_run(place) else sorted(filter(is_run, place.glob("*")))
+    runs = []
+    for root in map(Path.resolve, places):
+        below = [root] if is_run(root) else sorted(filter(is_run, root.glob("*")))
         if not below:
-            raise RunError(f"{place} holds no run", expected="folders with a cell.json")
-        found += below
-    return [RunFolder(path) for path in found]
+            raise RunError(f"{root} holds no run", expected="folders with a cell.json")
+        runs += below
+    return [RunFolder(path) for path in runs]
 
 
 def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None = None) -> str:
@@ -93,7 +93,7 @@ class Session:
     def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
         self.folder, self.name = run, name
         self.tracker = TRACKERS[name]()
-        described = content.describe(run)
+        described = content.tracker_run(run)
         if before is None:
             before = Sent(self.tracker.create(described))
             sent.write(run, name, before)

@@ -11,7 +11,7 @@ Status = Literal["finished", "failed"]
 Value = str | int | float | bool
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """A value in metrics.jsonl, with its name in TensorBoard."""
 
     iteration: int
@@ -50,7 +50,7 @@ class Tracker(Protocol):
     def open(self, run: Run, before: Sent) -> Sent:
         """Open the run; return the part of `before` that it has."""
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[MetricRow]) -> None:
         """Send values in the order of metrics.jsonl; a name may occur twice at an iteration."""
 
     def attach(self, kind: str, files: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mqo.errors import TrackerError
 from mqo.extras import package
-from mqo.track.tracker import Row, Run, Sent, Status
+from mqo.track.tracker import MetricRow, Run, Sent, Status
 
 STEP = "iteration"
 # Its usage reports are off, and it must not ask for a login at a terminal.
@@ -49,7 +49,7 @@ class Wandb:
         self.run.define_metric("*", step_metric=STEP)
         return Sent(before.id, before.rows if self.run.resumed else 0)
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[MetricRow]) -> None:
         """Log the values of each iteration together; sending continues in the background."""
         for iteration, values in _together(rows):
             self.run.log({STEP: iteration, **values})
@@ -91,7 +91,7 @@ def settings(wandb: Any) -> Any:
     )
 
 
-def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
+def _together(rows: Sequence[MetricRow]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the values of each iteration; a repeated name begins another group of the iteration."""
     for iteration, group in itertools.groupby(rows, key=lambda row: row.iteration):
         values: dict[str, float] = {}
