@@ -121,7 +121,7 @@ def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (run / "cell.json").write_text(json.dumps({"experiment": {"checkpoint": str(elsewhere)}}))
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .*elsewhere"):
+    with pytest.raises(CheckpointError, match=f"checkpoint in {elsewhere}"):
         SavedModel.find(run)
     for number in (9, 10):
         (elsewhere / f"iter_{number:07d}").mkdir()
@@ -136,11 +136,11 @@ def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path)
 
 
 def test_a_text_is_of_one_kind(tmp_path):
-    with pytest.raises(CheckpointError, match="Both --data and --text"):
+    with pytest.raises(CheckpointError, match="--data and --text"):
         evaluation.text((tmp_path / "a",), tmp_path / "b")
-    with pytest.raises(CheckpointError, match="no text"):
+    with pytest.raises(CheckpointError, match=r"--tokenizer .*--text FILE"):
         evaluation.text(tokenizer=tmp_path)
-    with pytest.raises(DataError, match="missing"):
+    with pytest.raises(DataError, match=f"{tmp_path}/a"):
         evaluation.text((tmp_path / "a",))
     (tmp_path / "b").write_text("words")
     words = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)
@@ -149,7 +149,7 @@ def test_a_text_is_of_one_kind(tmp_path):
 
 def test_a_choice_that_means_nothing_is_refused():
     assert evaluation.sampling(tokens=3, cache=False)[-1] == "--no-cache"
-    with pytest.raises(CheckpointError, match="temperature 0 draws nothing"):
+    with pytest.raises(CheckpointError, match=r"--top-k and --top-p .*--temperature 0"):
         evaluation.sampling(top_k=3)
     assert "--top-p=0.5" in evaluation.sampling(temperature=1.0, top_p=0.5)
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_a_recipe_is_not_run_without_its_rows(tree, run, taken):
     (run / "checkpoints/rows").touch()
     options = (run / "quant.toml").rename(run / "moved.toml")
     place = SavedModel.find(run / "checkpoints")
-    with pytest.raises(CheckpointError, match="trained by a recipe"):
+    with pytest.raises(CheckpointError, match=rf"{place.folder} .*recipe.*quant\.toml"):
         evaluation.evaluate(tree, [place], [AS_TRAINED], ())
     assert taken == []
     assert evaluation.evaluate(tree, [place], ["bf16"], ())[0].mode == "bf16"

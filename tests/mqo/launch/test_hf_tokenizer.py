@@ -92,7 +92,7 @@ def test_a_tokenizer_in_a_file_is_its_folder(folder):
 @pytest.mark.parametrize(
     ("kind", "place", "word"),
     [
-        (TYPE, None, "names no tokenizer"),
+        (TYPE, None, "The checkpoint names no tokenizer"),
         ("TikTokenizer", "ranks.json", "TikTokenizer"),
         (TYPE, "meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),  # a name on a hub: nothing is fetched
     ],

@@ -123,7 +123,7 @@ def test_nothing_is_made_up_without_a_run(folder):
     }
     model_card.write(folder, "little", training)
     text = (folder / "README.md").read_text()
-    assert "not known here" in text and "quant.toml" not in text
+    assert "The run folder was missing" in text and "quant.toml" not in text
 
 
 def test_imported_weights_have_no_training(folder):

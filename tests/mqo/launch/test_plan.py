@@ -272,7 +272,7 @@ def test_a_plan_of_an_earlier_start_is_made_anew():
 
 
 def test_what_fits_nowhere_is_refused_with_what_helps():
-    with pytest.raises(LayoutError, match=r"deepseek2_lite in mode bf16 fits 2 GPUs.*more GPUs"):
+    with pytest.raises(LayoutError, match=r"deepseek2_lite in mode bf16 .*2 GPUs of .*`--`"):
         with_layout(cell("deepseek2_lite", "bf16", 2), H100, {})
 
 
@@ -282,7 +282,7 @@ def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
         made.with_experiment(training=SMALL).model_copy(update={"placement": Placement()}),
         Machine(1, 0),
     )
-    with pytest.raises(LayoutError, match=r"128 sequences cannot be shared out.*6"):
+    with pytest.raises(LayoutError, match=r"128 sequences .*6"):
         with_layout(made, H100, {})
 
 
@@ -352,7 +352,7 @@ def test_flags_that_the_formulas_do_not_know_are_named():
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ((), f"{Layout(8, sharded=False)}: none is chosen"),
+        ((), f"{Layout(8, sharded=False)}: "),
         (Layout(8, tensor=2).flags(), "as given; "),
     ],
 )
@@ -443,9 +443,9 @@ def test_a_resumed_run_keeps_its_buckets_on_more_ranks(saved):
 
 def test_a_checkpoints_layout_that_no_longer_fits_is_refused_with_what_it_is(saved):
     folder = saved(tensor_model_parallel_size=1, use_distributed_optimizer=False)
-    with pytest.raises(LayoutError, match=r"checkpoint's layout .DP 8, optimizer states on every"):
+    with pytest.raises(LayoutError, match=rf"\({Layout(8, sharded=False)}\)"):
         resumed(folder)
-    with pytest.raises(LayoutError, match="4 processes do not fit tensor 8"):
+    with pytest.raises(LayoutError, match=r"4 .*tensor 8"):
         resumed(saved(tensor_model_parallel_size=8), gpus=4)
 
 
@@ -481,7 +481,7 @@ def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatc
         raise ConvertError("damaged")
 
     monkeypatch.setattr(plan, "checkpoint_arguments", fails)
-    with pytest.raises(CheckpointError, match=r"damaged.*behind `--`"):
+    with pytest.raises(CheckpointError, match=rf"{folder} .*: damaged\..*`--`"):
         resumed(folder)
     made = cell(checkpoint=folder, flags="--use-distributed-optimizer")
     assert plan_layout(folder, made, H100, made.quantization.types).config.placement.layout == ()
@@ -518,7 +518,7 @@ def test_a_real_configuration_takes_all_gpus_and_a_small_one_takes_one():
 
 
 def test_a_device_is_for_dry_runs_and_an_unknown_one_lists_the_valid_ones():
-    with pytest.raises(MqoError, match="--dry-run"):
+    with pytest.raises(MqoError, match=r"--device .*--dry-run"):
         arguments.machine_of(of_script(NAMES[0], "--device", "h100-80gb"))
     made = arguments.machine_of(of_script(NAMES[0], "--device", "h200", "--dry-run"))
     assert (made.gpus, made.memory) == (8, DEVICES["h200"].memory)

@@ -194,7 +194,7 @@ def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say
     loaded = loaded_packages(run)
     counted = was if loaded is None else {"Python", *loaded}
     if others := [name for name in names if name not in counted]:
-        report(f"note     : not used by {run.root.name}: {_differences(others, was, now)}")
+        report(f"note     : not loaded by {run.root.name}: {_differences(others, was, now)}")
     names = [name for name in names if name in counted]
     if not names:
         return
