@@ -140,7 +140,7 @@ def test_a_text_is_of_one_kind(tmp_path):
         evaluation.text((tmp_path / "a",), tmp_path / "b")
     with pytest.raises(CheckpointError, match=r"--tokenizer .*--text FILE"):
         evaluation.text(tokenizer=tmp_path)
-    with pytest.raises(DataError, match=f"{tmp_path}/a"):
+    with pytest.raises(DataError, match=r"a\.bin and a\.idx"):
         evaluation.text((tmp_path / "a",))
     (tmp_path / "b").write_text("words")
     words = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)

@@ -52,7 +52,7 @@ class Differs:
     def line(self) -> str:
         """Return the line to print."""
         was, now = ("missing" if value is None else repr(value) for value in (self.was, self.now))
-        return f"differs at step {self.step}: {self.metric} was {was} and is {now}"
+        return f"differs at step {self.step}: {self.metric} was {was}, and is {now}"
 
 
 def rerun(
