@@ -45,7 +45,7 @@ def test_an_axis_takes_switches_and_texts_with_commas():
         ("mxfp4", "", "rounding", "--axis rounding .*rounding=up,down"),
         ("mxfp4", "", "block=16,many", "--axis block=16,many .*'many'"),
         ("mxfp4", "", "tensor-scale=yes", "--axis tensor-scale=yes .*'yes'.*true or false"),
-        ("", "nvfp4", "block=16", "--axis block=16 .* none"),
+        ("", "nvfp4", "block=16", "--axis block=16 .*none"),
         ("bf16", "", "block=16", "--axis block=16 .* bf16"),
         ("", "nvfp4,nothing", "", "recipe .*'nothing'"),
         ("", "nvfp4 hadamard", "", "recipe .*'nvfp4 hadamard'"),

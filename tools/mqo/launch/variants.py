@@ -57,7 +57,7 @@ def variants(
     for name, text in zip(chosen, axes, strict=False):
         if not any(name in axes_read for axes_read in read.values()):
             raise MqoError(
-                f"--axis {text} changes nothing: no mode reads it, of {', '.join(names) or 'none'}",
+                f"--axis {text} changes nothing in the modes {', '.join(names) or '(none)'}",
                 expected="modes whose operands read it; a recipe sets its own options",
             )
     result: dict[tuple, Variant] = {}
