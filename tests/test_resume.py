@@ -418,7 +418,7 @@ def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
         for node in nodes:
             node.kill()
     assert [node.returncode for node in nodes] == [os.EX_TEMPFAIL] * 2, said
-    assert all("asked to leave, and saved" in text for text in said)
+    assert all("with a CHECKPOINT, continues" in text for text in said)
     done = tracked(saved)
     assert done >= 3
     flags += ("--train-samples", "4096", "--exit-interval", str(done + 2))
