@@ -20,12 +20,12 @@ from mqo.errors import LayoutError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import imagined
-from mqo.launch.plan import job_of
+from mqo.launch.plan import workload_of
 from mqo.matrix import tables
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
-from mqo.scale.choose import Fit, Job, choose, compute
+from mqo.scale.choose import Fit, Workload, choose, compute
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.memory import CONTEXT, UNEVEN
@@ -85,7 +85,7 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
     series = Series.of(project)
     tried: list[tuple[Tried, Fit]] = []
 
-    def measure(job: Job, layout: Layout) -> Fit:
+    def measure(job: Workload, layout: Layout) -> Fit:
         computed = compute(job, layout)
         if computed.need > FAR * job.limit:
             return computed
@@ -105,7 +105,7 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
             return False
         return True
 
-    choose(job_of(config, machine, types), divides, measure=measure)
+    choose(workload_of(config, machine, types), divides, measure=measure)
     return tried
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a model with attention alone quantized. See --help, --list and script/README.md."""
+"""Train a model with only attention quantized. See --help, --list and script/README.md."""
 
 import sys
 from pathlib import Path

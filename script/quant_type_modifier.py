@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Shows and sets the quant types in Megatron's source. See --help and docs/quant_type_modifier.md.
+"""Show and set the quant types in Megatron's source. See --help and docs/quant_type_modifier.md.
 
---check and --dry-run need the standard library of Python 3.11 alone; what this Python lacks for the
-rest, .venv's has.
+--check and --dry-run need only the standard library of Python 3.11; other packages come from .venv.
 """
 
 import sys

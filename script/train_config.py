@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a MODEL on a DATASET in a MODE. See --help, --list and script/README.md."""
+"""Train a MODEL on a DATASET in a MODE. See --help, --list and script/README.md."""
 
 import sys
 from pathlib import Path

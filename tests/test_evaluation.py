@@ -11,7 +11,7 @@ import pytest
 from mqo.errors import CheckpointError
 from mqo.launch import convert, evaluation, tasks
 from mqo.launch.config import resolve
-from mqo.launch.evaluation import AS_TRAINED, Place
+from mqo.launch.evaluation import AS_TRAINED, SavedModel
 
 pytest.importorskip("torch")
 from . import real_runs
@@ -68,7 +68,7 @@ def run(checkout_with, data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def place(run):
-    return Place.of(run.root)
+    return SavedModel.find(run.root)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_refused(vendored, place, tmp_path):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged: .*distcp"):
-        evaluation.evaluate(vendored, [Place.of(copy)], [AS_TRAINED], ())
+        evaluation.evaluate(vendored, [SavedModel.find(copy)], [AS_TRAINED], ())
 
 
 def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
@@ -131,7 +131,10 @@ def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
     # Of the iteration alone, without the run around it.
     alone = shutil.copytree(place.folder, tmp_path / "alone")
     (found,) = evaluation.evaluate(
-        vendored, [Place.of(alone / "iter_0000006")], [MODE], evaluation.text(file=file, tokens=100)
+        vendored,
+        [SavedModel.find(alone / "iter_0000006")],
+        [MODE],
+        evaluation.text(file=file, tokens=100),
     )
     assert (found.text, found.tokens) == (("a text.txt",), 100)
     assert 0 < found.loss < 12

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from mqo.launch import convert, evaluation
-from mqo.launch.evaluation import AS_TRAINED, Place
+from mqo.launch.evaluation import AS_TRAINED, SavedModel
 from mqo.launch.export import export
 
 pytest.importorskip("modelopt")
@@ -40,7 +40,7 @@ def run(checkout_with, tmp_path_factory):
 
 def loss(tree, checkpoint, mode, file):
     words = evaluation.text(file=file, tokenizer=PROJECT.data / "wikipedia/tokenizer")
-    (found,) = evaluation.evaluate(tree, [Place.of(checkpoint)], [mode], words)
+    (found,) = evaluation.evaluate(tree, [SavedModel.find(checkpoint)], [mode], words)
     return found.loss
 
 

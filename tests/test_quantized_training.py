@@ -10,7 +10,7 @@ import pytest
 from mqo.errors import CheckpointError, RunError
 from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import SavedModel
 from mqo.launch.run import Result
 from mqo.report.collect import collect
 from mqo.run_records import parsed
@@ -172,7 +172,7 @@ def test_it_is_evaluated_and_exported_as_the_format_it_has(
     vendored, plain, quantized, trained, tmp_path
 ):
     run, folder = trained
-    places = [Place.of(place) for place in (plain.root, quantized, run.root)]
+    places = [SavedModel.find(place) for place in (plain.root, quantized, run.root)]
     before, loss, after = evaluation.evaluate(
         vendored, places, ["bf16"], evaluation.text(tokens=256)
     )
@@ -182,7 +182,7 @@ def test_it_is_evaluated_and_exported_as_the_format_it_has(
     assert after.iteration == LAST and 0 < after.loss < 9
     with pytest.raises(CheckpointError, match="ModelOpt quantizes 8 layers"):
         evaluation.evaluate(
-            vendored, [Place.of(folder)], ["linear_mxfp8"], evaluation.text(tokens=256)
+            vendored, [SavedModel.find(folder)], ["linear_mxfp8"], evaluation.text(tokens=256)
         )
     words = ["--export-dir", tmp_path / "out", "--export-format", "hf"]
     program("--load", folder, *words, "--tokenizer-model", PROJECT.data / "wikipedia/tokenizer")

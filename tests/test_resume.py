@@ -16,7 +16,7 @@ import pytest
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.finished import FILE, finished
 from mqo.launch.machine import imagined
-from mqo.launch.plan import layout_of, place
+from mqo.launch.plan import layout_of, plan_layout
 from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
@@ -120,7 +120,7 @@ def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
             cluster=where,
             checkpoint=checkpoints,
         )
-        planned = place(PROJECT.tree, cell, machine, cell.quantization.types)
+        planned = plan_layout(PROJECT.tree, cell, machine, cell.quantization.types)
         return layout_of(planned.config.placement.layout, 8)
 
     assert kept(train(TWO + SHARDED)[0]) == Planned(8)
@@ -418,7 +418,7 @@ def test_two_nodes_that_are_asked_to_leave_save_and_go_on(tmp_path):
         for node in nodes:
             node.kill()
     assert [node.returncode for node in nodes] == [os.EX_TEMPFAIL] * 2, said
-    assert all("asked to leave, and saved" in text for text in said)
+    assert all("with a CHECKPOINT, continues" in text for text in said)
     done = tracked(saved)
     assert done >= 3
     flags += ("--train-samples", "4096", "--exit-interval", str(done + 2))

@@ -6,7 +6,7 @@ from mqo.errors import RunError
 from mqo.launch import evaluation
 from mqo.launch import run as run_module
 from mqo.launch.config import resolve
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import SavedModel
 from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
     mode, rest = CELLS["a mode"]
     train(mode, checkpoint=tmp_path, **rest)
     (found,) = evaluation.evaluate(
-        vendored, [Place.of(tmp_path)], [mode], evaluation.text(tokens=64 * 8)
+        vendored, [SavedModel.find(tmp_path)], [mode], evaluation.text(tokens=64 * 8)
     )
     assert found.loss == pytest.approx(8.3, abs=0.1)
 

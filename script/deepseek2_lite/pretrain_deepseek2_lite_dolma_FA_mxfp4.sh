@@ -8,17 +8,17 @@
 #          [CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]] [OPTION...] [-- MEGATRON_FLAG...]
 #   CHECKPOINT   folder to save to, and to resume from if it holds a checkpoint
 #   TENSORBOARD  folder for events
-#   TOKENIZER    folder with tokenizer.json, as transformers saves one
-#   DATA_PREFIX  indexed dataset: the path without .bin and .idx
+#   TOKENIZER    folder with tokenizer.json, as saved by transformers
+#   DATA_PREFIX  indexed dataset: its path without .bin and .idx
 #   DTYPE        bf16, fp16 or fp32
-# Without them the run takes a small sample of dolma, with --training-config tiny|study|smoke only.
+# Without them the run uses a small sample of dolma, only with --training-config tiny|study|smoke.
 #   --training-config tiny|study|smoke|fast|standard    sizes and schedule; standard is the default
 #   --dry-run                                print the command, the source's changes and the memory
-#   --device h100-80gb                       with --dry-run: plan for such GPUs
-#   --keep-last N                            checkpoints that stay; standard keeps 3, 0 keeps all
-#   --megatron PATH                          run a patched full Megatron-LM checkout of yours
-#   --nnodes N --node-rank R --master-addr HOST --nproc-per-node P    processes, as torchrun has them
-# At real size on GPUs it takes all of them, and a layout that fits unless MEGATRON_FLAG gives one.
+#   --device h100-80gb                       with --dry-run: the GPUs to plan for
+#   --keep-last N                            newest checkpoints to keep; standard keeps 3, 0 keeps all
+#   --megatron PATH                          run your own patched full Megatron-LM checkout
+#   --nnodes N --node-rank R --master-addr HOST --nproc-per-node P    processes, as in torchrun
+# At full size it uses all GPUs, and chooses a layout that fits unless MEGATRON_FLAG gives one.
 # More options: script/README.md, or --help.
 set -euo pipefail
 here=$(realpath -- "${BASH_SOURCE[0]}")

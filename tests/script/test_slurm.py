@@ -105,4 +105,4 @@ def test_a_job_that_ended_otherwise_is_not(submit, program, codes, code):
 def test_without_a_script_it_says_what_it_wants(submit):
     done = submit()
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: sbatch --nodes=N script/slurm.sbatch SCRIPT")
+    assert done.stderr == "usage: sbatch --nodes=N script/slurm.sbatch SCRIPT [ARGUMENT...]\n"

@@ -137,7 +137,7 @@ def test_types_alone_need_no_mode():
 def test_the_types_in_the_tree_cannot_be_changed_by_an_option():
     source = ["--quantization", "source"]
     assert (cell(*source).quantization.types, cell(*source).quantization.mode) == (None, "source")
-    with pytest.raises(MqoError, match=r"all types are those in the tree.*quant_type_modifier"):
+    with pytest.raises(MqoError, match=r"'source' .*quant_type_modifier"):
         cell(*source, "--linear-quantization", "mxfp8")
 
 
@@ -162,9 +162,9 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
 
 def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     project = Project(tmp_path)
-    text = preview.describe(project, cell("--", "--seed", "7"))
+    text = preview.preview_text(project, cell("--", "--seed", "7"))
     assert "# source: qk = mxfp8" in text
-    assert f"# source: {project.tree} holds no Megatron yet" in text
+    assert f"# source: {project.tree} " in text
     assert "--hidden-size 256" in text
     assert "--seed 7" in text
     assert not list(tmp_path.iterdir())
@@ -172,17 +172,17 @@ def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
 
 def test_a_dry_run_shows_the_lines_that_the_source_would_change(vendored, monkeypatch):
     project = Project(vendored.root.parent)
-    lines = preview.describe(project, cell()).splitlines()
+    lines = preview.preview_text(project, cell()).splitlines()
     assert lines.count("# +        custom_quant_type = 'mxfp8'") == 2
     assert [line for line in lines if line.startswith("# -  ")] == [
         "# -        custom_quant_type = 'none'"
     ] * 2
-    text = preview.describe(project, cell("--quantization", "source"))
-    assert f"# source: as {project.tree} has it, to the byte\n" in text
+    text = preview.preview_text(project, cell("--quantization", "source"))
+    assert f"# source: identical to {project.tree}\n" in text
 
 
 def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
-    text = preview.describe(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
+    text = preview.preview_text(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
     # Quoted where the checkout's own path has a space.
     python = shlex.quote(sys.executable)
     command = text[text.index("MQO_QUANT_CONFIG=") :].replace(python, "printf '%s\\n'")
@@ -197,26 +197,26 @@ def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
 
 
 def test_with_a_teacher_the_program_distils(tmp_path):
-    text = preview.describe(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
+    text = preview.preview_text(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
     assert "_smoke_distilled/source/distill_gpt.py" in text
     assert f"--export-kd-teacher-load '{tmp_path}/a run'" in text
     assert "--export-kd-cfg" not in text
     made = cell("--teacher", "t", "--distillation-config", "/kd.yaml")
-    assert "--export-kd-cfg /kd.yaml" in preview.describe(Project(tmp_path), made)
+    assert "--export-kd-cfg /kd.yaml" in preview.preview_text(Project(tmp_path), made)
 
 
 def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.experiment.dataset.model_copy(update={"sample": False})
-    text = preview.describe(Project(tmp_path), made.with_experiment(dataset=bare))
+    text = preview.preview_text(Project(tmp_path), made.with_experiment(dataset=bare))
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
 
 
 MISSING = {  # what is not given is as `smoke` has it
-    "no data": (["--training-config", "fast"], "No data was given"),
+    "no data": (["--training-config", "fast"], "for wikipedia; "),
     "no index": (["C", "T", "no_tokenizer", "no_index"], "no_index.bin"),
-    "no tokenizer": (["C", "T", "no_tokenizer", "no_index"], "no tokenizer at"),
+    "no tokenizer": (["C", "T", "no_tokenizer", "no_index"], "The tokenizer no_tokenizer "),
     "a teacher without checkpoints": (["--teacher", "nowhere"], "nowhere"),
     "nodes without a shared folder": (
         ["--nnodes", "2", "--", "--micro-batch-size", "2"],
@@ -337,7 +337,7 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
     types = {"fprop": "mxfp8", "dgrad": "none"}
     asked = made.quantization.model_copy(update={"types": types})
     made = made.model_copy(update={"quantization": asked})
-    text = preview.describe(Project(tmp_path), made)
+    text = preview.preview_text(Project(tmp_path), made)
     assert "# +        custom_quant_type = 'mxfp8'\n" in text
     assert f"{tmp_path}/runs/TIME" in text
 
@@ -345,11 +345,11 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
 def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     made = cell("--exclude", "output_layer", "--exclude", "qk:decoder.layers.[01].*")
     exclude = ["output_layer", "qk:decoder.layers.[01].*"]
-    text = preview.describe(Project(tmp_path), made)
+    text = preview.preview_text(Project(tmp_path), made)
     assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
     written = tomllib.loads(made.quant_toml({"qk": "mxfp8"}))
     assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": exclude}}
-    assert "# quant.toml" not in preview.describe(Project(tmp_path), cell())
+    assert "# quant.toml" not in preview.preview_text(Project(tmp_path), cell())
 
 
 def test_what_is_measured_and_dumped_goes_into_quant_toml():

@@ -116,7 +116,7 @@ def test_a_second_run_is_refused_with_the_first_ones_run_process_and_host(launch
     for part in (str(folder), f"run {folder.parent / 'first'}", f"process {first.pid}"):
         assert part in said
     assert os.uname().nodename in said
-    with pytest.raises(RunError, match="in use by run"):
+    with pytest.raises(RunError, match=f"process {first.pid} "):
         check_free(folder, ONE)
     assert end(first) == 0
     assert not folder.exists(), "a folder that only the lock was in"
@@ -127,7 +127,7 @@ def test_of_runs_started_at_once_one_gets_it(launcher, folder):
     folder.mkdir()
     said = [launcher(str(number))[1] for number in range(6)]
     assert said.count("held") == 1
-    assert sum("is in use by" in text for text in said) == 5
+    assert sum(f"{folder} is in use by run {folder.parent}/" in text for text in said) == 5
 
 
 def test_a_normal_end_leaves_no_file(folder):
@@ -179,7 +179,7 @@ def test_the_training_of_a_killed_launcher_is_waited_for(launcher, folder, monke
     lock = CheckpointLock(folder, folder.parent / "second", ONE, said.append)
 
     def polled(seconds):
-        assert "waiting" in said[0] and str(child) in said[0]
+        assert str(child) in said[0]
         first.stdin.close()  # which ends the child
 
     monkeypatch.setattr(checkpoint_lock.time, "sleep", polled)
@@ -219,7 +219,7 @@ def test_a_container_with_the_same_host_name_is_another_host(folder, part):
     acquired(folder, "first")
     host = json.loads((folder / FILE).read_text())["holders"][0]["host"] | {part: "another"}
     edit(folder, host=host, processes=[{"pid": 1 << 21, "started": 1}])
-    with pytest.raises(RunError, match="in use"):
+    with pytest.raises(RunError, match=f"process {1 << 21} "):
         acquired(folder)
 
 
@@ -300,7 +300,7 @@ def test_a_job_that_slurm_queued_again_gets_on_on_another_host_at_once(
     elsewhere(folder, 0)  # killed there, a moment ago
     with_job(now)
     if not free:
-        with pytest.raises(RunError, match="in use"):
+        with pytest.raises(RunError, match=f"run {folder.parent}/first"):
             acquired(folder, "second", where)
         return
     check_free(folder, where)
@@ -327,19 +327,19 @@ def test_what_a_kill_leaves_of_a_longer_record_does_not_count(folder):
     acquired(folder, "first")
     with (folder / FILE).open("a") as file:
         file.write('"heartbeat": 12}]}')
-    with pytest.raises(RunError, match="in use by run"):
+    with pytest.raises(RunError, match=f"run {folder.parent}/first"):
         acquired(folder)
 
 
 def test_a_link_and_a_pipe_are_refused(folder, tmp_path):
     folder.mkdir()
     (folder / FILE).symlink_to(tmp_path / "target")
-    with pytest.raises(FileError, match="symbolic link"):
+    with pytest.raises(FileError, match=rf"{FILE} .*symbolic link"):
         acquired(folder)
     assert not (tmp_path / "target").exists()
     (folder / FILE).unlink()
     os.mkfifo(folder / FILE)
-    with pytest.raises(FileError, match="not a file"):
+    with pytest.raises(FileError, match=rf"{FILE} .*not a regular file"):
         acquired(folder)
 
 
@@ -352,9 +352,9 @@ def test_a_disk_without_locks_is_said_and_the_record_still_counts(folder, monkey
     said = []
     lock = CheckpointLock(folder, folder.parent / "first", ONE, said.append)
     lock.acquire()
-    assert len(said) == 1 and str(folder) in said[0] and "no locks" in said[0]
+    assert len(said) == 1 and str(folder) in said[0] and os.strerror(code) in said[0]
     elsewhere(folder, 0)
-    with pytest.raises(RunError, match="in use"):
+    with pytest.raises(RunError, match="node-7"):
         acquired(folder)
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from mqo.errors import CheckpointError, ConvertError
 from mqo.launch.checkpoints import TRACKER, require_tracker
-from mqo.launch.evaluation import Place, text
+from mqo.launch.evaluation import SavedModel, text
 
 ODD = (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path))
 
@@ -24,8 +24,8 @@ def folder(tmp_path):
 
 def test_regular_files_and_folders_are_taken(folder):
     require_tracker(folder, ConvertError, "a run")
-    assert Place.of(folder).folder == folder
-    assert Place.of(folder / "iter_0000002").folder == folder / "iter_0000002"
+    assert SavedModel.find(folder).folder == folder
+    assert SavedModel.find(folder / "iter_0000002").folder == folder / "iter_0000002"
 
 
 @pytest.mark.parametrize("make", ODD)
@@ -38,7 +38,7 @@ def test_another_kind_of_file_is_refused_by_name(folder, name, make):
         require_tracker(folder, ConvertError, "a run")
     for place in (folder, path.parent):
         with pytest.raises(CheckpointError, match=name):
-            Place.of(place)
+            SavedModel.find(place)
 
 
 @pytest.mark.parametrize("make", ODD)

@@ -55,12 +55,12 @@ def test_a_field_that_no_part_has_is_a_mistake_of_the_caller():
 
 def test_an_option_of_a_patch_that_is_left_out_is_refused():
     options = {"unnormalized_probs": True, "without": ("fused_attention",)}
-    with pytest.raises(MqoError, match="--without fused_attention"):
+    with pytest.raises(MqoError, match=r"--unnormalized-probs .*--without fused_attention"):
         resolve("llama32-1b", "wikipedia", "pv_mxfp8", "tiny", **options)
 
 
 def test_keeping_checkpoints_needs_a_run_that_saves(tmp_path):
-    with pytest.raises(MqoError, match="--keep-last changes nothing"):
+    with pytest.raises(MqoError, match=r"--keep-last .*CHECKPOINT"):
         made(keep_checkpoints=2)
     assert made(keep_checkpoints=2, checkpoint=tmp_path).recording.options["keep_checkpoints"] == 2
 

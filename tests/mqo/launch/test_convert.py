@@ -161,7 +161,7 @@ def test_the_tokenizer_of_the_training_is_the_default(tree, checkpoint, tmp_path
 @pytest.mark.slow
 def test_a_tokenizer_that_is_too_large_is_refused(tree, checkpoint, tmp_path):
     big = write_tokenizer(tmp_path / "big", 257)
-    with pytest.raises(ConvertError, match="257 tokens, and the model 256 rows"):
+    with pytest.raises(ConvertError, match=r"big has 257 .* 256 .*--vocab-size 256"):
         convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=big)
     assert not (tmp_path / "target").exists()
     convert.megatron_to_hf(tree, checkpoint, tmp_path / "target", tokenizer=big, vocab_size=256)
@@ -236,13 +236,13 @@ def test_a_program_that_had_no_room_left_nothing_and_the_disk_is_named(
     monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(error) as caught:
         convert.hf_to_megatron(tree, hf, tmp_path / "to" / "target")
-    assert (f"The disk of {tmp_path}/to is full" in str(caught.value)) == (free == 0)
+    assert (f"{tmp_path}/to " in str(caught.value)) == (free == 0)
     assert names(tmp_path / "to") == []
 
 
 def test_a_copy_that_had_no_room_names_the_disk(tmp_path):
     with (
-        pytest.raises(DiskFullError, match=f"disk of {tmp_path} is full"),
+        pytest.raises(DiskFullError, match=str(tmp_path)),
         convert.staged(tmp_path / "target"),
         Path("/dev/full").open("w") as file,
     ):
@@ -252,9 +252,10 @@ def test_a_copy_that_had_no_room_names_the_disk(tmp_path):
 
 def test_a_target_that_is_there_is_left_as_it_is(tree, hf, checkpoint, tmp_path):
     (tmp_path / "target").mkdir()
-    with pytest.raises(ConvertError, match="is there already"):
+    exists = rf"{tmp_path}/target already exists\. Expected: a new folder\.$"
+    with pytest.raises(ConvertError, match=exists):
         convert.hf_to_megatron(tree, hf, tmp_path / "target")
-    with pytest.raises(ConvertError, match="is there already"):
+    with pytest.raises(ConvertError, match=exists):
         convert.megatron_to_hf(tree, checkpoint, tmp_path / "target")
     assert names(tmp_path / "target") == []
 
@@ -264,20 +265,20 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
     target = tmp_path / "target"
     with pytest.raises(ConvertError, match=r"config\.json"):
         convert.hf_to_megatron(tree, checkpoint, target)
-    with pytest.raises(ConvertError, match="is a Hugging Face folder"):
+    with pytest.raises(ConvertError, match=f"`mqo convert hf-to-megatron {hf} CHECKPOINT`"):
         convert.megatron_to_hf(tree, hf, target)
     (checkpoint / convert.TRACKER).rename(tmp_path / "tracker")
     (checkpoint / "iter_0000010").mkdir()
     (checkpoint / "iter_0000010/metadata.json").write_text("{}")
-    with pytest.raises(ConvertError, match=f"There is no {convert.TRACKER} in .*echo 10 > "):
+    with pytest.raises(ConvertError, match=f"{convert.TRACKER} in {checkpoint} .*`echo 10 > "):
         convert.megatron_to_hf(tree, checkpoint, target)
     (tmp_path / "tracker").rename(checkpoint / convert.TRACKER)
-    with pytest.raises(ConvertError, match="no folder"):
+    with pytest.raises(ConvertError, match=r"/absent .*tokenizer\.json"):
         convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tmp_path / "absent")
-    with pytest.raises(ConvertError, match="holds no tokenizer"):
+    with pytest.raises(ConvertError, match=rf"{tree} .*tokenizer\.json"):
         convert.megatron_to_hf(tree, checkpoint, target, tokenizer=tree)
     (hf / "config.json").write_text("{")
-    with pytest.raises(ConvertError, match="cannot be read"):
+    with pytest.raises(ConvertError, match=r"config\.json cannot be read"):
         convert.hf_to_megatron(tree, hf, target)
 
 

@@ -63,7 +63,7 @@ def test_an_option_is_taken_exactly_where_something_reads_it(quant_type, family,
 @pytest.mark.parametrize("option", READ_BY)
 def test_nothing_reads_an_option_of_an_unquantized_run(option):
     for value in READ_BY[option][0]:
-        with pytest.raises(NoEffectError, match=r"no quantized operand|no GEMM"):
+        with pytest.raises(NoEffectError, match=f"^{OPTIONS[option].flag} "):
             check(made("bf16", **{option: value}))
 
 
@@ -83,7 +83,7 @@ def test_backward_gemms_need_a_type_of_linear_layers(mode):
 
 def test_a_schedule_has_to_change_a_type_within_the_training():
     for late in ("mxfp8 until 1000, then bf16", "mxfp8 until 4, then mxfp8", "mxfp8"):
-        with pytest.raises(NoEffectError, match="schedule of qk"):
+        with pytest.raises(NoEffectError, match=r"schedule of qk .* 8 steps"):
             check(made("FA_mxfp8", schedule=(f"qk: {late}",)))
     check(made("FA_mxfp8", schedule=("qk: mxfp8 until 4, then bf16",)))
     # An option may be for a later type alone.
@@ -117,7 +117,7 @@ def test_a_pattern_has_to_change_a_layer(tmp_path):
         'types = { fprop = "mxfp8" }\n[[rules]]\nlayers = "*.0.*"\nquant_type = "mxfp4"\n'
         '[[rules]]\nlayers = "*.0.fc1"\nquant_type = "none"\n'
     )
-    with pytest.raises(NoEffectError, match=r"rule for '\*\.0\.fc1'"):
+    with pytest.raises(NoEffectError, match=r"'\*\.0\.fc1' in the recipe own "):
         check(made("bf16", recipe=recipes.read(str(own))), LAYERS)
 
 

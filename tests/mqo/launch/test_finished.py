@@ -200,7 +200,7 @@ def test_megatrons_own_load_counts(saved, tmp_path):
 def test_a_finished_training_of_other_settings_is_not_this_commands(saved, changes, name):
     save(saved, STEPS)
     end(saved, config(saved))
-    with pytest.raises(RunError, match=f"other settings: .*{name}"):
+    with pytest.raises(RunError, match=f"^{saved} .*{name}"):
         finished(config(saved, **changes))
 
 

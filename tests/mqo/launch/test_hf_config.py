@@ -144,7 +144,7 @@ ROPE = {"llama31-8b": "llama3", "deepseek2_lite": "yarn"}
         ({"truncate": False}, "truncate = False"),
         ({"truncate": 0}, "truncate = 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"finetuned": True}, "finetuned = True, a key that is not known"),
+        ({"finetuned": True}, "finetuned = True"),
     ],
 )
 @pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
@@ -220,7 +220,7 @@ def test_another_end_of_the_scaling_is_refused():
 def test_a_missing_field_is_named():
     made = config("llama31-8b")
     del made["num_hidden_layers"]
-    with pytest.raises(ConvertError, match="lacks 'num_hidden_layers'"):
+    with pytest.raises(ConvertError, match=r"config\.json .*'num_hidden_layers'"):
         shape_of_config(made)
 
 
@@ -228,8 +228,8 @@ def test_a_missing_field_is_named():
     ("model", "change", "message"),
     [
         ("llama31-8b", {"kv_channels": 64}, "kv_channels = 64"),
-        ("deepseek2_lite", {"moe_layer_freq": [1] * 26 + [0]}, "experts in the layers"),
-        ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "2000 wide"),
+        ("deepseek2_lite", {"moe_layer_freq": [1] * 26 + [0]}, r"layers \[1, 1, .*1, 0\]"),
+        ("deepseek2_lite", {"moe_shared_expert_intermediate_size": 2000}, "shared .* 2000 .* 1408"),
         ("deepseek2_lite", {"mscale_all_dim": 0.0}, "mscale_all_dim = 0.0"),
         ("deepseek2_lite", {"mscale": 0.0}, "mscale = 0.0"),
         ("deepseek2_lite", {"layernorm_epsilon": 1e-5}, "layernorm_epsilon = 1e-05"),

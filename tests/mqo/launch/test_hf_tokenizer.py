@@ -92,7 +92,7 @@ def test_a_tokenizer_in_a_file_is_its_folder(folder):
 @pytest.mark.parametrize(
     ("kind", "place", "word"),
     [
-        (TYPE, None, "names no tokenizer"),
+        (TYPE, None, "The checkpoint names no tokenizer"),
         ("TikTokenizer", "ranks.json", "TikTokenizer"),
         (TYPE, "meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),  # a name on a hub: nothing is fetched
     ],
@@ -106,7 +106,7 @@ def test_what_cannot_be_copied_is_said(kind, place, word):
 
 def test_a_tokenizer_that_has_changed_since_the_run_is_not_taken(folder, tmp_path):
     run = RunFolder(tmp_path)
-    recorded = Inputs.of(["--tokenizer-model", str(folder)])
+    recorded = Inputs.read_by(["--tokenizer-model", str(folder)])
     facts = {"python": "3.11.9", "cores": 2, "packages": {}, "inputs": asdict(recorded)}
     run.environment.write_text(json.dumps(facts))
     args = {"tokenizer_type": TYPE, "tokenizer_model": str(folder)}

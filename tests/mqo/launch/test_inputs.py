@@ -24,7 +24,7 @@ def place(tmp_path):
 
 
 def of(place, text):
-    return Inputs.of(shlex.split(text.replace("@", f"{place}/")))
+    return Inputs.read_by(shlex.split(text.replace("@", f"{place}/")))
 
 
 def names(place, found):

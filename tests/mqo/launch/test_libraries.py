@@ -226,5 +226,5 @@ def test_coverage_keeps_what_the_source_quantizes_and_what_no_library_does():
 
 def test_coverage_without_rules_is_not_made_up():
     config = cell().with_library(LibraryQuantization(library="ModelOpt", format=UNNAMED))
-    with pytest.raises(RunError, match="not known"):
+    with pytest.raises(RunError, match=rf"ModelOpt .*\({UNNAMED}\)"):
         coverage._with_libraries(config, found(product("a", "fprop")))

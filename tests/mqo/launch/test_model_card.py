@@ -63,7 +63,7 @@ def folder(tmp_path):
 
 
 def rows(folder, training):
-    return dict(model_card.describe(folder, "title", training)["rows"])
+    return dict(model_card.card_fields(folder, "title", training)["rows"])
 
 
 def test_the_card_says_how_the_model_was_trained(folder, run):
@@ -123,21 +123,21 @@ def test_nothing_is_made_up_without_a_run(folder):
     }
     model_card.write(folder, "little", training)
     text = (folder / "README.md").read_text()
-    assert "not known here" in text and "quant.toml" not in text
+    assert "The run folder was missing" in text and "quant.toml" not in text
 
 
 def test_imported_weights_have_no_training(folder):
     bare = {k: ARGS[k] for k in ("num_layers", "hidden_size", "num_attention_heads")}
     found = rows(folder, Training(bare | {"consumed_train_samples": 0}, "release"))
     assert found.keys() == {"size", "training dtype", "converted with"}
-    notes = model_card.describe(folder, "t", Training(bare, "release"))["notes"]
+    notes = model_card.card_fields(folder, "t", Training(bare, "release"))["notes"]
     assert any("imported" in note for note in notes)
 
 
 def test_an_unquantized_run_does_not_speak_of_emulation(folder, run):
     run.config.write_text(cell("bf16").model_dump_json())
     plain = ARGS | {"mqo_types": dict.fromkeys(("fprop", "qk"), "none")}
-    card = model_card.describe(folder, "t", Training(plain, "3", run))
+    card = model_card.card_fields(folder, "t", Training(plain, "3", run))
     assert dict(card["rows"])["mode"].startswith("bf16 (unquantized),")
     assert dict(card["rows"])["quantized GEMMs"] == "none"
     assert card["notes"] == []
@@ -147,7 +147,7 @@ def test_what_a_library_quantized_is_told(folder, run):
     library = LibraryQuantization(library="Transformer Engine", format="fp8 hybrid")
     run.config.write_text(cell("bf16").with_library(library).model_dump_json())
     plain = ARGS | {"mqo_types": dict.fromkeys(("fprop", "qk"), "none")}
-    card = model_card.describe(folder, "t", Training(plain, "3", run))
+    card = model_card.card_fields(folder, "t", Training(plain, "3", run))
     said = "fp8 hybrid by Transformer Engine"
     assert dict(card["rows"])["mode"].startswith(said)
     assert dict(card["rows"])["quantized GEMMs"] == f"linear layers {said}"
@@ -155,7 +155,9 @@ def test_what_a_library_quantized_is_told(folder, run):
 
 
 def test_a_checkpoint_says_what_modelopt_quantized(folder):
-    card = model_card.describe(folder, "t", Training(ARGS | {"mqo_modelopt_format": "int8"}, "3"))
+    card = model_card.card_fields(
+        folder, "t", Training(ARGS | {"mqo_modelopt_format": "int8"}, "3")
+    )
     assert dict(card["rows"])["quantized GEMMs"].endswith("linear layers int8 by ModelOpt")
 
 
@@ -175,8 +177,8 @@ def test_a_training_that_began_with_other_weights_says_so(folder, run):
     facts = json.loads(run.environment.read_text())
     facts["inputs"]["iteration"] = "release"
     run.environment.write_text(json.dumps(facts))
-    notes = model_card.describe(folder, "t", Training(ARGS, "3", run))["notes"]
-    assert any("weights of another checkpoint" in note for note in notes)
+    notes = model_card.card_fields(folder, "t", Training(ARGS, "3", run))["notes"]
+    assert any("another checkpoint" in note for note in notes)
 
 
 def test_a_run_of_another_release_gives_what_the_checkpoint_says(folder, run):

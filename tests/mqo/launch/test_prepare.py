@@ -31,7 +31,7 @@ def test_the_sample_serves_the_smoke_configuration(dataset):
 
 
 def test_a_real_configuration_wants_real_data():
-    with pytest.raises(DataError, match=r"No data was given for wikipedia.*TOKENIZER DATA_PREFIX"):
+    with pytest.raises(DataError, match=r"data .*for wikipedia;.*TOKENIZER DATA_PREFIX"):
         check_config(cell(training="fast"))
 
 
@@ -44,13 +44,13 @@ def test_a_dataset_without_a_sample_wants_data():
     bare = cell(dataset="dolma")
     corpus = bare.experiment.dataset.model_copy(update={"sample": False})
     bare = bare.with_experiment(dataset=corpus)
-    with pytest.raises(DataError, match=r"No data was given for dolma; it has no sample"):
+    with pytest.raises(DataError, match=r"data .*for dolma;.*TOKENIZER DATA_PREFIX"):
         check_config(bare)
 
 
 def test_several_nodes_want_a_place_to_save_that_they_share(tmp_path):
     where = Cluster(nnodes=2, nproc_per_node=2)
-    with pytest.raises(DataError, match=r"2 nodes would each save.*CHECKPOINT, a folder that"):
+    with pytest.raises(DataError, match=r"2 nodes .*CHECKPOINT"):
         check_config(cell(cluster=where, extra_flags=("--micro-batch-size", "1")))
     check_config(
         cell(cluster=where, extra_flags=("--micro-batch-size", "1"), checkpoint=tmp_path / "new")
@@ -67,12 +67,12 @@ def test_a_missing_tokenizer_is_named(tmp_path):
     one_document = HEADER.pack(*MAGIC, 8, 1, 2) + struct.pack("<iqqq", 1, 0, 0, 1)
     (tmp_path / "corpus.idx").write_bytes(one_document)
     (tmp_path / "corpus.bin").write_bytes(b"xy")
-    with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
+    with pytest.raises(DataError, match=r"tokenizer .*/nowhere "):
         check_config(cell(tokenizer=tmp_path / "nowhere", data_prefix=tmp_path / "corpus"))
 
 
 def test_tokenizer_and_data_come_together(tokenizer):
-    with pytest.raises(DataError, match="Only one of tokenizer and data prefix"):
+    with pytest.raises(DataError, match="one of TOKENIZER and DATA_PREFIX"):
         check_config(cell(tokenizer=tokenizer))
 
 
@@ -81,7 +81,7 @@ def test_a_tree_of_another_version_is_refused(tmp_path):
     (tmp_path / "Megatron-LM").mkdir()
     (tmp_path / "Megatron-LM" / "UPSTREAM.toml").write_text(pin)
     materialize(tmp_path / "Megatron-LM", {}, version="0.16.1")
-    with pytest.raises(OverlayError, match=r"holds megatron-core 0\.16\.1.*0\.19\.2.*mqo vendor"):
+    with pytest.raises(OverlayError, match=r"megatron-core 0\.16\.1.*0\.19\.2.*`mqo vendor`"):
         ready_tree(Project(tmp_path), Series(()), print, allow_edits=False)
 
 
@@ -121,7 +121,7 @@ def test_the_checkpoint_that_a_run_goes_on_from_is_said(trained):
     tracker = folder / TRACKER
     assert noted() == ""
     assert f"iteration {tracker.read_text()} in {folder}" in noted(checkpoint=folder)
-    assert "only the final validation is left" in noted(checkpoint=folder)
+    assert "step 160 of 160; only the final validation" in noted(checkpoint=folder)
     tracker.write_text("159")
     assert "final validation" not in noted(checkpoint=folder)
     tracker.write_text("")  # as a kill may leave it
@@ -136,10 +136,10 @@ def test_the_checkpoint_that_a_run_goes_on_from_is_said(trained):
 def test_a_distillation_that_cannot_start_is_refused(trained, tmp_path):
     gone = tmp_path / "gone.yaml"
     for given, says in (
-        ({"teacher": tmp_path}, "no checkpoint of a teacher in .*Give the run a CHECKPOINT"),
+        ({"teacher": tmp_path}, f"teacher in {tmp_path}"),
         ({"teacher": trained, "distillation_config": gone}, r"configuration .*gone\.yaml"),
-        ({"distillation_config": gone}, "Expected: --teacher"),
-        ({"teacher": trained, "megatron": tmp_path}, "no program that distills"),
+        ({"distillation_config": gone}, r"--distillation-config .*--teacher"),
+        ({"teacher": trained, "megatron": tmp_path}, f"--teacher .*--megatron {tmp_path}"),
     ):
         with pytest.raises(DataError, match=says):
             check_config(cell(**given))

@@ -141,14 +141,14 @@ def test_no_folder_at_all_is_refused(tmp_path):
 
 def test_a_run_without_losses_is_refused(original):
     original.metrics.write_text("")
-    with pytest.raises(RunError, match="recorded no loss"):
+    with pytest.raises(RunError, match=rf"{original.root} .*loss.*metrics\.jsonl"):
         replay(original)
 
 
 def test_one_node_of_several_is_refused(original):
     cell = resolve("llama32-1b", "wikipedia", "bf16", "tiny", cluster=Cluster(nnodes=2))
     original.config.write_text(cell.model_dump_json())
-    with pytest.raises(RunError, match="one node's part of a run on 2 nodes"):
+    with pytest.raises(RunError, match=f"{original.root} .*2 nodes"):
         replay(original)
 
 
@@ -156,7 +156,7 @@ def test_data_that_changed_or_is_gone_is_refused(original, tmp_path):
     (tmp_path / "corpus.bin").write_text("tokenS")
     (tmp_path / "corpus.idx").unlink()
     with pytest.raises(
-        RunError, match=r"corpus\.bin has changed; .*corpus\.idx is gone.*mqo setup"
+        RunError, match=r"corpus\.bin has changed; .*corpus\.idx is gone.*`mqo setup`"
     ):
         replay(original)
     assert not (tmp_path / "runs").exists()
@@ -166,7 +166,7 @@ def test_a_run_that_noted_no_data_is_refused(original):
     facts = json.loads(original.environment.read_text())
     del facts["inputs"]
     original.environment.write_text(json.dumps(facts))
-    with pytest.raises(RunError, match="does not say what data the run read"):
+    with pytest.raises(RunError, match=f"{original.environment} .*data"):
         replay(original)
 
 
@@ -200,7 +200,7 @@ def test_a_package_that_the_run_did_not_load_may_differ(original, change):
     said = []
     found = rerun(Project.here(), original, report=said.append)
     assert isinstance(found, BitEqual)
-    assert "not loaded by" in said[0]
+    assert original.root.name in said[0]
 
 
 @pytest.mark.parametrize(("was", "now"), [("1.0", "2.13"), ("1.0", None)])

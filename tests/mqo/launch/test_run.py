@@ -116,7 +116,7 @@ while signal.sigtimedwait([signal.SIGTERM], 0.05) is None:
         import subprocess, sys
         sys.exit(subprocess.run([sys.executable, "-c", {worker!r}]).returncode)
     """
-    with pytest.raises(RunError, match="asked to leave, and saved") as error:
+    with pytest.raises(RunError, match="CHECKPOINT") as error:
         train(folder, program if behind else worker, behind=behind)
     assert error.value.exit_code == os.EX_TEMPFAIL
 
@@ -158,7 +158,7 @@ def test_a_run_that_only_validates_has_a_result_without_a_training_loss(
 def test_a_run_that_trained_and_recorded_no_loss_is_a_failure(folder, tmp_path):
     config = saved_at(160, tmp_path / "saved")
     folder.ended.write_text('{"steps": 4}')
-    with pytest.raises(RunError, match="recorded no loss"):
+    with pytest.raises(RunError, match=f"'lm loss' in {folder.metrics}"):
         launch._sum_up(folder, config, RunData(folder.root, folder.root, None), {}, 1.0)
 
 
@@ -168,13 +168,13 @@ def test_a_failure_says_after_how_many_steps(folder, tmp_path, rows, done):
     lines = [{"iteration": n, "name": "lm loss", "value": 8.0} for n in rows]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
     config = saved_at(120, tmp_path / "saved")
-    with pytest.raises(RunError, match=f"failed after {done} of 160 steps: ValueError"):
+    with pytest.raises(RunError, match=f"{done} of 160 steps: ValueError: odd"):
         train(folder, "raise ValueError('odd')", config=config)
 
 
 def test_a_node_without_losses_knows_no_step(folder):
     config = resolve(*NAMES, cluster=Cluster(nnodes=2))
-    with pytest.raises(RunError, match="failed: ValueError"):
+    with pytest.raises(RunError, match=r"^Training failed: ValueError: odd"):
         train(folder, "raise ValueError('odd')", config=config)
 
 
@@ -189,12 +189,12 @@ def test_a_log_that_has_no_room_ends_the_run_and_names_the_disk(folder):
     folder.log.symlink_to("/dev/full")
     data = RunData(folder.root, folder.root, None)
     command = [sys.executable, "-c", "print('some output')"]
-    with pytest.raises(DiskFullError, match=f"disk of {folder.root} is full"):
+    with pytest.raises(DiskFullError, match=str(folder.root)):
         launch.train(folder, CONFIG, command, {}, data, {}, print)
 
 
 def test_a_process_that_a_signal_ended_has_the_shells_exit_code(folder):
-    with pytest.raises(RunError, match=r"0 of 160 steps: rank 0 .* was ended by SIGKILL") as error:
+    with pytest.raises(RunError, match=r"0 of 160 steps: rank 0 .*SIGKILL") as error:
         train(folder, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert error.value.exit_code == 128 + 9
 
@@ -215,7 +215,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_killed_process_leaves_behind_is_ended_and_holds_nothing_up(folder, tmp_path, apart):
     os.mkfifo(pipe := str(tmp_path / "pipe"))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(RunError, match=r"was ended by SIGKILL"):
+    with pytest.raises(RunError, match="SIGKILL"):
         train(folder, KILLED.format(pipe=pipe, apart=apart))
     assert folder.log.read_text() == "last words\n"
     os.set_blocking(reader, True)
@@ -225,7 +225,7 @@ def test_what_a_killed_process_leaves_behind_is_ended_and_holds_nothing_up(folde
 
 
 def test_an_error_behind_which_the_process_aborted_comes_first(folder):
-    with pytest.raises(RunError, match="after 0 of 160 steps: ValueError: no such head size"):
+    with pytest.raises(RunError, match="0 of 160 steps: ValueError: no such head size"):
         train(folder, "import os; print('ValueError: no such head size', flush=True); os.abort()")
 
 
@@ -248,7 +248,7 @@ def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
     data = RunData(folder.root, folder.root, None)
     result = launch._sum_up(folder, first, data, {}, 1.4)
     assert result.line() == "trained in 1 s; the last node has the losses"
-    with pytest.raises(RunError, match="recorded no loss"):
+    with pytest.raises(RunError, match=f"'lm loss' in {folder.metrics}"):
         launch._sum_up(folder, last, data, {}, 1.4)
 
 
@@ -275,12 +275,12 @@ NOTE = 'print("mqo: norms torch.RMSNorm; fusions none", flush=True); mine()'
     ],
 )
 def test_without_a_failure_file_the_log_is_searched_for_an_error(folder, program, error):
-    with pytest.raises(RunError, match=f"after 0 of 160 steps: {error}"):
+    with pytest.raises(RunError, match=f"0 of 160 steps: {error}"):
         train(folder, program)
 
 
 def test_a_run_that_records_no_loss_is_a_failure(folder):
-    with pytest.raises(RunError, match="recorded no loss"):
+    with pytest.raises(RunError, match=f"'lm loss' in {folder.metrics}"):
         launch._sum_up(folder, CONFIG, RunData(folder.root, folder.root, None), {}, 1.0)
 
 
@@ -363,7 +363,7 @@ def test_the_latest_run_is_the_newest_that_recorded_anything(tmp_path):
         if recorded:
             (tmp_path / name / "metrics.jsonl").write_text("")
     assert latest(tmp_path).root.name == "2026-01-02_b"
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match=f"{tmp_path}/2026-01-01_a"):
         latest(tmp_path / "2026-01-01_a")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from mqo.errors import CheckpointError, SetupError
 from mqo.launch import evaluation, tasks
-from mqo.launch.evaluation import Place
+from mqo.launch.evaluation import SavedModel
 from mqo.launch.tasks import HELD_OUT, Score
 
 # Says what it was told, and scores one metric of each task.
@@ -36,7 +36,7 @@ def place(tmp_path):
     """A folder of checkpoints."""
     (tmp_path / "a run").mkdir()
     (tmp_path / "a run/latest_checkpointed_iteration.txt").write_text("3")
-    return Place.of(tmp_path / "a run")
+    return SavedModel.find(tmp_path / "a run")
 
 
 @pytest.fixture
@@ -68,20 +68,20 @@ def score(value=0.5, mode="bf16", **rest):
 
 def test_the_package_is_missed_before_anything_starts(monkeypatch):
     monkeypatch.setattr(tasks, "find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r"lm-eval is missing.*extra 'tasks'.*install"):
+    with pytest.raises(SetupError, match=r"lm-eval .*'tasks'.*pip install"):
         tasks.options(HELD_OUT)
 
 
 def test_what_means_nothing_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="names none"):
+    with pytest.raises(CheckpointError, match=f"--tasks .*{HELD_OUT}"):
         tasks.options(" , ")
-    with pytest.raises(CheckpointError, match="no folder"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/nowhere"):
         tasks.options("one", folder=tmp_path / "nowhere")
     (tmp_path / "a text").write_text("words")
     text = evaluation.text(file=tmp_path / "a text")
-    with pytest.raises(CheckpointError, match="--text says nothing"):
+    with pytest.raises(CheckpointError, match=r"^--text .*--limit"):
         tasks.options("one", text)
-    with pytest.raises(CheckpointError, match="--tokens says nothing"):
+    with pytest.raises(CheckpointError, match=r"^--tokens .*--limit"):
         tasks.options(HELD_OUT, [*text, "--tokens", "9"])
     assert tasks.options(f"one,{HELD_OUT}", text)[-2:] == text
 
@@ -112,7 +112,7 @@ def test_the_table_fits_80_columns_and_puts_modes_below_one_another():
             ("word_perplexity", "none", 853120.0),
         )
     ]
-    text = tasks.lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
+    text = tasks.score_lines([*rows, score("a text", checkpoint="two", stderr=None, shots=5)])
     assert max(map(len, text)) <= 80
     assert text[0] == "one, iteration 6"
     places = [line.split() for line in text]
@@ -132,4 +132,4 @@ def test_the_command_prints_json(tree, place, command_line):
     (row,) = json.loads(out)["tasks"]
     assert (row["task"], row["value"], row["stderr"], row["documents"]) == ("one", 0.5, None, 4)
     code, _, err = command_line(*words, "--num-fewshot", "0")
-    assert (code, "Expected: --tasks" in err) == (2, True)
+    assert (code, "--tasks" in err) == (2, True)

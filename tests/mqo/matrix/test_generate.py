@@ -91,8 +91,12 @@ def test_the_committed_tables_are_what_would_be_generated():
 
 @pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN])
 def test_a_readme_without_a_place_for_the_table_is_refused(text):
-    with pytest.raises(DataError, match="no place for the table of modes"):
+    with pytest.raises(DataError) as caught:
         generate.with_table(text, "modes", "")
+    assert str(caught.value) == (
+        "The page has no marks for the table of modes. Expected: the lines "
+        f"{BEGIN.strip()} and {END.strip()}."
+    )
 
 
 # -- run -------------------------------------------------------------------------------------------

@@ -180,36 +180,42 @@ MX = 'types = { fprop = "mxfp8" }\n'
         ("", "types: Field required"),
         ('types = { fprop = "fp5" }', "unknown quant type 'fp5'"),
         ('types = { qk = "mxfp8" }', "types.qk"),
-        (f"{MX}[[rules]]\nfirst = 1.5\nquant_type = 'none'", "1.5 is no end"),
-        (f"{MX}[[rules]]\nfirst = -1\nquant_type = 'none'", "-1 is no end"),
-        (f"{MX}[[rules]]\nquant_type = 'none'", "a rule is for"),
-        (f"{MX}[[rules]]\nlayers = 'a'\nlast = 1\nquant_type = 'none'", "a rule is for"),
+        (f"{MX}[[rules]]\nfirst = 1.5\nquant_type = 'none'", "rules.0.first: 1.5 "),
+        (f"{MX}[[rules]]\nfirst = -1\nquant_type = 'none'", "rules.0.first: -1 "),
+        (f"{MX}[[rules]]\nquant_type = 'none'", "rules.0: a rule needs either layers"),
+        (f"{MX}[[rules]]\nlayers = 'a'\nlast = 1\nquant_type = 'none'", "rules.0: a rule needs"),
         ('types = { fprop = "mxfp8" }\nform = 1', "form"),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"qk.key" = {}', "is no operand of a recipe"),
+        ('types = { fprop = "mxfp8" }\n[operands]\n"qk.key" = {}', "operands: 'qk.key' "),
         ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "oval" }', "oval"),
         ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { gain = 3.0 }', "gain 3.0"),
         (
             'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
             "transformed differently",
         ),
-        ('types = { fprop = "hif4" }\n[operands]\n"fprop.x" = { tile = "square" }', "no squares"),
+        (
+            'types = { fprop = "hif4" }\n[operands]\n"fprop.x" = { tile = "square" }',
+            "fprop.x: hif4 has no square",
+        ),
         (
             'types = { fprop = "nvfp4" }\n[operands]\n"fprop.x" = { scale_rule = "rceil" }',
-            "one scale rule",
+            "fprop.x: nvfp4 has only one scale rule",
         ),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"dgrad.grad" = { gain = 0.5 }', "is 'none'"),
+        (
+            'types = { fprop = "mxfp8" }\n[operands]\n"dgrad.grad" = { gain = 0.5 }',
+            "dgrad.grad: gain ",
+        ),
         ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { signs = "fixed" }', "signs"),
         ("types = ", "Invalid value"),
         ('types = { wgrad = "mixed" }', "no quant_type for wgrad.grad"),
         (f"{MX}[[rules]]\nlayers = 'a'\nquant_type = 'mixed'", "mixed"),
-        (f"{MX}[[rules]]\nlayers = 'qk:a'\nquant_type = 'none'", "is of qk"),
-        (f"{MX}[[rules]]\nlayers = 'attention:a'\nquant_type = 'none'", "is of attention"),
-        (f"{MX}[[rules]]\nfirst = nan\nquant_type = 'none'", "nan is no end"),
-        (f"{MX}[[rules]]\nfirst = true\nquant_type = 'none'", "True is no end"),
-        (f"{MX}[[rules]]\nfirst = '1'\nquant_type = 'none'", "'1' is no end"),
-        (f"{MX}name = '../../evil'", "name is not a file's to say"),
-        (f"{MX}changes = ['with magic']", "changes is not a file's to say"),
-        (f"a = {'[' * 5000}", "no recipe"),
+        (f"{MX}[[rules]]\nlayers = 'qk:a'\nquant_type = 'none'", "'qk:a' is for qk"),
+        (f"{MX}[[rules]]\nlayers = 'attention:a'\nquant_type = 'none'", "is for attention"),
+        (f"{MX}[[rules]]\nfirst = nan\nquant_type = 'none'", "rules.0.first: nan "),
+        (f"{MX}[[rules]]\nfirst = true\nquant_type = 'none'", "rules.0.first: True "),
+        (f"{MX}[[rules]]\nfirst = '1'\nquant_type = 'none'", "rules.0.first: '1' "),
+        (f"{MX}name = '../../evil'", "name cannot be set"),
+        (f"{MX}changes = ['with magic']", "changes cannot be set"),
+        (f"a = {'[' * 5000}", "`mqo recipe show nvfp4`"),
         (
             f"{MX}options = {{ save_activations = 'packed' }}\n[operands]\n"
             "'fprop.x' = { gain = 0.5 }",
@@ -233,14 +239,18 @@ def test_a_faulty_file_is_refused(tmp_path, text, complaint):
 def test_unknown_names_list_the_valid_ones(tmp_path):
     with pytest.raises(UnknownNameError, match="nvfp4"):
         recipes.read("nvfp5")
-    with pytest.raises(MqoError, match="cannot be read"):
+    with pytest.raises(MqoError, match=r"/none\.toml .*nvfp4"):
         recipes.read(str(tmp_path / "none.toml"))
     with pytest.raises(UnknownNameError, match="hadamard"):
         recipes.changed(recipes.read("nvfp4"), ["hadamart"], [])
     with pytest.raises(UnknownNameError, match="output_layer"):
         recipes.changed(recipes.read("nvfp4"), [], ["head"])
-    with pytest.raises(MqoError, match="no hadamard to leave out"):
+    with pytest.raises(MqoError) as caught:
         recipes.read("hif4").without("hadamard")
+    assert str(caught.value) == (
+        "The recipe hif4 has no hadamard to leave out. Expected: no --without: this recipe has no "
+        "ingredient to leave out."
+    )
 
 
 # -- beside modes and options ----------------------------------------------------------------------

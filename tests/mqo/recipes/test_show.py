@@ -7,7 +7,7 @@ from mqo.cli import app
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
-from mqo.recipes.show import kept_out, lines
+from mqo.recipes.show import kept_out, recipe_lines
 from typer.testing import CliRunner
 
 PAGE = Project.here().root / "docs/recipes.md"
@@ -21,7 +21,7 @@ def printed(*words):
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_the_documented_table_is_what_is_printed(name):
-    text = list(lines(recipes.read(name), tables.models()))
+    text = list(recipe_lines(recipes.read(name), tables.models()))
     assert max(map(len, text)) <= 80
     block = "\n".join(f"    {line}".rstrip() for line in text)
     assert f"### {name}\n\n    $ mqo recipe show {name}\n{block}\n" in PAGE.read_text()

@@ -19,7 +19,7 @@ from mqo.scale.memory import (
 )
 
 STANDARD = tables.trainings()["standard"]
-MODES = {name: Arithmetic.of(mode) for name, mode in tables.modes().items()}
+MODES = {name: Arithmetic.of_mode(mode) for name, mode in tables.modes().items()}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_a_model_in_fp32_is_its_own_main_weights():
     layout = Layout(8, tensor=2)
     half, single = (
         stage_memory(
-            model, STANDARD, Arithmetic.of(tables.modes()["mxfp8"], dtype), layout, 0, dtype
+            model, STANDARD, Arithmetic.of_mode(tables.modes()["mxfp8"], dtype), layout, 0, dtype
         )
         for dtype in ("fp16", "fp32")
     )

@@ -23,7 +23,7 @@ def case_of(row):
     """The model, training, arithmetic and layout of a row."""
     training = tables.trainings()["standard"]
     sizes = {name: int(row[name]) for name in ("global_batch", "micro_batch", "sequence")}
-    arithmetic = Arithmetic.of(tables.modes()[MODES[row["attention"]]])
+    arithmetic = Arithmetic.of_mode(tables.modes()[MODES[row["attention"]]])
     layout = layout_of(row["flags"].split(), int(row["gpus"]))
     return tables.models()[row["model"]], training.model_copy(update=sizes), arithmetic, layout
 

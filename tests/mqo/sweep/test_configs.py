@@ -38,9 +38,9 @@ def test_a_sweep_of_own_data_is_named_after_them():
     assert [job.name for job in jobs(datasets="mine", **own)] == ["llama32-1b_mine_bf16"]
     with pytest.raises(UnknownNameError, match="mine"):
         jobs(datasets="mine")
-    with pytest.raises(MqoError, match="several datasets"):
+    with pytest.raises(MqoError, match=r"--data-prefix .*--datasets"):
         configs.check(jobs(datasets="mine,wikipedia", **own))
-    with pytest.raises(MqoError, match="several datasets"):
+    with pytest.raises(MqoError, match=r"--data-prefix .*--datasets"):
         configs.check(jobs(datasets="all", **own))
 
 
@@ -58,15 +58,15 @@ def test_neighbors_write_the_index_of_different_datasets():
 def test_all_bad_runs_are_named_before_any_is_started():
     good, bad = jobs(), jobs("llama*", extra_flags=("--seq-length", "65"))
     configs.check(good)
-    with pytest.raises(MqoError, match="2 of 3 runs cannot start") as error:
+    with pytest.raises(MqoError, match="2 of 3 runs") as error:
         configs.check([*good, *bad])
     named = [line.partition(": ")[0] for line in error.value.detail.splitlines()]
     assert named == [job.name for job in bad]
-    assert error.value.detail.count("Sequences of 65 tokens") == 2
+    assert error.value.detail.count("65 tokens") == 2
 
 
 def test_what_ails_all_runs_is_said_once():
-    with pytest.raises(DataError, match="No data was given for wikipedia") as error:
+    with pytest.raises(DataError, match=r"data .*for wikipedia;") as error:
         configs.check(jobs(modes="bf16,mxfp8", training="fast"))
     assert not error.value.detail
 
@@ -101,5 +101,5 @@ def test_recipes_come_behind_modes_and_beside_bf16_alone():
 
 
 def test_a_value_that_the_option_does_not_have_is_refused():
-    with pytest.raises(MqoError, match="up"):
+    with pytest.raises(MqoError, match=r"rounding.*up"):
         jobs(modes="linear_mxfp4", axes=("rounding=up",))

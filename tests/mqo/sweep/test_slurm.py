@@ -16,13 +16,13 @@ def test_options_are_pairs_with_numbers_as_such():
         "time": 600,
         "constraint": "a=b",
     }
-    with pytest.raises(MqoError, match=r"has the part 'gpu'.*KEY=VALUE"):
+    with pytest.raises(MqoError, match=r"--slurm .*'gpu'.*KEY=VALUE"):
         slurm.options("partition=a,gpu")
 
 
 def test_without_submitit_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(SetupError, match=r"submitit is missing.*pip install.*\[slurm\]"):
+    with pytest.raises(SetupError, match=r"submitit .*pip install.*\[slurm\]"):
         slurm.Slurm(folder, {}, 1)
 
 
@@ -57,7 +57,7 @@ def test_a_submitted_job_that_fails_says_why(submit):
 
 def test_options_that_submitit_does_not_know_are_refused(folder):
     pytest.importorskip("submitit")
-    with pytest.raises(MqoError, match="submitit refuses --slurm"):
+    with pytest.raises(MqoError, match=r"--slurm: .*no_such"):
         slurm.Slurm(folder, {"cluster": "local", "no_such": "x"}, 1)
-    with pytest.raises(MqoError, match="submitit refuses --slurm"):
+    with pytest.raises(MqoError, match=r"--slurm: .*nowhere"):
         slurm.Slurm(folder, {"cluster": "nowhere"}, 1)

@@ -14,7 +14,7 @@ from .conftest import INPUTS, make_run
 
 def test_parameters_are_the_configuration_by_path(tmp_path):
     run = make_run(tmp_path / "one", extra_flags=("--seed", "7"))
-    found = content.describe(run)
+    found = content.tracker_run(run)
     assert (found.name, found.group) == ("one", None)
     assert found.parameters["experiment.model.name"] == "llama32-1b"
     assert found.parameters["quantization.types.qk"] == "mxfp8"
@@ -25,13 +25,13 @@ def test_parameters_are_the_configuration_by_path(tmp_path):
 
 def test_a_changed_model_has_a_name_of_its_own(tmp_path):
     run = make_run(tmp_path / "one", extra_flags=("--num-layers", "3"))
-    assert content.describe(run).parameters["experiment.name"] == "llama32-1b*"
+    assert content.tracker_run(run).parameters["experiment.name"] == "llama32-1b*"
 
 
 def test_the_group_is_the_sweep(tmp_path):
     run = make_run(tmp_path / "a sweep" / "one")
     (tmp_path / "a sweep" / SWEEP).write_text("{}")
-    assert content.describe(run).group == "a sweep"
+    assert content.tracker_run(run).group == "a sweep"
 
 
 def test_files_are_those_that_are_there_and_never_the_log(tmp_path):

@@ -162,7 +162,7 @@ def test_a_tracker_that_is_killed_is_a_warning(run, tmp_path, monkeypatch):
     said = []
     assert train(run, "row(1, 8.0)", report=said.append).train_loss == 8.0
     (warning,) = (line for line in said if line.startswith("warning"))
-    assert "mlflow ended (-9)" in warning
+    assert "mlflow" in warning and "-9" in warning
 
 
 def test_of_several_nodes_only_the_last_has_a_tracker(run, monkeypatch):

@@ -14,12 +14,12 @@ from .conftest import draw, make_run
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tracker_whose_package_is_missing_is_refused(name, monkeypatch):
     monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r"is missing.*pip install.*\[trackers\]"):
+    with pytest.raises(SetupError, match=rf"{name}.*pip install.*\[trackers\]"):
         session.check(name)
 
 
 def test_an_unknown_tracker_lists_those_there_are():
-    with pytest.raises(UnknownNameError, match=r"no tracker called 'comet'.*mlflow, wandb"):
+    with pytest.raises(UnknownNameError, match=r"tracker .*'comet'.*mlflow, wandb"):
         session.check("comet")
 
 
@@ -30,14 +30,14 @@ def test_what_a_tracker_raises_is_one_paragraph_with_the_command_that_helps(tmp_
 
     monkeypatch.setitem(session.TRACKERS, "mlflow", Broken)
     run = make_run(tmp_path / "with space")
-    with pytest.raises(TrackerError, match=r"mlflow failed: no route\. `mqo track '.*/with space'"):
+    with pytest.raises(TrackerError, match=r"mlflow .*: no route\. `mqo track '.*/with space'"):
         session.track(run, "mlflow", draw)
     assert not run.trackers.exists()
 
 
 def test_a_run_that_is_being_sent_is_refused(tmp_path):
     run = make_run(tmp_path / "one")
-    with sent.held(run), pytest.raises(TrackerError, match="Another process is sending"):
+    with sent.held(run), pytest.raises(TrackerError, match=f"{run.root}.*--tracker"):
         session.track(run, "mlflow", draw)
 
 
@@ -45,7 +45,7 @@ def test_a_run_that_is_being_sent_is_refused(tmp_path):
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     run = make_run(tmp_path / "one")
     run.trackers.write_text(text)
-    with pytest.raises(TrackerError, match=r"trackers\.json cannot be read.*Remove it"):
+    with pytest.raises(TrackerError, match=r"trackers\.json .*`mqo track`"):
         session.track(run, "mlflow", draw)
     assert run.trackers.read_text() == text
 
@@ -56,8 +56,10 @@ def test_runs_are_found_in_folders_of_them(tmp_path):
     (tmp_path / "runs" / SWEEP).write_text("{}")
     found = session.find([tmp_path / "runs", tmp_path / "runs" / "b"])
     assert [run.root.name for run in found] == ["a", "b", "b"]
-    with pytest.raises(RunError, match="nowhere holds no run"):
+    with pytest.raises(RunError) as caught:
         session.find([tmp_path / "nowhere"])
+    text = f"{tmp_path}/nowhere holds no run. Expected: folders with a cell.json."
+    assert str(caught.value) == text
 
 
 def test_what_is_noted_survives_for_the_other_tracker(tmp_path):

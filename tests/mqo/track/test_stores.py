@@ -44,7 +44,7 @@ def test_a_run_is_there_whole(store, tmp_path):
     found = only(store)
     assert sent.read(run)[store.name].id in said
     assert (found.name, found.group, found.status) == ("one", "a sweep", "finished")
-    expected = content.describe(run).parameters
+    expected = content.tracker_run(run).parameters
     kept = expected if store.name == "wandb" else {k: str(v) for k, v in expected.items()}
     assert found.parameters == kept
     assert texts(found.metrics) == texts(run.read_metrics())

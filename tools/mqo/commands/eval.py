@@ -56,11 +56,11 @@ def evaluate(
     """Measure the loss of checkpoints on held-out text, or tasks, under any training mode."""
     from mqo.launch import evaluation
     from mqo.launch import tasks as harness
-    from mqo.launch.evaluation import AS_TRAINED, Place
+    from mqo.launch.evaluation import AS_TRAINED, SavedModel
     from mqo.matrix import tables
 
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
-    places = [Place.of(path) for path in checkpoints]
+    places = [SavedModel.find(path) for path in checkpoints]
     if tasks is not None:
         words = evaluation.ignoring(ignore_argument or ()) + harness.options(
             tasks,
@@ -72,7 +72,7 @@ def evaluate(
         )
         scores = harness.evaluate(settled(tree), places, names, words, stderr())
         rows = [vars(score) for score in scores]
-        emit("eval", None, "\n".join(harness.lines(scores)), as_json, tasks=rows)
+        emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
     if tasks_folder or limit or num_fewshot is not None:
         raise CheckpointError(
@@ -82,4 +82,4 @@ def evaluate(
     words += evaluation.ignoring(ignore_argument or ())
     found = evaluation.evaluate(settled(tree), places, names, words, stderr())
     rows = [loss.as_table() for loss in found]
-    emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)
+    emit("eval", None, "\n".join(evaluation.loss_lines(found)), as_json, losses=rows)

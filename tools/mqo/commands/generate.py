@@ -45,7 +45,7 @@ def generate(
 ) -> None:
     """Generate text from prompts with a checkpoint."""
     from mqo.launch import evaluation
-    from mqo.launch.evaluation import AS_TRAINED, Place
+    from mqo.launch.evaluation import AS_TRAINED, SavedModel
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
@@ -59,7 +59,7 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
-    place, mode = Place.of(checkpoint), mode or AS_TRAINED
+    place, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
     found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
     written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
     emit("generate", None, written, as_json, **found)

@@ -40,7 +40,7 @@ def show(
     from mqo.errors import MqoError
     from mqo.matrix.tables import models
     from mqo.recipes.recipe import changed, path_of, read
-    from mqo.recipes.show import lines, resolved
+    from mqo.recipes.show import recipe_lines, resolved
 
     found = changed(read(name), without or (), with_ or ())
     if toml and found.changes:
@@ -52,4 +52,4 @@ def show(
         print(read_text(path_of(name)), end="")
         return
     facts = found.model_dump(mode="json") | {"operands": resolved(found)}
-    emit("recipe", None, "\n".join(lines(found, models())), as_json, **facts)
+    emit("recipe", None, "\n".join(recipe_lines(found, models())), as_json, **facts)

@@ -1,1 +1,1 @@
-"""Turns a run's configuration into a command and a run folder: all training starts here."""
+"""Turn a run configuration into a command and a run folder. Every training starts here."""

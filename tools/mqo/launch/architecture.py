@@ -9,7 +9,7 @@ from mqo.launch.command import flag_table
 from mqo.matrix import tables
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Yarn
 
-# Flags of `architecture_flags` that belong to the training: any value leaves the model what it is.
+# Flags of `architecture_flags` that configure the training: no value of them changes the model.
 _OF_TRAINING = frozenset(
     {
         *("--seq-length", "--max-position-embeddings", "--make-vocab-size-divisible-by"),
@@ -17,7 +17,7 @@ _OF_TRAINING = frozenset(
         *("--moe-router-load-balancing-type", "--moe-router-dtype"),
     }
 )
-# Further flags of upstream's that change a model's shape or function, whatever their value.
+# More of upstream's flags that change a model's shape or function, at any value.
 _FURTHER = frozenset(
     {
         # blocks
@@ -39,7 +39,7 @@ _FURTHER = frozenset(
         *("--moe-apply-probs-on-input", "--moe-expert-capacity-factor"),
     }
 )
-# Further flags with upstream's default, which changes nothing.
+# More flags, with upstream's default, which changes nothing.
 _DEFAULTS: Mapping[str, str] = {
     "--mtp-num-layers": "0",
     "--softmax-type": "vanilla",
@@ -51,7 +51,7 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 def architecture_changes(model: Shape, extra_flags: Sequence[str]) -> dict[str, str]:
-    """Return {flag: value} of those flags that change the architecture; '' for a switch."""
+    """Return {flag: value} of the flags that change the architecture; a switch has the value ''."""
     own = flag_table(architecture_flags(model, 1))
     given = flag_table(extra_flags)
     return {
@@ -63,7 +63,7 @@ def architecture_changes(model: Shape, extra_flags: Sequence[str]) -> dict[str, 
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """Return the flags that say an architecture: those of all published models, and further."""
+    """Return the flags that define an architecture: those of all published models, and more."""
     published = (flag_table(architecture_flags(model, 1)) for model in tables.models().values())
     return (_FURTHER | _DEFAULTS.keys()).union(*published) - _OF_TRAINING
 
@@ -79,7 +79,7 @@ def _same(given: str, own: str | None) -> bool:
 
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:
-    """Return the flags of the model, for sequences of as many tokens."""
+    """Return the flags of the model; `sequence` is in tokens."""
     groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
@@ -100,7 +100,7 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
 
 
 def _mla(mla: Mla) -> str:
-    """Return MLA's flags; without --q-lora-rank queries have a projection of their own."""
+    """Return MLA's flags; without --q-lora-rank, one projection makes the queries."""
     return (
         f"--multi-latent-attention --qk-layernorm --kv-lora-rank {mla.kv_lora_rank} "
         f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
@@ -109,7 +109,7 @@ def _mla(mla: Mla) -> str:
 
 
 def _rope(model: Shape) -> str:
-    """Return the flags of scaled rotary positions; upstream's defaults are the published rest."""
+    """Return the flags of scaled rotary positions; upstream's defaults match the other values."""
     match model.rope:
         case Yarn(factor=factor, mscale=mscale, mscale_all_dim=all_dim):
             return (
@@ -123,10 +123,10 @@ def _rope(model: Shape) -> str:
 
 
 def _moe(moe: Moe, layers: int) -> str:
-    """Return the flags of experts, one by one; --moe-grouped-gemm is the user's to add.
+    """Return the flags of experts without grouped GEMMs; the user may add --moe-grouped-gemm.
 
-    The softmax before the top-k is the one over all experts, and is not renormalized. As published
-    it is computed in fp32.
+    As published, the router takes the softmax over all experts before the top-k, in fp32, and does
+    not renormalize it.
     """
     return (
         f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "

@@ -1,8 +1,8 @@
-"""Bytecode of a run's source: compiled once in the tree, and linked into each copy of it.
+"""Share the bytecode of a run's source: compile it once in the tree, link it into each copy.
 
-File times of a copy differ from the tree's, so Python would compile all modules again in every run.
-Python checks this bytecode by the hash of the source instead (PEP 552), and compiles only changed
-files.
+A copy's file times differ from the tree's, so Python would compile all modules again in every run.
+With this bytecode Python compares the hash of the source instead (PEP 552), and compiles only files
+that changed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CHECKED = (0b11).to_bytes(4, "little")
 
 
 def share(tree: Tree, copy: Path) -> None:
-    """Give `copy`, made of `tree`, the bytecode of the tree and of mqo; compile what they lack.
+    """Link the bytecode of `tree` and of mqo into `copy`, a copy of the tree; compile as needed.
 
-    Best effort: what cannot be compiled or written is left to Python. Nothing is written into a
-    tree from elsewhere, which is the user's, or into an installed mqo.
+    Files that cannot be compiled or written are left to Python. Nothing is written into the user's
+    own tree or into an installed mqo.
     """
     if not tree.is_vendored:
         return
@@ -39,7 +39,7 @@ def share(tree: Tree, copy: Path) -> None:
 
 def _share(root: Path, package: str, copy: Path) -> None:
     for source in (root / package).rglob("*.py"):
-        with suppress(OSError, py_compile.PyCompileError):  # the latter: for another Python
+        with suppress(OSError, py_compile.PyCompileError):  # it may need another Python version
             name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             compiled = source.parent / "__pycache__" / name
             if not _is_current(compiled, source):
@@ -55,13 +55,13 @@ def _is_current(compiled: Path, source: Path) -> bool:
 
 def _compile(source: Path, compiled: Path) -> None:
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
-    # Python 3.12 warns of upstream's invalid escape sequences, which are not the user's concern.
+    # Python 3.12 warns about upstream's invalid escape sequences, which the user need not know.
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
         py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
 
 
 def _link(compiled: Path, target: Path) -> None:
-    """Link, for Python replaces such a file and never changes it; copy where that is impossible."""
+    """Link the file, as Python replaces bytecode and never edits it; copy if a link fails."""
     target.parent.mkdir(exist_ok=True)
     try:
         os.link(compiled, target)

@@ -1,9 +1,9 @@
-"""The lock on CHECKPOINT: only one run at a time saves into a folder.
+"""Lock CHECKPOINT: only one run at a time saves in a folder.
 
-The file mqo.lock in the folder names the run. Each change of it is made under flock, which is held
-for milliseconds. The run holds the folder as long as the file names it: flock itself cannot be
-shared by the nodes of a run, and is not known on all disks. A run that ends removes the file; that
-of a killed run is taken over (see `lock_holder`).
+The file mqo.lock in the folder names the run, which holds the folder as long as the file names it.
+Each change of the file is made under flock, which is held for milliseconds: the nodes of a run
+cannot share a flock, and not all disks have it. A run removes the file when it ends; the next run
+takes over the file of a killed one (see `lock_holder`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from mqo.display import Say
 from mqo.errors import FileError, RunError, full_disk_of
 from mqo.launch.config import Cluster
-from mqo.launch.lock_holder import STALE_S, Holder, Host, Job, Process, Record
+from mqo.launch.lock_holder import STALE_S, Holder, Host, Process, Record, RunIdentity
 from mqo.process import held
 from mqo.untrusted import Limit, read_bytes
 
 FILE = "mqo.lock"
-BEAT_S = 20  # between two signs of life
-ORPHAN_S = 60  # to wait for the training of a killed launcher, which ends when it prints
+BEAT_S = 20  # between two heartbeats
+ORPHAN_S = 60  # how long to wait for the training of a killed launcher, which ends when it prints
 FLOCK_S = 30
 _POLL_S = 0.1
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -39,18 +39,19 @@ class LockLostError(RunError):
 
 
 class CheckpointLock:
-    """The lock of one launcher on one folder; make it with `locked`."""
+    """The lock of one launcher on one folder; `locked` creates it."""
 
     def __init__(self, folder: Path, run: Path, where: Cluster, report: Say) -> None:
         self.folder, self.path, self.report = folder, folder / FILE, report
-        self.job, self.node, self.here = Job.of(where), where.node_rank, Host.here()
+        self.job = RunIdentity.from_cluster(where)
+        self.node, self.here = where.node_rank, Host.here()
         self.run = run
-        self.processes: tuple[Process, ...] = (Process.of(os.getpid()),)
+        self.processes: tuple[Process, ...] = (Process.running(os.getpid()),)
         self.beaten = -inf
         self._made = self._told = False
 
     def acquire(self, *, take: bool = False) -> None:
-        """Take the lock; with `take`, also from a run that seems to be there.
+        """Take the lock; with `take`, even from a run that seems to hold it.
 
         Raises:
             RunError: another run holds it.
@@ -65,13 +66,13 @@ class CheckpointLock:
                 time.sleep(_POLL_S)
 
     def add(self, pid: int) -> None:
-        """Name the training process at the next beat: it may outlive a launcher that is killed."""
+        """Record the training process at the next beat: it may outlive a killed launcher."""
         with suppress(ProcessLookupError):  # it has ended
-            self.processes = (*self.processes[:1], Process.of(pid))
+            self.processes = (*self.processes[:1], Process.running(pid))
         self.beaten = -inf
 
     def beat(self) -> None:
-        """Give a sign of life, if the last one is old.
+        """Write a heartbeat if the last one is old.
 
         Raises:
             LockLostError: another run took the lock.
@@ -86,12 +87,12 @@ class CheckpointLock:
                     f"Another run took the lock on {self.folder}: "
                     f"{record.holders[0].described(self.here, time.time())}",
                     expected="one run at a time in a CHECKPOINT",
-                    help="This run was ended without another save",
+                    help="This run was stopped without saving; give it a CHECKPOINT of its own",
                 )
             self._write(file, record)
 
     def release(self) -> None:
-        """Give the folder free; the last node of a run removes the file."""
+        """Release the folder; the last node of a run removes the file."""
         with suppress(OSError, FileError, RunError), held():
             if self.path.exists():
                 self._leave()
@@ -138,7 +139,7 @@ class CheckpointLock:
         return record.held_by(self.processes[0], self.here)
 
     def _write(self, file: int, record: Record | float | None) -> None:
-        """Write this holder in place of `record`, with the other nodes' of the same run."""
+        """Replace `record` by this holder and those of the other nodes of the same run."""
         own = Holder(
             node=self.node,
             run=self.run,
@@ -151,7 +152,7 @@ class CheckpointLock:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Yield the file, made if it is not there, while no other process changes it."""
+        """Yield the file, created if needed, while no other process changes it."""
         while True:
             file = _open(self.path)
             try:
@@ -176,8 +177,8 @@ class CheckpointLock:
                 if time.monotonic() - start > FLOCK_S:
                     raise RunError(
                         f"{self.path} was locked by another process for {FLOCK_S} s",
-                        expected="a command that starts or ends there, which takes no second",
-                        help="See which process has it open: fuser mqo.lock",
+                        expected="commands that lock it for less than a second",
+                        help=f"`fuser {self.path}` shows which process has it open",
                     ) from None
                 time.sleep(_POLL_S)
             except OSError as error:
@@ -196,7 +197,7 @@ class CheckpointLock:
 def locked(
     folder: Path | None, run: Path, where: Cluster, report: Say, *, take: bool = False
 ) -> Iterator[CheckpointLock | None]:
-    """Lock the folder that a run saves into until the block ends; None if it saves nowhere."""
+    """Lock the folder that a run saves in until the block ends; None if it saves nothing."""
     if folder is None:
         yield None
         return
@@ -209,14 +210,14 @@ def locked(
 
 
 def check_free(folder: Path | None, where: Cluster) -> None:
-    """Raise the RunError with which a run would be refused now; change nothing."""
+    """Raise RunError if a run would be refused now; change nothing."""
     if folder is None or not (folder / FILE).is_file():
         return
-    here, job = Host.here(), Job.of(where)
+    here, job = Host.here(), RunIdentity.from_cluster(where)
     try:
         record = Record.parse(read_bytes(folder / FILE, Limit.SETTINGS))
     except (OSError, ValueError):
-        return  # the run itself looks at it again
+        return  # the run itself checks it again
     for holder in record.rivals(job, where.node_rank):
         if holder.state(here, time.time()) == "live":
             raise _refused(folder, holder, here)
@@ -226,8 +227,8 @@ def _refused(folder: Path, holder: Holder, here: Host) -> RunError:
     help = "Wait for it to end, or give this run another CHECKPOINT"
     if holder.host != here:
         help += (
-            f". If you know that it is gone, --take-lock takes its place; {STALE_S // 60} minutes "
-            "after its last sign of life no option is needed"
+            f". If you know that it is gone, pass --take-lock; {STALE_S // 60} minutes after its "
+            "last heartbeat no option is needed"
         )
     return RunError(
         f"{folder} is in use by {holder.described(here, time.time())}",
@@ -239,8 +240,8 @@ def _refused(folder: Path, holder: Holder, here: Host) -> RunError:
 def _unreadable(path: Path) -> RunError:
     return RunError(
         f"{path} is damaged, and was written less than {STALE_S // 60} minutes ago",
-        expected="the run that saves in this folder, or no file",
-        help="If no run saves there, remove the file or give --take-lock",
+        expected="a file that names the run that saves there, or no file",
+        help="If no run saves there, remove the file or pass --take-lock",
     )
 
 
@@ -250,11 +251,11 @@ def _open(path: Path) -> int:
         file = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            error.strerror = "it is a symbolic link"
+            error.strerror = "symbolic link"
         raise FileError(path, error) from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise FileError(path, OSError(errno.EINVAL, "it is not a file"))
+        raise FileError(path, OSError(errno.EINVAL, "not a regular file"))
     return file
 
 
@@ -272,7 +273,7 @@ def _remove_empty(path: Path, file: int) -> None:
 
 
 def _read(file: int) -> Record | float | None:
-    """Return what the file says; None if it is empty, and the time of its change if damaged."""
+    """Return the record; None if the file is empty, or its modification time if it is damaged."""
     content = os.pread(file, _MOST_BYTES, 0)
     if not content:
         return None
@@ -283,7 +284,7 @@ def _read(file: int) -> Record | float | None:
 
 
 def _replace(file: int, record: Record) -> None:
-    """Write the record in place. A kill can leave the end of a longer one; readers ignore that."""
+    """Write the record in place. A kill can leave the end of a longer one, which readers ignore."""
     content = (record.model_dump_json(indent=1) + "\n").encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))

@@ -1,7 +1,7 @@
-"""Check a run before it starts: a dry run and a run go through the same checks, in one order.
+"""Check a run before it starts: a run and a dry run do the same checks in the same order.
 
-What is not there yet (data, a tokenizer, a teacher) is missing: a run ends there, and a dry run
-lists it. Everything else that is wrong ends both, with the same words.
+If data, a tokenizer or a teacher are missing, a run stops and a dry run lists them. Any other
+fault stops both with the same message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_run(
     """Check a run's flags and layers with the patched tree's own code; return notes.
 
     Args:
-        tree: a patched tree, whose source the run would take.
+        tree: the patched tree whose source the run would use.
         config: the run, with the flags of its layout.
         types: the types of its sites.
 
@@ -57,11 +57,11 @@ def check_run(
     _check_engine(config, machine)
     facts = _facts(project, tree, series, config, machine)
     resolved = resolved_config(config, types)
-    _refuse(resolved.contradictions(), "schedules that begin with the types of the source")
+    _refuse(resolved.contradictions(), "schedules that begin with the types in the source")
     if traps := _traps(facts["traps"], resolved):
         raise RunError(
-            f"The run would not quantize as asked: {'; '.join(traps)}",
-            expected="flags with which each site is reached",
+            f"The run would not quantize as configured: {'; '.join(traps)}",
+            expected="flags under which Megatron runs each quantized site",
         )
     if facts["layers"] is not None:
         layers = {site: facts["layers"].get(row.layer, ()) for site, row in formats.SITES.items()}
@@ -73,42 +73,42 @@ def check_run(
 def _check_engine(config: RunConfig, machine: Machine) -> None:
     """Raise RunError for Transformer Engine's layers on a GPU machine that lacks the package.
 
-    Without a GPU the program says so: it imports the package as the run does.
+    Without a GPU the program reports it: it imports the package as the run does.
     """
-    asked = engine.is_asked(config.experiment.extra_flags)
-    if asked and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
+    uses_engine = engine.is_asked(config.experiment.extra_flags)
+    if uses_engine and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
         raise RunError(
-            f"--transformer-impl {engine.NAME} was passed, and Transformer Engine is not installed",
-            expected="a transformer_engine that imports",
-            help="`mqo doctor` says what is installed",
+            f"--transformer-impl {engine.NAME} was passed, but Transformer Engine is not installed",
+            expected="a package transformer_engine that imports",
+            help="`mqo doctor` shows what is installed",
         )
 
 
 def _facts(
     project: Project, tree: Tree, series: Series, config: RunConfig, machine: Machine
 ) -> dict[str, Any]:
-    """Return what the program says of the run, from the cache if nothing changed.
+    """Return the program's facts about the run, from the cache if nothing changed.
 
-    Folders of the run itself have fixed names in the flags, so that all runs share an answer. The
-    source has its types at 'none', since the answer does not depend on them.
+    The run's own folders have fixed names in the flags, so that all runs share a result. The source
+    has type 'none' at each site, since the result does not depend on the types.
     """
-    of = config.experiment
+    experiment = config.experiment
     data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    folder = RunFolder(Path("RUN"))
+    folder, uses_engine = RunFolder(Path("RUN")), engine.is_asked(experiment.extra_flags)
     request = {
         "flags": megatron_flags(config, machine, data, folder, Path("INDICES")),
-        "model_flags": coverage.one_process_flags(config, vocabulary_flags(of)),
+        "model_flags": coverage.one_process_flags(config, vocabulary_flags(experiment)),
         "processes": config.placement.cluster.processes,
-        "distills": of.teacher is not None,
+        "distills": experiment.teacher is not None,
         "is_cpu": not machine.has_cuda,
         "variables": VALIDATED,
         # Without the run's own packages Transformer Engine would seem to be missing.
-        "python_path": os.environ.get("PYTHONPATH", "") if engine.is_asked(of.extra_flags) else "",
+        "python_path": os.environ.get("PYTHONPATH", "") if uses_engine else "",
     }
-    asked = config.quantization
-    # Only Transformer Engine's layers ask for more than the flags say.
-    options = config.quant_toml(dict(asked.types or {})) if engine.is_asked(of.extra_flags) else ""
-    untyped = asked.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
+    quant = config.quantization
+    # Only Transformer Engine's layers read more than the flags.
+    options = config.quant_toml(dict(quant.types or {})) if uses_engine else ""
+    untyped = quant.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
     plain = config.model_copy(update={"quantization": untyped})
     with source_of(project, tree, series, plain, PROGRAM, coverage.PROGRAM) as source:
         return ask_cached(
@@ -118,18 +118,18 @@ def _facts(
             [json.dumps(request)],
             options=options,
             limit_s=TIME_LIMIT_S,
-            help="`mqo doctor` looks at this machine",
+            help="`mqo doctor` checks this machine",
         )
 
 
-def _traps(found: Mapping[str, list[str]], resolved: Any) -> list[str]:
-    """Return what keeps a site that has a type at any time from its quantizer."""
+def _traps(faults: Mapping[str, list[str]], resolved: Any) -> list[str]:
+    """Return the faults that would bypass the quantizer of a site with a type at any time."""
     traps: dict[str, None] = {}
     for site in SITES:
         kinds = {phase.quant_type for phase in resolved.phases(site)} - {NONE}
         excluded = all(resolved.layer_type(site, HEAD, kind) == NONE for kind in kinds)
         name = f"{site}:-{HEAD}" if excluded else site
-        traps |= dict.fromkeys(found[name] if kinds else ())
+        traps |= dict.fromkeys(faults[name] if kinds else ())
     return list(traps)
 
 
@@ -141,12 +141,12 @@ def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
     recipe = config.quantization.recipe
     rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
     patterns = [*config.quantization.options.get("exclude", ()), *rules]
-    expected = "patterns of the model's layers, as `mqo coverage` lists them"
+    expected = "patterns that match layers of the model; `mqo coverage` lists them"
     _refuse(excludes.unmatched(patterns, layers), expected)
 
 
 def _refuse(faults: Sequence[str], expected: str) -> None:
-    """Raise RunError if there are faults, clauses that begin with a small letter."""
+    """Raise RunError if there are faults; each is a clause that begins with a small letter."""
     if faults:
         text = "; ".join(faults)
         raise RunError(text[0].upper() + text[1:], expected=expected)

@@ -1,4 +1,4 @@
-"""A run's command: as shell text and back, and the values of upstream's flags in it."""
+"""Convert a run's command to shell text and back, and read upstream's flags in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOIN = " \\\n  "
 
 
 def as_shell(command: list[str], env: Mapping[str, str]) -> str:
-    """Return the command as shell text to paste: variables first, then a flag a line."""
+    """Return the command as shell text to paste: variables first, then one flag per line."""
     lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     for word in command:
         if word.startswith("--") or word == command[0]:
@@ -29,14 +29,14 @@ def as_shell(command: list[str], env: Mapping[str, str]) -> str:
 
 
 def from_shell(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the variables of a command.sh, as `as_shell` was given them."""
+    """Return the command and the variables of a command.sh, the inverse of `as_shell`."""
     words = shlex.split(text.replace(_JOIN, " "), comments=True)
     names = list(itertools.takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
     return words[len(names) :], dict(name.split("=", 1) for name in names)
 
 
 def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
-    """Return a run's command and its variables; RunError where its command.sh is damaged."""
+    """Return a run's command and its variables; RunError if its command.sh is damaged."""
     try:
         return from_shell(read_text(run.command))
     except ValueError as error:
@@ -57,19 +57,19 @@ def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
 
     Both spellings are read: `--flag value` and `--flag=value`. A switch has no value.
     """
-    found: dict[str, list[str]] = {}
+    table: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            values = found[name] = [value] if equals else []
+            values = table[name] = [value] if equals else []
         else:
             values.append(word)
-    return found
+    return table
 
 
 def flag_table(words: Sequence[str]) -> dict[str, str]:
-    """Return {flag: its values, joined by spaces}; `flag_words` says which count."""
+    """Return {flag: its values, joined by spaces}, as read by `flag_words`."""
     return {name: " ".join(values) for name, values in flag_words(words).items()}
 
 
@@ -85,23 +85,23 @@ def is_number(word: str) -> bool:
 def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Namespace:
     """Return the values of some of upstream's flags; the last occurrence counts, as in upstream.
 
-    `wanted` has the default of each, False for a switch, or a type for one without a default.
+    `wanted` is {flag: its default}: False for a switch, or a type if there is no default.
 
     Raises:
         LayoutError: a value is missing, or is not a number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in wanted.items():
-        how: dict[str, Any] = {"type": type(default), "default": default}
+        options: dict[str, Any] = {"type": type(default), "default": default}
         if default is False:
-            how = {"action": "store_true"}
+            options = {"action": "store_true"}
         elif isinstance(default, type):
-            how = {"type": default}
-        parser.add_argument(f"--{name}", **how)
+            options = {"type": default}
+        parser.add_argument(f"--{name}", **options)
     try:
         return parser.parse_known_args(list(flags))[0]
     except argparse.ArgumentError as error:
-        raise LayoutError(str(error), expected="a whole number behind a size") from error
+        raise LayoutError(str(error), expected="a whole number after the flag of a size") from error
 
 
 def without_flag(command: Sequence[str], flag: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What decides a run, and nothing else: four parts, written once, to the run's cell.json."""
+"""Define the configuration of a run: four parts, written once to the run's cell.json."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from mqo.runs import RunFolder
 SOURCE = "source"
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Experiment(_Part):
-    """What is trained, on which data, and from which weights.
+class Experiment(_Section):
+    """The model to train, its data, and the weights it starts from.
 
-    `model` is as it is trained: shrunk where the configuration shrinks. `extra_flags` are the
-    user's own, for Megatron. `teacher` is a folder of checkpoints, or a run that left some, of a
-    model that this one learns from as `distillation_config`, a YAML file, says. `name` is what the
-    user calls the model.
+    `model` has the trained sizes: those that the training configuration shrinks. `extra_flags` are
+    the user's flags for Megatron. `teacher` is a run or a folder of checkpoints, to distill from as
+    configured by `distillation_config`, a YAML file. `name` is the user's name for the model.
     """
 
     model: Model
@@ -54,7 +53,7 @@ class Experiment(_Part):
     def model_name(self) -> str:
         """Return the user's name of the model, or the published one; with * if its shape differs.
 
-        A training configuration that shrinks the model adds no *: its own name says so.
+        A training configuration that shrinks the model does not add the *.
         """
         return self.name or self.model.name + ("*" if self.model_changes else "")
 
@@ -64,14 +63,13 @@ class Experiment(_Part):
         return architecture_changes(self.model, self.extra_flags)
 
 
-class Quantization(_Part):
+class Quantization(_Section):
     """How a run quantizes.
 
-    `types` are the quant types per site that are written into its source; None leaves the literals
-    of the tree as they are (`--quantization source`). Those of linear layers are the `recipe`'s
-    where there is one. `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries
-    quantize. The run itself checks that each layer
-    it is to leave out is there.
+    `types` are the quant types per site, which are written into the run's source; None keeps the
+    literals of the tree (`--quantization source`). A `recipe` sets the types of linear layers.
+    `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. The run
+    itself checks that each excluded layer exists.
     """
 
     mode: str
@@ -85,7 +83,7 @@ class Quantization(_Part):
 
     @property
     def name(self) -> str:
-        """Return what quantizes: recipe, mode (unless it adds nothing), libraries, schedules."""
+        """Return the names of recipe, mode (unless it adds nothing), libraries and schedules."""
         names = [self.recipe.label] if self.recipe else []
         labels = [library.label for library in self.libraries]
         adds = self.mode != tables.UNQUANTIZED or not (names or labels)
@@ -98,8 +96,8 @@ class Quantization(_Part):
         return {library.library: library.format for library in self.libraries}
 
 
-class Cluster(_Part):
-    """Where a run's processes are: torchrun's own terms."""
+class Cluster(_Section):
+    """The nodes and processes of a run, in torchrun's terms."""
 
     nnodes: int = 1
     node_rank: int = 0
@@ -113,10 +111,10 @@ class Cluster(_Part):
         return self.nnodes * self.nproc_per_node
 
 
-class Placement(_Part):
+class Placement(_Section):
     """Where a run runs: its processes, the planner's flags, and the source.
 
-    `megatron` is a full checkout to run in place of the shared tree, by its own pretrain_gpt.py;
+    `megatron` is a full checkout, whose own pretrain_gpt.py runs instead of the shared tree's;
     `without` are patches that are left out.
     """
 
@@ -126,15 +124,15 @@ class Placement(_Part):
     without: tuple[str, ...] = ()
 
 
-class Recording(_Part):
-    """What a run keeps of itself: its options, and where TensorBoard's events go."""
+class Recording(_Section):
+    """What a run records: its options, and the folder for TensorBoard's events."""
 
     tensorboard: Path | None = None
     options: Chosen = {}
 
 
-class RunConfig(_Part):
-    """Model, dataset, mode and training configuration, resolved, with what the user changed."""
+class RunConfig(_Section):
+    """Model, dataset, mode and training configuration, resolved, with the user's changes."""
 
     experiment: Experiment
     quantization: Quantization
@@ -160,19 +158,20 @@ class RunConfig(_Part):
 
     @property
     def title(self) -> str:
-        """Name it for a folder; of several nodes each has a folder."""
-        of = self.experiment
-        parts = (of.model_name, of.dataset.name, self.quantization.name, of.training.name)
-        name = "_".join(map(folder_part, parts)) + ("_distilled" if of.teacher else "")
+        """Return its name for a folder; with several nodes each has its own folder."""
+        experiment = self.experiment
+        names = (experiment.model_name, experiment.dataset.name)
+        parts = map(folder_part, (*names, self.quantization.name, experiment.training.name))
+        name = "_".join(parts) + ("_distilled" if experiment.teacher else "")
         where = self.placement.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
     def quant_toml(self, types: dict[str, str]) -> str:
-        """Return quant.toml of a run whose source says `types`."""
-        how, recipe = self.quantization, self.quantization.recipe
-        options = how.options | self.recording.options
+        """Return quant.toml of a run whose source has `types`."""
+        quant, recipe = self.quantization, self.quantization.recipe
+        options = quant.options | self.recording.options
         operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        return quant_toml(types, options, how.schedule, operands, self._rules())
+        return quant_toml(types, options, quant.schedule, operands, self._rules())
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
@@ -187,18 +186,18 @@ class RunConfig(_Part):
         return list(recipe.all_rules(num_layers(self.experiment))) if recipe else []
 
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
-        """Return it with these flags of a layout."""
+        """Return a copy with these flags of a layout."""
         placement = self.placement.model_copy(update={"layout": tuple(flags)})
         return self.model_copy(update={"placement": placement})
 
     def with_library(self, library: LibraryQuantization) -> RunConfig:
-        """Return it with what another library quantizes."""
+        """Return a copy with what another library quantizes."""
         libraries = (*self.quantization.libraries, library)
         quantization = self.quantization.model_copy(update={"libraries": libraries})
         return self.model_copy(update={"quantization": quantization})
 
     def with_experiment(self, **changes: Any) -> RunConfig:
-        """Return it with another experiment."""
+        """Return a copy with changed fields of the experiment."""
         experiment = self.experiment.model_copy(update=changes)
         return self.model_copy(update={"experiment": experiment})
 
@@ -219,18 +218,18 @@ def resolve(
     """Return the configuration of these names; UnknownNameError lists the valid ones.
 
     `dataset` may be any name, or None, if the user's own data are given. `quantization` is a mode,
-    or "source" for the types in the tree; `linear` and `attention` change the mode, as
-    `tables.changed` has it. A `recipe` has the types of linear layers; MqoError if the mode has
-    one, too. `rest` are fields of the parts, and options by their names. Without
-    `keep_checkpoints`, the training configuration says how many stay; all stay if there are more.
+    or "source" for the types in the tree; `linear` and `attention` change the mode as in
+    `tables.changed`. A `recipe` sets the types of linear layers; MqoError if the mode sets them,
+    too. `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to
+    the number in the training configuration, or to all if the folder already holds more.
     """
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
-    of, how, where, what = _by_part(rest)
-    experiment = _experiment(model, dataset, training, dtype, of)
+    experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
+    experiment = _experiment(model, dataset, training, dtype, experiment_fields)
     mode = _mode(quantization, linear, attention)
     types = mode.types(gemms) if mode else None
     if recipe is not None:
-        _check_beside(recipe, mode, gemms, options)
+        _check_conflicts(recipe, mode, gemms, options)
         types, gemms = (types or {}) | recipe.types.model_dump(), "all"
         options = recipe.options | options
     saves = bool(
@@ -238,9 +237,9 @@ def resolve(
         or experiment.checkpoint
         or "--save" in experiment.extra_flags
     )
-    _check_options(options, where.get("without", ()), saves=saves)
+    _check_options(options, placement_fields.get("without", ()), saves=saves)
     if engine.is_asked(experiment.extra_flags):
-        options.setdefault("cache_weights", True)  # as it does, so that weights draw once a step
+        options.setdefault("cache_weights", True)  # as it does: weights are rounded once per step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
     quantizer, recorder = split(options)
     return RunConfig(
@@ -251,16 +250,16 @@ def resolve(
             gemms=gemms,
             recipe=recipe,
             options=quantizer,
-            libraries=_libraries(experiment, types, how.get("schedule", ())),
-            **how,
+            libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
+            **quantization_fields,
         ),
-        placement=Placement(**where),
-        recording=Recording(options=recorder, **what),
+        placement=Placement(**placement_fields),
+        recording=Recording(options=recorder, **recording_fields),
     )
 
 
 def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each part, in the order of RunConfig; TypeError for one of no part."""
+    """Yield the fields of each part, in the order of RunConfig; TypeError for an unknown field."""
     parts = (Experiment, Quantization, Placement, Recording)
     if unknown := fields.keys() - {name for part in parts for name in part.model_fields}:
         raise TypeError(f"no part of a run's configuration has {', '.join(sorted(unknown))}")
@@ -271,7 +270,7 @@ def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _experiment(
     model: str, dataset: str | None, training: str, dtype: Dtype | None, rest: dict[str, Any]
 ) -> Experiment:
-    """Return the experiment of these names, and of `rest` by its fields."""
+    """Return the experiment of these names; `rest` are its other fields."""
     published = tables.pick(tables.models(), "model", model)
     flags = absolute_paths(rest.get("extra_flags", ()))
     corpus = dataset_of(dataset, rest.get("data_prefix"), flags)
@@ -279,63 +278,69 @@ def _experiment(
         check_own("model", name)
     config = tables.pick(tables.trainings(), "training configuration", training)
     sequence = min(config.sequence, published.train_sequence)
-    made = Experiment(
+    experiment = Experiment(
         model=published.shrunk(config.shrink_width, config.shrink_depth),
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         **rest | {"extra_flags": flags},
     )
-    # Written down for trackers, which read cell.json.
-    return made.model_copy(update={"name": made.model_name}) if made.model_changes else made
+    # Stored for trackers, which read cell.json.
+    changes = {"name": experiment.model_name} if experiment.model_changes else {}
+    return experiment.model_copy(update=changes)
 
 
 def _libraries(
-    of: Experiment, types: dict[str, str] | None, schedule: Sequence[str]
+    experiment: Experiment, types: dict[str, str] | None, schedule: Sequence[str]
 ) -> tuple[LibraryQuantization, ...]:
-    """Return what libraries quantize by a run's flags; a checkpoint may add to it."""
-    ours = engine.flags(of.extra_flags, types, schedule)
-    found = engine_quantization([*ours, *of.extra_flags], num_layers(of))
-    return (found,) if found else ()
+    """Return what libraries quantize under a run's flags; a checkpoint may add to it."""
+    ours = engine.flags(experiment.extra_flags, types, schedule)
+    library = engine_quantization([*ours, *experiment.extra_flags], num_layers(experiment))
+    return (library,) if library else ()
 
 
-def num_layers(of: Experiment) -> int:
-    """Return the transformer blocks of a model, with what the user's own flags say."""
+def num_layers(experiment: Experiment) -> int:
+    """Return the number of transformer blocks of a model, after the user's flags."""
     try:
-        return read_flags(of.extra_flags, {"num-layers": of.model.num_layers}).num_layers
-    except LayoutError:  # check_layout says so
-        return of.model.num_layers
+        layers = {"num-layers": experiment.model.num_layers}
+        return read_flags(experiment.extra_flags, layers).num_layers
+    except LayoutError:  # check_layout reports it
+        return experiment.model.num_layers
 
 
-def _check_beside(recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict[str, Any]) -> None:
-    """Raise MqoError where the recipe and what else was chosen say two things of one operand."""
-    where = f"beside the recipe {recipe.name}"
+def _check_conflicts(
+    recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict[str, Any]
+) -> None:
+    """Raise MqoError if mode, `gemms` or options set what the recipe sets."""
     if mode is None or mode.linear != NONE:
-        found = f"the mode {mode.name} quantizes linear layers" if mode else "'source' was asked"
+        cause = f"the mode {mode.name} quantizes linear layers" if mode else "it was 'source'"
         raise MqoError(
-            f"{where[0].upper()}{where[1:]}, {found}",
-            expected="a mode of attention alone: bf16, which is the default, or FA_T, say",
+            f"The mode cannot be combined with the recipe {recipe.name}: {cause}",
+            expected="a mode that quantizes only attention, such as bf16 (the default) or FA_T",
         )
     if gemms != "fprop":
         raise MqoError(
-            f"--gemms {gemms} stands {where}", expected="none: a recipe has a type for each GEMM"
+            f"--gemms {gemms} cannot be combined with the recipe {recipe.name}",
+            expected="no --gemms: a recipe has a type for each GEMM",
         )
     if options.get("save_activations") == "packed" and recipe.types.fprop == NONE:
         raise MqoError(
-            f"--save-activations packed stands {where}, which quantizes no input of fprop",
-            expected="full: there are no codes to save",
+            f"--save-activations packed was given, but the recipe {recipe.name} quantizes no input "
+            "of fprop",
+            expected="--save-activations full, since there are no codes to save",
         )
     for name in ("rounding", "scale_rule"):
         if name in options and any(name in row.chosen for row in recipe.operands.values()):
             raise MqoError(
-                f"--{name.replace('_', '-')} stands {where}, which has one for each operand",
-                expected="the one or the other",
-                help="A file of your own can have any: `mqo recipe show` prints one to start from",
+                f"--{name.replace('_', '-')} cannot be combined with the recipe {recipe.name}, "
+                "which sets it for each operand",
+                expected="one of the two",
+                help="A FILE.toml of yours can set any: `mqo recipe show` prints one to start from",
             )
 
 
 def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bool) -> None:
-    """Raise MqoError for options that contradict a patch that is left out, or that do nothing."""
+    """Raise MqoError for options that need a patch that is left out, or that change nothing."""
     if "fused_attention" in without and options.get("unnormalized_probs"):
         flag = OPTIONS["unnormalized_probs"].flag
         raise MqoError(
@@ -346,14 +351,15 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
         return
     raise MqoError(
         f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
-        expected="CHECKPOINT, the first argument, or a configuration that saves",
+        expected="CHECKPOINT, the first argument, or a training configuration that saves",
     )
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:
-    """Return the number of checkpoints to keep, 0 for all. By default no existing one is removed.
+    """Return the number of checkpoints to keep, 0 for all.
 
-    More than the default number were kept on purpose; a killed run leaves one more.
+    A folder with more than the default number was filled on purpose, so all stay; a killed run
+    leaves one more.
     """
     there = len(list(checkpoint.glob("iter_*"))) if checkpoint else 0
     return 0 if there > training.keep_last + 1 else training.keep_last
@@ -366,8 +372,8 @@ def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode 
         return tables.changed(mode, linear, attention)
     if linear or attention:
         raise MqoError(
-            f"With the quantization '{SOURCE}' all types are those in the tree",
-            expected="no other type beside it",
-            help="script/quant_type_modifier.py changes those in the tree",
+            f"The quantization '{SOURCE}' takes all types from the tree",
+            expected="no other type with it",
+            help="`script/quant_type_modifier.py` changes the types in the tree",
         )
     return None

@@ -1,7 +1,7 @@
-"""Weights between Hugging Face's folders and upstream's checkpoints.
+"""Convert weights between Hugging Face folders and upstream's checkpoints.
 
-What is on either side is found out here; the weights go through Megatron-LM/tools/convert.py, a
-process on the tree. The target appears when it is complete, by a rename, or not at all.
+This module reads the shapes of both sides; Megatron-LM/tools/convert.py, a process on the tree,
+converts the weights. The target appears by a rename when it is complete, or not at all.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written.
+    """The result of a conversion.
 
-    `flags` are those by which Megatron's programs take a checkpoint for the same model. `notes` say
-    what the user should know, a sentence or two each.
+    `flags` build the same model in Megatron's programs. `notes` are for the user, one or two
+    sentences each.
     """
 
     target: str
@@ -56,16 +56,17 @@ class Converted:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return what the terminal shows."""
+        """Return the lines for the terminal."""
         flags = [f"model flags: {shlex.join(self.flags)}"] if self.flags else []
         return [self.target, *flags, *(f"note: {note}" for note in self.notes)]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A checkpoint that has a form in transformers: its folder, its training, its tokenizer.
+    """A checkpoint that transformers can express: its folder, its training, its tokenizer.
 
-    `shape` has as many tokens as are kept, `sequence` is in tokens. `notes` are those of Converted.
+    The vocabulary of `shape` has only the kept tokens, `sequence` is in tokens. `notes` are those
+    of Converted.
     """
 
     folder: Path
@@ -79,10 +80,10 @@ class Trained:
 def hf_to_megatron(
     tree: Path, source: Path, target: Path, report: Say = lambda line: None
 ) -> Converted:
-    """Write the weights in the folder `source` as a checkpoint, from which a training starts.
+    """Write the weights in the folder `source` as a checkpoint that a training can start from.
 
-    Their dtype stays; where they have several, the checkpoint has fp32. `report` gets a line for
-    each stage.
+    Their dtype stays; if they have several, the checkpoint has fp32. `report` gets a line for each
+    stage.
     """
     check_hf_folder(source)
     config = hf_tokenizer.read_json(source / CONFIG)
@@ -107,20 +108,20 @@ def megatron_to_hf(
 ) -> Converted:
     """Write a checkpoint's newest weights as a folder that transformers loads.
 
-    `source` is a run, or a folder of checkpoints. `tokenizer` is the folder of a tokenizer; by
-    default it is that of the training. `vocab_size` is in rows of the embedding; by default it is
-    the tokenizer's. `dtype` is that of the files; by default it is the checkpoint's. `ignored` are
-    unknown arguments of the checkpoint that the user accepts.
+    `source` is a run, or a folder of checkpoints. `tokenizer` is the folder of a tokenizer, by
+    default the training's. `vocab_size` is in rows of the embedding, by default the tokenizer's.
+    `dtype` is that of the files, by default the checkpoint's. `ignored` are unknown arguments of
+    the checkpoint that the user accepts.
 
     Raises:
-        ConvertError: `source` holds no checkpoint that has a form in transformers; `tokenizer` does
+        ConvertError: `source` holds no checkpoint that transformers can express; `tokenizer` does
             not fit; a value is too large for `dtype`; `target` exists.
     """
-    found = trained(tree, source, tokenizer, vocab_size, ignored)
+    checkpoint = trained(tree, source, tokenizer, vocab_size, ignored)
     with staged(target) as stage:
-        write_in_full(tree, found, stage, dtype, report)
-        model_card.write(stage, target.name, found.training)
-    return Converted(str(target), notes=found.notes)
+        write_in_full(tree, checkpoint, stage, dtype, report)
+        model_card.write(stage, target.name, checkpoint.training)
+    return Converted(str(target), notes=checkpoint.notes)
 
 
 def trained(
@@ -130,14 +131,14 @@ def trained(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Trained:
-    """Find the newest checkpoint of `source` and what belongs to it, as `megatron_to_hf` says."""
+    """Return the newest checkpoint of `source` and its facts; arguments as in `megatron_to_hf`."""
     run, source = run_of(source), checkpoints_of(source)
     if not (source / TRACKER).is_file():
         refuse_hf_folder(source, ConvertError)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     args = published_args(tree, source, ignored)
-    shape, sequence = shape_of_args(args), context_of("the checkpoint", args)
-    check_size("the checkpoint", shape)
+    shape, sequence = shape_of_args(args), context_of("The checkpoint", args)
+    check_size("The checkpoint", shape)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
     rows, note = vocab_size, ""
     if rows is None:
@@ -150,14 +151,14 @@ def trained(
 
 
 def write_in_full(
-    tree: Path, found: Trained, folder: Path, dtype: Dtype | None, report: Say
+    tree: Path, checkpoint: Trained, folder: Path, dtype: Dtype | None, report: Say
 ) -> None:
     """Write the weights, their config.json and the tokenizer into `folder`."""
-    own = dtype_of_args(found.training.args)
-    config = config_of(found.shape, dtype or own, found.sequence)
-    write_configs(folder, config, found.tokenizer)
-    flags = [*program_flags(found.shape, found.sequence), *DTYPES[own]]
-    _run(tree, ["to-hf", str(found.folder), str(folder), *flags], report)
+    own = dtype_of_args(checkpoint.training.args)
+    config = config_of(checkpoint.shape, dtype or own, checkpoint.sequence)
+    write_configs(folder, config, checkpoint.tokenizer)
+    flags = [*program_flags(checkpoint.shape, checkpoint.sequence), *DTYPES[own]]
+    _run(tree, ["to-hf", str(checkpoint.folder), str(folder), *flags], report)
 
 
 def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
@@ -171,18 +172,18 @@ def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -
 
 
 def program_flags(shape: Shape, sequence: int) -> list[str]:
-    """Return the flags of the model without padding of its vocabulary, on the CPU."""
+    """Return the flags of the model on the CPU, without padding of its vocabulary."""
     vocabulary = ["--vocab-size", str(shape.vocab_size), "--make-vocab-size-divisible-by", "1"]
     return [*architecture_flags(shape, sequence), *platform_flags(Machine(1, 0)), *vocabulary]
 
 
-def describe(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    """Return the arguments of a checkpoint: that of an iteration's folder, or the newest."""
+def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
+    """Return the arguments in a checkpoint: of one iteration's folder, or of the newest."""
     return _facts(tree, checkpoint)["arguments"]
 
 
 def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a checkpoint, as `describe` does, for its publication.
+    """Return the arguments in a checkpoint that is to be published.
 
     `ignored` are unknown arguments that the user accepts.
 
@@ -190,7 +191,7 @@ def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) 
         ConvertError: config.json cannot express the model that they describe.
     """
     facts = _facts(tree, checkpoint)
-    parser = {name: Argument(**found) for name, found in facts["parser"].items()}
+    parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
     check_published(facts["arguments"], parser, ignored)
     return facts["arguments"]
 
@@ -204,7 +205,7 @@ def staged(target: Path) -> Iterator[Path]:
     """Yield a folder next to `target`, which is renamed to `target` on success."""
     target = target_of(target)
     if target.exists():
-        raise ConvertError(f"{target} is there already", expected="a new folder")
+        raise ConvertError(f"{target} already exists", expected="a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f".{target.name}-", target.parent) as folder:
         stage = folder / target.name
@@ -212,7 +213,7 @@ def staged(target: Path) -> Iterator[Path]:
         try:
             with full_disk_of(target.parent):
                 yield stage
-        except RunError as error:  # of the program, which may not say what it lacked
+        except RunError as error:  # the program may not report that the disk was full
             if is_full(error) or shutil.disk_usage(folder).free < _NO_ROOM:
                 raise DiskFullError(target.parent) from error
             raise
@@ -224,7 +225,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
-    """Run the program; ConvertError in its words where the files caused it, else RunError."""
+    """Run the program; ConvertError with its message if the files caused it, else RunError."""
     if importlib.util.find_spec("modelopt") is None:
         raise missing("modelopt")  # which knows the names of the weights
     told: set[Advance] = set()

@@ -1,4 +1,4 @@
-"""Finds which products of a training step a tree's source quantizes, by running that source.
+"""Find which products of a training step a tree's source quantizes, by running that source.
 
 The program is Megatron-LM/tools/coverage.py; its results are cached.
 """
@@ -18,7 +18,7 @@ from mqo.launch.effects import differing_lines
 from mqo.launch.engine import LOCAL
 from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_flags
 from mqo.launch.machine import Machine
-from mqo.launch.products import Coverage, lines
+from mqo.launch.products import Coverage, coverage_lines
 from mqo.launch.program_cache import ask_cached, source_of
 from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
@@ -37,14 +37,14 @@ _CPU = Machine(1, 0)
 
 
 def of_config(project: Project, tree: Tree, series: Series, config: RunConfig) -> Coverage:
-    """Return what a run on `tree` would quantize, at the vocabulary it would have.
+    """Return what a run on `tree` would quantize.
 
-    That is the sample's for a smoke run, and the published one otherwise.
+    The vocabulary is the sample's for a smoke run, and the published one otherwise.
     """
     flags = one_process_flags(config, vocabulary_flags(config.experiment))
     with source_of(project, tree, series, config, PROGRAM) as source:
-        found = measure(project, source, flags, config.layers_toml())
-    return _with_libraries(config, found)
+        result = measure(project, source, flags, config.layers_toml())
+    return _with_libraries(config, result)
 
 
 def record(
@@ -57,8 +57,7 @@ def record(
     """Write a run's coverage.json and coverage.txt; print a note if they cannot be computed.
 
     Raises:
-        RunError: a recipe leaves most of its layers' FLOPs unquantized, and the user did not allow
-        it.
+        RunError: a recipe leaves most of its layers' FLOPs unquantized without the user's consent.
     """
     reads: list[Path] = []
     if data.vocab_size:
@@ -68,77 +67,77 @@ def record(
         reads = sorted(data.tokenizer.glob("*.json"))
     try:
         flags = one_process_flags(config, words)
-        found = _with_libraries(
+        result = _with_libraries(
             config, measure(project, folder.source, flags, config.layers_toml(), reads)
         )
     except MqoError as error:
-        report(f"coverage : not known. {error}")
+        report(f"coverage : unknown. {error}")
         return
-    differing = differing_layers(config, found)
-    facts = names(config) | found.as_table() | {"differing": differing}
+    differing = differing_layers(config, result)
+    facts = names(config) | result.as_table() | {"differing": differing}
     folder.coverage.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    folder.coverage_table.write_text(as_text(config, found), encoding="utf-8")
-    report(f"coverage : {found.summary()}")
-    check_share(config, found)
+    folder.coverage_table.write_text(as_text(config, result), encoding="utf-8")
+    report(f"coverage : {result.summary()}")
+    check_share(config, result)
 
 
-def _with_libraries(config: RunConfig, found: Coverage) -> Coverage:
-    """Return the coverage with what other libraries quantize; RunError if that is not known."""
+def _with_libraries(config: RunConfig, coverage: Coverage) -> Coverage:
+    """Return the coverage with what other libraries quantize; RunError if that is unknown."""
     for library in config.quantization.libraries:
         if not library.rules:
             raise RunError(
-                f"{library.label}: which layers it quantizes is not known",
-                expected="a checkpoint that text_generation_ptq.py quantized, or a recipe by flags",
+                f"The layers that {library.library} quantizes ({library.format}) are not known",
+                expected="a checkpoint quantized by text_generation_ptq.py, or a recipe in flags",
             )
-        found = found.with_library(library)
-    return found
+        coverage = coverage.with_library(library)
+    return coverage
 
 
 def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
-    """Return the vocabulary first, so that the user's flags after `--` override it."""
-    of = config.experiment
-    return [*vocabulary, *model_flags(of, _CPU), *of.extra_flags, *LOCAL]
+    """Return a run's flags for one process; the user's flags follow `vocabulary` to override it."""
+    experiment = config.experiment
+    return [*vocabulary, *model_flags(experiment, _CPU), *experiment.extra_flags, *LOCAL]
 
 
 def check_share(config: RunConfig, coverage: Coverage) -> None:
-    """Raise RunError where a recipe quantizes less than half of the FLOPs that it is for.
+    """Raise RunError if a recipe quantizes less than half of the FLOPs that it applies to.
 
     Those are the FLOPs of the transformer blocks' linear layers at the sites that have a type.
     """
-    how = config.quantization
-    if how.recipe is None or how.allow_mostly_unquantized:
+    quant = config.quantization
+    if quant.recipe is None or quant.allow_mostly_unquantized:
         return
-    sites = [site for site, kind in how.recipe.types.model_dump().items() if kind != NONE]
+    sites = [site for site, kind in quant.recipe.types.model_dump().items() if kind != NONE]
     share = coverage.share_of(sites, without=OUTPUT_LAYER)
     if share < LEAST_SHARE:
         raise RunError(
-            f"The recipe {how.recipe.name} quantizes {share:.1%} of the linear layers' FLOPs at "
-            f"{', '.join(sites)}; its rules, the excludes or operands of type none leave out the "
-            "others",
+            f"The recipe {quant.recipe.name} quantizes {share:.1%} of the linear layers' FLOPs at "
+            f"{', '.join(sites)}; its rules, --exclude or operands of type none leave the rest "
+            "unquantized",
             expected=f"{LEAST_SHARE:.0%} or more",
-            help="--allow-mostly-unquantized runs it none the less",
+            help="--allow-mostly-unquantized runs it anyway",
         )
 
 
 def as_text(config: RunConfig, coverage: Coverage) -> str:
-    """Return the table under the run's names."""
-    of, asked = config.experiment, config.quantization
-    which = () if asked.recipe else (f"{asked.gemms} GEMMs",)
-    names = (of.model_name, config.mode_label, *which, of.training.name)
+    """Return the text of coverage.txt: the run's names, the table, and layers that differ."""
+    experiment, quant = config.experiment, config.quantization
+    which = () if quant.recipe else (f"{quant.gemms} GEMMs",)
+    names = (experiment.model_name, config.mode_label, *which, experiment.training.name)
     differing = differing_layers(config, coverage)
     more = [row for line in differing for row in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
-    more = ["", "operands at sites whose layers differ:", *more] if differing else []
-    return "\n".join([", ".join(names), *lines(coverage), *more, ""])
+    more = ["", "operands of sites that differ between layers:", *more] if differing else []
+    return "\n".join([", ".join(names), *coverage_lines(coverage), *more, ""])
 
 
 def differing_of(folder: RunFolder) -> tuple[str, ...]:
-    """Return what a run's coverage.json says of sites whose layers differ."""
+    """Return the lines in a run's coverage.json on sites whose layers differ."""
     there = folder.coverage.is_file()
     return parsed(folder.coverage, Recorded).differing if there else ()
 
 
 def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
-    """Return how operands are quantized at the sites whose layers differ by rule, a line each."""
+    """Return one line per quantization of operands at the sites whose layers differ by rule."""
     types = config.quantization.types
     if types is None or config.quantization.recipe is None:
         return []
@@ -150,11 +149,11 @@ def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
 
 
 def names(config: RunConfig) -> dict[str, Any]:
-    """Return what the coverage is of."""
-    of, asked = config.experiment, config.quantization
-    where = {"model": of.model_name, "training": of.training.name, "dtype": of.dtype}
-    recipe = asked.recipe.label if asked.recipe else None
-    return where | {"mode": asked.mode, "gemms": asked.gemms, "recipe": recipe}
+    """Return the names of the run that the coverage describes, for JSON."""
+    experiment, quant = config.experiment, config.quantization
+    table = {"model": experiment.model_name, "training": experiment.training.name}
+    table |= {"dtype": experiment.dtype, "mode": quant.mode, "gemms": quant.gemms}
+    return table | {"recipe": quant.recipe.label if quant.recipe else None}
 
 
 def measure(
@@ -164,12 +163,12 @@ def measure(
     layers: str = "",
     reads: Sequence[Path] = (),
 ) -> Coverage:
-    """Return what the program in `source` says, or said before; RunError when it fails.
+    """Return the result of the program in `source`, maybe cached; RunError if it fails.
 
-    `reads` are files outside of the source that the flags name, `layers` a quant.toml that says
-    which layers are left unquantized, or have another type.
+    `reads` are files outside of the source that the flags name, `layers` is a quant.toml with the
+    layers that are unquantized or have another type.
     """
-    found = ask_cached(
+    table = ask_cached(
         project,
         source,
         PROGRAM,
@@ -177,6 +176,6 @@ def measure(
         options=layers,
         reads=reads,
         limit_s=TIME_LIMIT_S,
-        help="What it cannot do without data and memory, it cannot count",
+        help="Coverage runs the model without data or memory; leave out flags that need them",
     )
-    return Coverage.from_table(found)
+    return Coverage.from_table(table)

@@ -1,7 +1,7 @@
-"""Refuse options that change nothing, from the resolved table of a run.
+"""Refuse options that change nothing in a run.
 
-tools/mqo/quant/table.py resolves a run's options. Here its answers become errors that
-name the option, what reads it, and what this run has.
+tools/mqo/quant/table.py resolves a run's options. This module turns its findings into errors that
+name the option, what reads it, and what this run quantizes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def quant_config(
 def unread_options(
     config: Any, names: Iterable[str], layers: Layers | None = None, steps: int | None = None
 ) -> list[str]:
-    """Return those of `names` that change no entry of a QuantConfig's table."""
+    """Return the options among `names` that change no entry of a QuantConfig's table."""
     acting = [name for name in names if OPTIONS[name].table in option_table.READ_TABLES]
     return [name for name in acting if option_table.unread(config, name, layers, steps)]
 
 
 def unread_excludes(config: Any) -> list[str]:
-    """Return the patterns of a QuantConfig that are only for sites without a type."""
+    """Return the patterns of a QuantConfig that apply only to sites without a type."""
     return option_table.unread_excludes(config, None)
 
 
@@ -57,7 +57,7 @@ def unread_schedules(config: Any) -> list[str]:
 
 
 def differing_lines(config: RunConfig, types: Mapping[str, str], layers: Layers) -> list[str]:
-    """Return how operands are quantized at the sites whose layers differ, a line for each way."""
+    """Return one line per quantization of operands at the sites whose layers differ."""
     ways: dict[tuple[str, int, int], list[str]] = {}
     for row in option_table.differing(resolved_config(config, types), layers):
         key = (row.words, row.count, row.total)
@@ -76,31 +76,30 @@ def check_effects(
     Args:
         config: the run.
         types: the types of its sites: the mode's, or those in the tree.
-        layers: the model's layers by site; None if they are not known yet. Then patterns are
-            checked by their sites only.
+        layers: the model's layers by site. If None, patterns are checked only by their sites.
     """
-    for found, expected in _faults(config, types, layers):
+    for fault, expected in _faults(config, types, layers):
         raise NoEffectError(
-            found,
+            fault,
             expected=expected,
-            help="Leave it out; `--dry-run` shows what a run quantizes",
+            help="Leave it out; --dry-run shows what the run quantizes",
         )
 
 
 def _faults(
     config: RunConfig, types: Mapping[str, str], layers: Layers | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (what has no effect, what would have one)."""
-    how = config.quantization
+    """Yield (what has no effect, what would have an effect)."""
+    quant = config.quantization
     steps = length(config.experiment).steps
     resolved = resolved_config(config, types)
     table = option_table.entries(resolved, layers, steps)
     has = _kinds(table)
-    if how.gemms == "all" and how.recipe is None and not _quantizes_backward(types):
+    if quant.gemms == "all" and quant.recipe is None and not _quantizes_backward(types):
         yield (
-            f"--gemms all changes nothing: {how.mode} quantizes no linear layer; this run has "
+            f"--gemms all changes nothing: {quant.mode} quantizes no linear layer; this run has "
             f"{has}",
-            "a mode with a type of linear layers",
+            "a mode that quantizes linear layers",
         )
     for name in unread_options(resolved, _given(config), layers, steps):
         flag, value = OPTIONS[name].flag, getattr(resolved, name)
@@ -111,16 +110,16 @@ def _faults(
         )
     for site in option_table.unread_schedules(resolved, steps):
         yield (
-            f"The schedule of {site} changes nothing: it has one type in all {steps} steps",
-            "another type that begins before the last step",
+            f"The schedule of {site} changes nothing: it has the same type in all {steps} steps",
+            "a second type that begins before the last step",
         )
     yield from _pattern_faults(config, resolved, layers)
-    if how.recipe is not None and how.recipe.own:
+    if quant.recipe is not None and quant.recipe.own:
         for operand, key in option_table.unread_rows(resolved, layers):
             yield (
-                f"{key} of operands.{operand} in the recipe {how.recipe.name} changes nothing; "
+                f"{key} of operands.{operand} in the recipe {quant.recipe.name} changes nothing: "
                 f"this run has {has}",
-                "a key that the operand's format reads",
+                "only keys that the operand's format reads",
             )
 
 
@@ -131,7 +130,7 @@ def _pattern_faults(
         why = (
             "no GEMM at its sites is quantized" if layers is None else "its layers are unquantized"
         )
-        yield f"--exclude {pattern} changes nothing: {why} without it", "a pattern of such layers"
+        yield f"--exclude {pattern} changes nothing: {why} without it", "layers that are quantized"
     if layers is None:
         return
     recipe = config.quantization.recipe
@@ -140,19 +139,19 @@ def _pattern_faults(
     for rule in recipe.rules:
         if rule.is_of_ends:
             continue
-        others = tuple(one for one in resolved.rules if one.layers != rule.pattern)
+        others = tuple(other for other in resolved.rules if other.layers != rule.pattern)
         if not option_table.changes_layers(resolved, layers, rules=others):
             yield (
                 f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
                 "exclude or an earlier rule covers its layers",
-                "a rule that gives some layer another type",
+                "a rule that changes the type of a layer",
             )
 
 
 def _given(config: RunConfig) -> Iterator[str]:
     """Yield the options that a user or a recipe chose."""
     for name in (*config.quantization.options, *config.recording.options):
-        # With Transformer Engine's layers the launcher turns it on, as they do.
+        # The launcher turns it on for Transformer Engine's layers, which cache weights themselves.
         is_automatic = name == "cache_weights" and engine.is_asked(config.experiment.extra_flags)
         if not is_automatic:
             yield name
@@ -163,20 +162,20 @@ def _quantizes_backward(types: Mapping[str, str]) -> bool:
 
 
 def _kinds(table: Iterable[Any]) -> str:
-    """Return 'mxfp8 at fprop and qk, ...' of a table's entries."""
-    found: dict[str, set[str]] = {}
+    """Return the types in a table by site: 'mxfp8 at fprop and qk, ...'."""
+    sites_by_type: dict[str, set[str]] = {}
     for entry in table:
-        found.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
+        sites_by_type.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
     parts = [
         f"{kind} at {_listed([s for s in formats.SITES if s in sites], 'and')}"
-        for kind, sites in sorted(found.items())
+        for kind, sites in sorted(sites_by_type.items())
         if kind != NONE
     ]
     return ", ".join(parts) or "no quantized operand"
 
 
 def _readers(name: str) -> str:
-    """Return what reads an option: types and sites."""
+    """Return the types and sites that read an option."""
     kinds, sites, is_random = option_table.readers(name)
     types = "any type" if len(kinds) == len(formats.FORMATS) else _listed(kinds)
     where = "any site" if len(sites) == len(formats.SITES) else _listed(sites)

@@ -1,7 +1,7 @@
-"""Runs a saved model under any training mode: computes its loss on a text, or generates text.
+"""Run a saved model under any training mode: compute its loss on a text, or generate text.
 
-Quant types are in the source, so each mode has its own snapshot in a temporary folder. A program of
-the tree runs there.
+Quant types are in the source, so each mode gets a snapshot in a temporary folder, in which a
+program of the tree runs.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
 Measured = TypeVar("Measured")
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation reaches
+BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation runs
 AS_TRAINED = "as trained"
 _LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A checkpoint to run: its name for people, its folder, and the run's quant.toml if any."""
+class SavedModel:
+    """A checkpoint to run: its name in tables, its folder, and its run's quant.toml if any."""
 
     name: str
     folder: Path
     quant_config: Path | None
 
     @classmethod
-    def of(cls, path: Path) -> Place:
-        """Return what `path` means: a run, a folder of checkpoints, or that of one iteration.
+    def find(cls, path: Path) -> SavedModel:
+        """Return the model at `path`: a run, a folder of checkpoints, or one iteration's folder.
 
         Raises:
-            CheckpointError: it holds none.
+            CheckpointError: it holds no checkpoint.
         """
         path = path.resolve()
         folder = checkpoints_of(path)
         if not (folder / "metadata.json").is_file():
             if not (folder / TRACKER).is_file():
                 refuse_hf_folder(path, CheckpointError)
-            expected = f"a run that saved, a folder with {TRACKER}, or that of an iteration"
+            expected = f"a run that saved, a folder with {TRACKER}, or the folder of an iteration"
             require_tracker(folder, CheckpointError, expected)
         else:
             require_files(folder, CheckpointError)
@@ -80,19 +80,19 @@ def text(
     tokenizer: Path | None = None,
     tokens: int | None = None,
 ) -> list[str]:
-    """Name what is evaluated: indexed datasets whole, or a file; without either what was held out.
+    """Return the options that name the text: indexed datasets, a file, or else the held-out data.
 
-    `tokens` is how many are predicted at most.
+    `tokens` is the maximum number of predicted tokens.
 
     Raises:
-        CheckpointError: two texts are named, or a tokenizer without a file.
-        DataError: there is no such dataset.
+        CheckpointError: datasets and a file are named, or a tokenizer without a file.
+        DataError: a dataset does not exist.
     """
     if data and file:
-        raise CheckpointError("Both --data and --text were given", expected="one of them")
+        raise CheckpointError("Both --data and --text were given", expected="only one of them")
     if tokenizer and not file:
         raise CheckpointError(
-            "A tokenizer was given and no text", expected="--text FILE beside --tokenizer"
+            "--tokenizer was given without a text", expected="--text FILE with --tokenizer"
         )
     for prefix in data:
         check_prefix(prefix)
@@ -106,7 +106,7 @@ def text(
 
 
 def tokenizer_words(folder: Path | None) -> list[str]:
-    """Return the words that name a tokenizer; CheckpointError if its files are not safe to read."""
+    """Return the option for a tokenizer; CheckpointError if its files are not safe to read."""
     if folder is None:
         return []
     with reading(CheckpointError):
@@ -115,17 +115,17 @@ def tokenizer_words(folder: Path | None) -> list[str]:
 
 
 def ignoring(names: Sequence[str]) -> list[str]:
-    """Return the words by which a program accepts unknown arguments of a checkpoint."""
+    """Return the options that make a program accept unknown arguments of a checkpoint."""
     return [f"{IGNORE_FLAG}={name}" for name in names]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a checkpoint loses under a mode: `loss` in nats per token, over `tokens` of them.
+    """The loss of a checkpoint under a mode: `loss` in nats per token, over `tokens` tokens.
 
-    `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names what
-    was read. `iteration` is None for weights that no training here has saved, `modelopt` the format
-    that ModelOpt quantizes them to, whatever the mode.
+    `types` are {site: quant type} of the GEMMs that ran, `window` is in tokens, `text` names the
+    text. `iteration` is None for weights that no training here saved, `modelopt` is the format to
+    which ModelOpt quantizes them in any mode.
     """
 
     checkpoint: str
@@ -146,21 +146,21 @@ class Loss:
         return math.inf if self.loss > _LARGEST else math.exp(self.loss)
 
     def as_table(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the loss and perplexity for JSON."""
         return {**vars(self), "perplexity": self.perplexity}
 
 
 def sampling(
     *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, cache: bool = True, **rest: int
 ) -> list[str]:
-    """Return the options of sampling; temperature 0 takes the most likely token.
+    """Return the options for sampling; temperature 0 takes the most likely token.
 
-    The `rest` are `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would
-    have no effect.
+    `rest` has `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would have
+    no effect.
     """
     if temperature == 0 and (top_k or top_p < 1):
         raise CheckpointError(
-            "--top-k and --top-p choose what is drawn from, and temperature 0 draws nothing",
+            "--top-k and --top-p change nothing at --temperature 0, which does not sample",
             expected="a --temperature above 0, such as 1",
         )
     numbers = {"temperature": temperature, "top-k": top_k, "top-p": top_p, **rest}
@@ -170,90 +170,90 @@ def sampling(
 
 def evaluate(
     tree: Tree,
-    places: Sequence[Place],
+    models: Sequence[SavedModel],
     modes: Sequence[str],
     words: Sequence[str] = (),
     report: Say = lambda line: None,
 ) -> list[Loss]:
-    """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is the run's own.
+    """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` are what `text` returned.
+    `words` is the result of `text`.
 
     Raises:
-        CheckpointError: a checkpoint or a text that does not do.
+        CheckpointError: a checkpoint or the text cannot be used.
     """
 
-    def measure(place: Place, how: How, watch: Watch) -> Loss:
-        before = ["run", str(place.folder)]
-        facts = run(tree, place, how, EVALUATE, before, words, watch=watch)
+    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> Loss:
+        before = ["run", str(model.folder)]
+        facts = run(tree, model, quant, EVALUATE, before, words, watch=watch)
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
-        return Loss(place.name, how.name, how.types, loss=loss, text=texts, **facts)
+        return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
 
-    return each(tree, places, modes, measure, report)
+    return each(tree, models, modes, measure, report)
 
 
 def each(
     tree: Tree,
-    places: Sequence[Place],
+    models: Sequence[SavedModel],
     modes: Sequence[str],
-    measure: Callable[[Place, How, Watch], Measured],
+    measure: Callable[[SavedModel, ForwardPass, Watch], Measured],
     report: Say,
 ) -> list[Measured]:
-    """Measure each checkpoint under each mode, in this order, and show how far it is."""
-    found = []
-    pairs = [(place, mode) for place in places for mode in modes]
+    """Measure each checkpoint under each mode, in this order, and show the progress."""
+    results = []
+    pairs = [(model, mode) for model in models for mode in modes]
     with Display.of(report).live() as display:
-        for n, (place, mode) in enumerate(pairs, 1):
-            how = how_of(tree, place, mode)
-            name = how.name
-            display(f"{place.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
+        for n, (model, mode) in enumerate(pairs, 1):
+            quant = forward_pass(tree, model, mode)
+            name = quant.name
+            display(f"{model.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
-            found.append(measure(place, how, count.show))
-    return found
+            results.append(measure(model, quant, count.show))
+    return results
 
 
 def generate(
     tree: Tree,
-    place: Place,
+    model: SavedModel,
     mode: str,
     prompts: Sequence[str],
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """Return what follows each prompt: {"mode", "types", "iteration", "texts"}.
+    """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
-    `words` are what `sampling` returned. Each text is {"prompt", "text", "tokens" (ids), "ended"
+    `words` is the result of `sampling`. Each text is {"prompt", "text", "tokens" (ids), "ended"
     ("length", or "end of document")}.
 
     Raises:
-        CheckpointError: a checkpoint, a tokenizer or a prompt that does not do.
+        CheckpointError: a checkpoint, a tokenizer or a prompt cannot be used.
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    how = how_of(tree, place, mode)
+    quant = forward_pass(tree, model, mode)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
         words += ["--prompts", str(file)]
-        facts = run(tree, place, how, GENERATE, [str(place.folder)], words)
-    return {"mode": how.name, "types": how.types, **facts}
+        facts = run(tree, model, quant, GENERATE, [str(model.folder)], words)
+    return {"mode": quant.name, "types": quant.types, **facts}
 
 
-def lines(found: Sequence[Loss]) -> list[str]:
-    """Return a table a checkpoint; its losses also as differences from its first mode's."""
+def loss_lines(results: Sequence[Loss]) -> list[str]:
+    """Return one table per checkpoint, with each loss and its difference to the first mode's."""
     text: list[str] = []
-    by_place: dict[str, list[Loss]] = {}
-    for one in found:
-        by_place.setdefault(one.checkpoint, []).append(one)
-    for name, losses in by_place.items():
+    by_checkpoint: dict[str, list[Loss]] = {}
+    for loss in results:
+        by_checkpoint.setdefault(loss.checkpoint, []).append(loss)
+    for name, losses in by_checkpoint.items():
         first = losses[0]
         text += [heading(name, first.iteration, first.modelopt), *first.text]
         text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
         text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
-        for one in losses:
-            apart = "" if one is first else f"{one.loss - first.loss:+.4f}"
-            name = tables.mode_label(one.mode, one.dtype)
-            row = f"{name:<24} {one.loss:>9.4f} {one.perplexity:>#12.5g} {apart:>11}"
+        for loss in losses:
+            apart = "" if loss is first else f"{loss.loss - first.loss:+.4f}"
+            name = tables.mode_label(loss.mode, loss.dtype)
+            row = f"{name:<24} {loss.loss:>9.4f} {loss.perplexity:>#12.5g} {apart:>11}"
             text.append(row.rstrip())
         text.append("")
     return text[:-1]
@@ -266,38 +266,38 @@ def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str
 
 
 @dataclass(frozen=True)
-class How:
-    """What a forward pass quantizes: a mode's name, {site: type}, and rows of a recipe's."""
+class ForwardPass:
+    """How a forward pass is quantized: a mode's name, {site: type}, and rows of a recipe."""
 
     name: str
     types: dict[str, str]
     rows: dict[str, Any]
 
 
-def how_of(tree: Tree, place: Place, mode: str) -> How:
-    """Return what a mode quantizes of the GEMMs that a forward pass has.
+def forward_pass(tree: Tree, model: SavedModel, mode: str) -> ForwardPass:
+    """Return how a mode quantizes the GEMMs of a forward pass.
 
-    Of AS_TRAINED what the checkpoint says, and its run's recipe; nothing quantized where it says
-    nothing: then no quantized training wrote it.
+    For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
+    nothing is quantized: no quantized training wrote the checkpoint.
     """
     if mode != AS_TRAINED:
         types = tables.pick(tables.modes(), "quantization mode", mode).types()
-        return How(mode, _forward(types), {})
-    words = ["describe", str(place.folder)]
+        return ForwardPass(mode, _forward(types), {})
+    words = ["describe", str(model.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
     types = _forward(facts["types"])
-    if facts["rows"] and place.quant_config is None:
+    if facts["rows"] and model.quant_config is None:
         raise CheckpointError(
-            f"{place.folder} was trained by a recipe, and no quant.toml is beside it",
-            expected="a copy of the run's quant.toml in that folder, or the run itself",
-            help="Naming a mode runs it in that one in place of the recipe",
+            f"{model.folder} was trained with a recipe, and there is no quant.toml next to it",
+            expected="a copy of its quant.toml in that folder, or the run itself",
+            help="To run it without the recipe, name a mode",
         )
-    if rows := recipe_rows(place.quant_config, types):
-        return How(AS_TRAINED, types, rows)
+    if rows := recipe_rows(model.quant_config, types):
+        return ForwardPass(AS_TRAINED, types, rows)
     for name, known in tables.modes().items():
         if _forward(known.types()) == types:
-            return How(name, types, {})
-    return How(AS_TRAINED, types, {})
+            return ForwardPass(name, types, {})
+    return ForwardPass(AS_TRAINED, types, {})
 
 
 def _forward(types: Mapping[str, str]) -> dict[str, str]:
@@ -306,8 +306,8 @@ def _forward(types: Mapping[str, str]) -> dict[str, str]:
 
 def run(
     tree: Tree,
-    place: Place,
-    how: How,
+    model: SavedModel,
+    quant: ForwardPass,
     program: str,
     before: Sequence[str],
     words: Sequence[str],
@@ -317,12 +317,12 @@ def run(
     machine = detect()
     with temporary_folder("mqo-evaluation-") as folder:
         source, config = folder / "source", folder / "quant.toml"
-        snapshot(tree, source, types=how.types)
+        snapshot(tree, source, types=quant.types)
         bytecode.share(tree, source)
-        # No weight changes: to quantize each one once gives the same bits.
-        options = _options(place.quant_config) | {"cache_weights": True, "every": 0}
+        # Weights do not change, so quantizing each one once gives the same bits.
+        options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        config.write_text(quant_toml(how.types, options, **how.rows), encoding="utf-8")
+        config.write_text(quant_toml(quant.types, options, **quant.rows), encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
@@ -330,10 +330,10 @@ def run(
 
 
 def _options(config: Path | None) -> dict[str, Any]:
-    """Return how a run quantized: its options, and the layers that it left out."""
-    said = _said(config)
-    options = {name: value for name, value in said.quantizer.items() if name in OPTIONS}
-    options |= {"exclude": said.layers.exclude} if said.layers.exclude else {}
+    """Return a run's quantizer options, with the layers that it excluded."""
+    record = _said(config)
+    options = {name: value for name, value in record.quantizer.items() if name in OPTIONS}
+    options |= {"exclude": record.layers.exclude} if record.layers.exclude else {}
     try:
         return TypeAdapter(Chosen).validate_python(options)
     except MqoError as error:
@@ -341,15 +341,15 @@ def _options(config: Path | None) -> dict[str, Any]:
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a run's recipe for `quant_toml`, where `types` are of a phase of it."""
-    said = _said(config)
+    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
+    record = _said(config)
     for site, quant_type in _forward(types).items():
-        later = re.findall(r"\w+", said.schedule.get(site, ""))
-        if quant_type not in (tables.NONE, said.asked.get(site, tables.NONE), *later):
+        later = re.findall(r"\w+", record.schedule.get(site, ""))
+        if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
             return {}
-    return {name: rows for name in ("operands", "rules") if (rows := getattr(said, name))}
+    return {name: rows for name in ("operands", "rules") if (rows := getattr(record, name))}
 
 
 def _said(config: Path | None) -> QuantToml:
-    """Return what a quant.toml says; nothing without one."""
+    """Return the content of a quant.toml; an empty one if `config` is None."""
     return parsed(config, QuantToml) if config else QuantToml()

@@ -1,4 +1,4 @@
-"""Metrics of a run whose program writes none: upstream's own, which only has TensorBoard's."""
+"""Copy metrics from TensorBoard's events for upstream's own program, which writes no others."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from mqo.terminal import jsonable
 
 
 def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:
-    """Write the scalars that were added to TensorBoard's events `since` (seconds of the epoch).
+    """Write the scalars added to TensorBoard's events `since` (seconds since the epoch).
 
-    What upstream plots a second time over samples holds nothing new.
+    Upstream's second plots, over samples, are left out: they repeat the others.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if not tensorboard.is_dir():
         return
-    # A resumed run repeats iterations; its folder is that of the run before.
+    # A resumed run repeats iterations, in the TensorBoard folder of the run before.
     events = EventAccumulator(
         str(tensorboard), size_guidance={"scalars": 0}, purge_orphaned_data=False
     )
     events.Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.endswith(" vs samples")]
-    found = [(tag, event) for tag in tags for event in events.Scalars(tag)]
+    scalars = [(tag, event) for tag in tags for event in events.Scalars(tag)]
     with folder.metrics.open("w", encoding="utf-8") as lines:
-        for tag, event in sorted(found, key=lambda row: row[1].wall_time):
+        for tag, event in sorted(scalars, key=lambda row: row[1].wall_time):
             if event.wall_time < since:
                 continue
             row = {"iteration": event.step, "name": tag, "value": jsonable(event.value)}

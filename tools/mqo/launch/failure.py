@@ -1,4 +1,4 @@
-"""Why a training ended that did not end well: from failure.txt, and from the log."""
+"""Explain why a training failed, from failure.txt and the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from mqo.runs import RunFolder
 from mqo.untrusted import Limit, UntrustedFileError, read_text
 
-# What a process says of another one's end. The cause is elsewhere.
+# Errors of a process that lost another one. The cause is elsewhere.
 _FOLLOWS = re.compile(
     r"\bby peer\b|broken pipe|gloo/transport|DistNetworkError|communicator was aborted"
     r"|remote process exited|collective operation timeout|socket timeout",
@@ -26,7 +26,7 @@ _ENDED = re.compile(
     re.MULTILINE,
 )
 _NAMED = (
-    r"[\w.]*GuardError\b",  # before what else it says as "mqo: "
+    r"[\w.]*GuardError\b",  # before its other lines, which begin with "mqo: "
     r"mqo: .*\. Expected: ",  # other lines of mqo are notes
     r"\S+\.py: error: ",
     r"(?!torch\.distributed\.elastic)[\w.]*(Error|Exception)\b",
@@ -35,7 +35,7 @@ _NAMED = (
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that a signal ended: its rank, its number on its host, and the signal's number."""
+    """A process that a signal ended: its rank, process id, host, and the signal's number."""
 
     rank: int
     pid: int
@@ -44,7 +44,7 @@ class Ended:
 
     @property
     def follows(self) -> bool:
-        """Return whether it may have been ended, or have aborted, because of another process."""
+        """Return whether another process may have caused its end or abort."""
         return self.number in (signal.SIGTERM, signal.SIGABRT)
 
     def text(self) -> str:
@@ -62,17 +62,17 @@ class Ended:
 def reason(folder: RunFolder, alone: Ended | None = None) -> str:
     """Return why a run failed, in one line: the first known cause.
 
-    `alone` is the only process of a run if a signal ended it, which torchrun does not report.
+    `alone` is the only process of a run, if a signal ended it: torchrun does not report that.
 
     Causes are, in this order, the program's failure.txt, the signal that ended a process, and the
     last error in the log. Errors that only report the loss of another process come last.
     """
-    said = _read(folder.failure).strip()
-    if said and not _FOLLOWS.search(said):
-        return said
+    text = _read(folder.failure).strip()
+    if text and not _FOLLOWS.search(text):
+        return text
     log = _read(folder.log)
-    found = [alone] if alone else ended_by_signal(log)
-    ended = sorted(found, key=lambda one: one.follows)
+    signaled = [alone] if alone else ended_by_signal(log)
+    ended = sorted(signaled, key=lambda process: process.follows)
     if ended and not ended[0].follows:
         return ended[0].text()
     lines = log.splitlines()
@@ -80,16 +80,16 @@ def reason(folder: RunFolder, alone: Ended | None = None) -> str:
         return cause
     if ended:
         return ended[0].text()
-    if lost := said or _last_error(lines):
-        return f"{lost} (another process may have been lost first: see the log of each node)"
+    if lost := text or _last_error(lines):
+        return f"{lost} (another process may have failed first: see the log of each node)"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def ended_by_signal(log: str) -> list[Ended]:
     """Return the processes that torchrun's summary says a signal ended, the root cause first."""
     return [
-        Ended(int(one["rank"]), int(one["pid"]), one["host"], int(one["number"]))
-        for one in reversed(list(_ENDED.finditer(log)))
+        Ended(int(match["rank"]), int(match["pid"]), match["host"], int(match["number"]))
+        for match in reversed(list(_ENDED.finditer(log)))
     ]
 
 

@@ -1,7 +1,7 @@
-"""Tells a command whose training has ended before: by the tracker, and by a record in CHECKPOINT.
+"""Detect that a command's training has finished: by the tracker, and by a record in CHECKPOINT.
 
-The record is written after result.json, so that a run that was killed before its final validation,
-or during it, validates when its command is given again.
+The record is written after result.json, so that a run that was killed before or during its final
+validation validates when its command is started again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from mqo.runs import RunFolder, replace_text
 from mqo.untrusted import UntrustedFileError, sha256_of
 
 FILE, MANIFEST = "finished.json", "integrity.json"
-# Flags of Megatron's that say which checkpoint a run starts from, and whether it counts on.
+# Megatron's flags that set which checkpoint a run starts from, and whether it counts steps from 0.
 _START = {"load": str, "ckpt-step": int, "finetune": False, "skip-train": False}
 
 
 class Record(BaseModel):
-    """What finished.json says: the checkpoint that was validated, by which run, and its settings.
+    """The content of finished.json: the validated checkpoint, its run, and the run's settings.
 
-    The checkpoint is told by its iteration and by the SHA-256 of its integrity.json. `settings`
-    decide the weights and what a validation measures.
+    Its iteration and the SHA-256 of its integrity.json identify the checkpoint. `settings`
+    determine the weights and what a validation measures.
     """
 
     iteration: int
@@ -41,14 +41,14 @@ class Record(BaseModel):
 
 
 class _Manifest(BaseModel):
-    """What integrity.json says: the SHA-256 of each file."""
+    """The content of integrity.json: the SHA-256 of each file."""
 
     files: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A training that has nothing left to do: `step` of `steps` are trained."""
+    """A training that has nothing left to do, at `step` of `steps`."""
 
     step: int
     steps: int
@@ -62,11 +62,11 @@ class Finished:
 
 
 def finished(config: RunConfig) -> Finished | None:
-    """Return the finished training of the command of `config`; None if something is left to do.
+    """Return the finished training of the command of `config`; None if it is not finished.
 
-    It is finished if there is a whole checkpoint of the last step and a record of its validation,
-    or a whole checkpoint of a later step, whose validation is not this command's. A damaged
-    checkpoint does not count: the run takes an older one and trains again.
+    It is finished if there is an intact checkpoint of the last step with a record of its
+    validation, or an intact checkpoint of a later step, which this command would not validate. A
+    damaged checkpoint does not count: the run resumes from an older one.
 
     Raises:
         RunError: the last step was trained by a command with other settings.
@@ -75,23 +75,23 @@ def finished(config: RunConfig) -> Finished | None:
     steps = length(config.experiment).steps
     if folder is None or step is None or step < steps:
         return None
-    place = checkpoint(folder, str(step))
-    record = _read_record(folder, step, _sha256(place / MANIFEST))
-    if (record is None and step == steps) or not _is_whole(place):
+    path = checkpoint(folder, str(step))
+    record = _read_record(folder, step, _sha256(path / MANIFEST))
+    if (record is None and step == steps) or not _is_whole(path):
         return None
     if record is not None:
         _check_settings(folder, record, config)
-    return Finished(step, steps, place, record.run if record else None)
+    return Finished(step, steps, path, record.run if record else None)
 
 
-def started_from(of: Experiment) -> tuple[Path | None, int | None]:
-    """Return the folder and the iteration of the checkpoint that a run of `of` continues.
+def started_from(experiment: Experiment) -> tuple[Path | None, int | None]:
+    """Return the folder and the iteration of the checkpoint that the run continues.
 
-    The iteration is None if there is none, if it is a release checkpoint, and if the run counts its
+    The iteration is None without a checkpoint, for a release checkpoint, or if the run counts its
     steps from 0.
     """
-    flags = read_flags(of.extra_flags, _START)
-    folder = Path(flags.load) if flags.load else of.checkpoint
+    flags = read_flags(experiment.extra_flags, _START)
+    folder = Path(flags.load) if flags.load else experiment.checkpoint
     if folder is None or flags.finetune or flags.skip_train:
         return folder, None
     step = newest(folder) if flags.ckpt_step is None else str(flags.ckpt_step)
@@ -99,10 +99,10 @@ def started_from(of: Experiment) -> tuple[Path | None, int | None]:
 
 
 def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> None:
-    """Write the record of a run that ended, with its result, to where it saved.
+    """Write the record of a finished run into the folder that it saved in.
 
-    Only the last of several nodes has a result. A run that left early, as with --exit-interval, has
-    no final validation.
+    Only the last of several nodes has a result. A run that stopped early, as with --exit-interval,
+    has no final validation and gets no record.
     """
     where, save = config.placement.cluster, flag_values(command, "--save")
     if not folder.ended.exists() or not save or where.node_rank < where.nnodes - 1:
@@ -122,11 +122,11 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """Return what two commands of one training have in common."""
+    """Return the settings that two commands of the same training share."""
     names = {"dtype", "teacher", "distillation_config"}
-    of = config.experiment.model_dump(mode="json", include=names)
-    of |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
-    return of | config.quantization.model_dump(mode="json")
+    settings = config.experiment.model_dump(mode="json", include=names)
+    settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
+    return settings | config.quantization.model_dump(mode="json")
 
 
 def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
@@ -139,13 +139,13 @@ def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
     if changed:
         raise RunError(
             f"{folder} holds a finished training with other settings: {', '.join(changed)}",
-            expected="the settings of that training, or a CHECKPOINT of this one's own",
-            help=f"{record.run} was its run",
+            expected=f"the settings of that training, {record.run}",
+            help="To train with these settings, give the run another CHECKPOINT",
         )
 
 
 def _read_record(folder: Path, step: int, manifest: str | None) -> Record | None:
-    """Return the record in a folder; None if it is damaged, or of another checkpoint."""
+    """Return the record in a folder; None if it is damaged or is about another checkpoint."""
     try:
         record = parsed(folder / FILE, Record) if (folder / FILE).is_file() else None
     except RunError:
@@ -155,17 +155,17 @@ def _read_record(folder: Path, step: int, manifest: str | None) -> Record | None
     return record
 
 
-def _is_whole(place: Path) -> bool:
-    """Return whether the files of a checkpoint have the hashes that were saved with them."""
+def _is_whole(path: Path) -> bool:
+    """Return whether the files of a checkpoint match the hashes that were saved with them."""
     try:
-        files = parsed(place / MANIFEST, _Manifest).files if (place / MANIFEST).is_file() else {}
-        return bool(files) and all(_sha256(place / name) == was for name, was in files.items())
+        files = parsed(path / MANIFEST, _Manifest).files if (path / MANIFEST).is_file() else {}
+        return bool(files) and all(_sha256(path / name) == was for name, was in files.items())
     except RunError:
         return False
 
 
 def _sha256(path: Path) -> str | None:
-    """Return the hash of a file; None if it is not one that can be read."""
+    """Return the hash of a file; None if it cannot be read."""
     try:
         return sha256_of(path)
     except UntrustedFileError:

@@ -1,4 +1,4 @@
-"""The flags of a run, all of them upstream's own, in the groups a reader looks for."""
+"""Build upstream's flags for a run, grouped by subject."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from mqo.launch.naming import data_file
 from mqo.matrix.tables import NONE, Training
 from mqo.runs import RunFolder, checkpoints_of
 
-# Without Transformer Engine and apex, which the local implementation does not need, these fusions
-# have nothing to fuse with.
+# These fusions need Transformer Engine or apex, which the local implementation does without.
 _LOCAL = [
     "--transformer-impl local --no-persist-layer-norm --no-masked-softmax-fusion --no-rope-fusion",
 ]
-# A kernel of apex, that adds weight gradients to those of earlier micro-batches.
+# Turns off apex's kernel that adds weight gradients to those of earlier micro-batches.
 _NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
 _UNFUSED = ("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion")
-# What --no-fusions leaves out: all that a run may take on a GPU, and that touches no site.
+# What --no-fusions turns off: all fusions that a run may use on a GPU and that touch no site.
 NO_FUSIONS = (_NO_ACCUMULATION, *_UNFUSED)
 _ON_CPU = [
     "--distributed-backend gloo --use-cpu-initialization",
@@ -38,18 +37,18 @@ DTYPES = {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16"]}
 
 @dataclass(frozen=True)
 class RunData:
-    """What `--tokenizer-model` and `--data-path` take; the vocabulary's size where it is known."""
+    """Values of `--tokenizer-model` and `--data-path`, and the vocabulary's size if known."""
 
     tokenizer: Path
     prefix: Path
     vocab_size: int | None
 
     @classmethod
-    def given(cls, of: Experiment) -> RunData | None:
+    def given(cls, experiment: Experiment) -> RunData | None:
         """Return the user's own data; None for the dataset's sample."""
-        given = flag_table(of.extra_flags)
-        tokenizer = of.tokenizer or given.get("--tokenizer-model")
-        prefix = of.data_prefix or data_file(of.extra_flags)
+        given = flag_table(experiment.extra_flags)
+        tokenizer = experiment.tokenizer or given.get("--tokenizer-model")
+        prefix = experiment.data_prefix or data_file(experiment.extra_flags)
         if tokenizer is None or prefix is None:
             return None
         return cls(Path(tokenizer).resolve(), Path(prefix).resolve(), None)
@@ -58,72 +57,75 @@ class RunData:
 def megatron_flags(
     config: RunConfig, machine: Machine, data: RunData, folder: RunFolder, indices: Path
 ) -> list[str]:
-    """Return all flags of a training in `folder`; `indices` is where upstream keeps the data's."""
-    of = config.experiment
-    given = [*_data(of, data, indices), *_output(config, folder), *distillation_flags(of)]
-    how = config.quantization
-    quantizes = engine.flags(of.extra_flags, how.types, how.schedule)
-    # Transformer Engine's older releases lose gradients of layers that ask for quantizers.
+    """Return all flags of a training in `folder`; upstream caches data indices in `indices`."""
+    experiment = config.experiment
+    given = [*_data(experiment, data, indices), *_output(config, folder)]
+    given += distillation_flags(experiment)
+    quant = config.quantization
+    quantizes = engine.flags(experiment.extra_flags, quant.types, quant.schedule)
+    # Older releases of Transformer Engine lose gradients of layers that use quantizers.
     accumulates = not quantizes and leaves_wgrad(config) and machine.accumulates
-    model = model_flags(of, machine, accumulates=accumulates)
-    return [*model, *given, *config.placement.layout, *quantizes, *of.extra_flags]
+    model = model_flags(experiment, machine, accumulates=accumulates)
+    return [*model, *given, *config.placement.layout, *quantizes, *experiment.extra_flags]
 
 
 def leaves_wgrad(config: RunConfig) -> bool:
-    """Return whether it is known that no weight gradient's GEMM is quantized."""
-    asked = config.quantization
-    if asked.types is None or asked.recipe or asked.schedule:
+    """Return whether wgrad is known to be unquantized in all layers and steps."""
+    quant = config.quantization
+    if quant.types is None or quant.recipe or quant.schedule:
         return False
-    return asked.types.get("wgrad", NONE) == NONE
+    return quant.types.get("wgrad", NONE) == NONE
 
 
-def model_flags(of: Experiment, machine: Machine, *, accumulates: bool = False) -> list[str]:
-    """Return the flags of the model and its training, as the machine can do it."""
-    model = architecture_flags(of.model, of.training.sequence)
+def model_flags(
+    experiment: Experiment, machine: Machine, *, accumulates: bool = False
+) -> list[str]:
+    """Return the flags of the model, its training and the machine."""
+    model = architecture_flags(experiment.model, experiment.training.sequence)
     platform = platform_flags(machine, accumulates=accumulates)
-    return [*model, *_training(of), *DTYPES[of.dtype], *platform]
+    return [*model, *_training(experiment), *DTYPES[experiment.dtype], *platform]
 
 
 def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
-    """Return the flags of the local implementation, with what the machine has.
+    """Return the flags of the local implementation on this machine.
 
-    `accumulates` says that weight gradients are added up by apex's kernel.
+    With `accumulates`, apex's kernel adds up the weight gradients.
     """
     flags = _LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU)
     return _words(flags + ([] if accumulates else [_NO_ACCUMULATION]))
 
 
-def shape_flags(of: Experiment, layout: Sequence[str] = ()) -> list[str]:
-    """Return the flags that say the sizes of model, batch and layout, the user's own last."""
-    model = architecture_flags(of.model, of.training.sequence)
-    return [*model, *_training(of), *layout, *of.extra_flags]
+def shape_flags(experiment: Experiment, layout: Sequence[str] = ()) -> list[str]:
+    """Return the flags for the sizes of model, batch and layout; the user's flags come last."""
+    model = architecture_flags(experiment.model, experiment.training.sequence)
+    return [*model, *_training(experiment), *layout, *experiment.extra_flags]
 
 
 @dataclass(frozen=True)
 class Length:
-    """How much a run trains: optimizer steps, and the tokens of each."""
+    """The length of a run: optimizer steps, and tokens per step."""
 
     steps: int
     tokens_per_step: int
 
 
-def length(of: Experiment) -> Length:
-    """Return it, with what the user's own flags say."""
+def length(experiment: Experiment) -> Length:
+    """Return the length of a run, after the user's flags."""
     names = ("train-iters", "train-samples", "global-batch-size", "seq-length")
-    sizes = read_flags(shape_flags(of), dict.fromkeys(names, int))
+    sizes = read_flags(shape_flags(experiment), dict.fromkeys(names, int))
     batch = sizes.global_batch_size
     samples = sizes.train_samples or 0  # not passed if --train-iters is given
     steps = samples // max(1, batch) if sizes.train_iters is None else sizes.train_iters
     return Length(steps, batch * sizes.seq_length)
 
 
-def _training(of: Experiment) -> list[str]:
+def _training(experiment: Experiment) -> list[str]:
     """Return the flags of batch, length and schedule.
 
-    Megatron takes one length, in steps or samples, and one warm-up: the user's own, if given.
+    Megatron takes one length, in steps or samples, and one warm-up. The user's flags come first.
     """
-    training, names = of.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
-    own = read_flags(of.extra_flags, dict.fromkeys(names, str))
+    training, names = experiment.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
+    own = read_flags(experiment.extra_flags, dict.fromkeys(names, str))
     warms_up = own.lr_warmup_iters or own.lr_warmup_samples
     return _words(
         [
@@ -138,9 +140,9 @@ def _training(of: Experiment) -> list[str]:
     )
 
 
-def vocabulary_flags(of: Experiment) -> list[str]:
-    """Return the vocabulary's size without data: the sample's in a smoke run, or as published."""
-    size = DEFAULT_VOCAB_SIZE if of.training.is_smoke else of.model.vocab_size
+def vocabulary_flags(experiment: Experiment) -> list[str]:
+    """Return the vocabulary's size without data: the sample's in a smoke run, else as published."""
+    size = DEFAULT_VOCAB_SIZE if experiment.training.is_smoke else experiment.model.vocab_size
     return ["--vocab-size", str(size)]
 
 
@@ -149,20 +151,20 @@ def tokenizer_flags(folder: Path) -> list[str]:
     return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
 
 
-def _data(of: Experiment, data: RunData, indices: Path) -> list[str]:
+def _data(experiment: Experiment, data: RunData, indices: Path) -> list[str]:
     paths = ["--data-path", str(data.prefix), "--data-cache-path", str(indices)]
-    documents = document_count(of.data_prefix) if of.data_prefix else None
-    split = ["--split", _split(of.training, documents)]
-    # No layer needs a causal mask as a tensor; one of documents is in no other form.
-    masked = "--reset-attention-mask" in of.extra_flags
+    documents = document_count(experiment.data_prefix) if experiment.data_prefix else None
+    split = ["--split", _split(experiment.training, documents)]
+    # No layer needs a causal mask as a tensor, but a mask of documents exists only as a tensor.
+    masked = "--reset-attention-mask" in experiment.extra_flags
     mask = [] if masked else ["--no-create-attention-mask-in-dataloader"]
     return [*tokenizer_flags(data.tokenizer), *paths, *split, *mask]
 
 
 def _split(training: Training, documents: int | None) -> str:
-    """Return upstream's weights of training, validation and test, which it applies to documents.
+    """Return upstream's split of documents into training, validation and test.
 
-    A corpus of few documents gives one of them to validation; upstream rounds, maybe to none.
+    Upstream rounds; a small corpus still gets one document for validation.
     """
     held_out = training.held_out
     if documents and documents > 1 and round(documents * (1 - held_out)) == documents:
@@ -171,32 +173,32 @@ def _split(training: Training, documents: int | None) -> str:
 
 
 def _output(config: RunConfig, folder: RunFolder) -> list[str]:
-    of, training = config.experiment, config.experiment.training
-    place = str((of.checkpoint or folder.checkpoints).resolve())
+    experiment, training = config.experiment, config.experiment.training
+    checkpoints = str((experiment.checkpoint or folder.checkpoints).resolve())
     events = (config.recording.tensorboard or folder.tensorboard).resolve()
     every = f"--eval-interval {training.eval_interval} --eval-iters {training.eval_iters}"
     log = f"--log-interval {training.log_interval} --tensorboard-log-interval 1"
-    save = ["--save", place] if training.save_interval or of.checkpoint else []
+    save = ["--save", checkpoints] if training.save_interval or experiment.checkpoint else []
     save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
-    # A job that is told to end saves first; what is saved is hashed, so that damage is seen.
+    # A terminated job saves before it exits; saved files are hashed, so that damage is detected.
     save += ["--exit-signal-handler", "--verify-integrity"]
-    load = ["--load", place] if of.checkpoint else []
+    load = ["--load", checkpoints] if experiment.checkpoint else []
     board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]
 
 
 def save_folder(config: RunConfig, folder: RunFolder) -> Path | None:
-    """Return where a run in `folder` saves; None if it saves nothing."""
+    """Return the folder that a run in `folder` saves in; None if it saves nothing."""
     flags = [*_output(config, folder), *config.experiment.extra_flags]
-    place = flag_table(flags).get("--save")
-    return Path(place).resolve() if place else None
+    path = flag_table(flags).get("--save")
+    return Path(path).resolve() if path else None
 
 
-def distillation_flags(of: Experiment) -> list[str]:
-    """Return the flags for a teacher, and for what is learned from it."""
-    config = of.distillation_config
-    teacher = ["--export-kd-teacher-load", str(checkpoints_of(of.teacher))] if of.teacher else []
-    return teacher + (["--export-kd-cfg", str(config.resolve())] if config else [])
+def distillation_flags(experiment: Experiment) -> list[str]:
+    """Return the flags for a teacher and the configuration of the distillation."""
+    config, teacher = experiment.distillation_config, experiment.teacher
+    flags = ["--export-kd-teacher-load", str(checkpoints_of(teacher))] if teacher else []
+    return flags + (["--export-kd-cfg", str(config.resolve())] if config else [])
 
 
 def _words(lines: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fills a run folder with everything that decides the run, before it starts."""
+"""Write everything that determines a run into its folder, before it starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mqo.runs import RunFolder, new_folder
 
 
 class Environment(BaseModel):
-    """What environment.json says of machine, versions and inputs; early runs name no inputs."""
+    """The machine, versions and inputs in environment.json; early runs have no inputs."""
 
     python: str = Field(min_length=1)
     cpu: str | None = None
@@ -35,7 +35,7 @@ class Environment(BaseModel):
 
 
 def create(runs: Path, title: str) -> RunFolder:
-    """Make a folder, named by time and title; two runs of one second get two folders."""
+    """Create a folder named by time and title; two runs in the same second get two folders."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
     return new_folder(runs, f"{stamp}_{title}")
 
@@ -43,7 +43,7 @@ def create(runs: Path, title: str) -> RunFolder:
 def write_facts(
     folder: RunFolder, config: RunConfig, command: list[str], env: Mapping[str, str]
 ) -> None:
-    """Write the command, to be pasted, the configuration, and the environment with its inputs."""
+    """Write the command as shell text, the configuration, and the environment with its inputs."""
     folder.command.write_text(f"#!/usr/bin/env bash\n{as_shell(command, env)}\n", encoding="utf-8")
     config.write(folder)
     facts = {
@@ -54,13 +54,13 @@ def write_facts(
         "commit": Project.here().commit(),
         "variables": dict(env),
         "packages": packages(),
-        "inputs": asdict(Inputs.of(command)),
+        "inputs": asdict(Inputs.read_by(command)),
     }
     folder.environment.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def environment_of(run: RunFolder) -> Environment | None:
-    """Return what environment.json says; None without one, RunError where it is damaged."""
+    """Return the content of environment.json; None without the file, RunError if it is damaged."""
     return parsed(run.environment, Environment) if run.environment.is_file() else None
 
 
@@ -71,5 +71,5 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 def packages() -> dict[str, str]:
     """Return {name: version} of the installed packages."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return dict(sorted(found.items()))
+    versions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return dict(sorted(versions.items()))

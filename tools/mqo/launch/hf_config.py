@@ -1,7 +1,7 @@
-"""Convert a model's shape: Hugging Face's config.json, and the arguments of a checkpoint.
+"""Convert a model's shape between Hugging Face's config.json and the arguments of a checkpoint.
 
-A key of config.json is read here, or hf_keys.toml lists it as one without effect on logits. Any
-other key is refused. published_args.py does the same for a checkpoint's arguments.
+Each key of config.json is read here, or hf_keys.toml lists it as one that does not affect logits.
+Any other key is refused. published_args.py does the same for a checkpoint's arguments.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mqo.matrix.tables import Dtype, Llama3Rope, Mla, Moe, Shape, Yarn
 
 Values = dict[str, tuple[Any, ...]]
 LLAMA, DEEPSEEK = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
-MODEL_TYPES = {LLAMA: "llama", DEEPSEEK: "deepseek_v2"}  # by which transformers chooses its class
+MODEL_TYPES = {LLAMA: "llama", DEEPSEEK: "deepseek_v2"}  # transformers chooses the class by these
 _WITHOUT_EFFECT = Path(__file__).with_name("hf_keys.toml")
 _OF_DEEPSEEK = "deepseek"
-# {field: the values that a model may have}; the first is what a file without the field means.
+# {field: the values that a model may have}; the first is the default of a missing field.
 _COMMON_ONLY: Values = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -39,7 +39,7 @@ _DEEPSEEK_ONLY: Values = _COMMON_ONLY | {
     "moe_layer_freq": (1,),
     "n_group": (None, 1),
 }
-# {a field of the shape or of a part of it: the field of config.json}, to read it and to write it.
+# {field of the shape or of a part of it: field of config.json}, for reading and writing.
 _SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -71,42 +71,40 @@ _READ |= {"tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"
 _ROPE_KINDS: Mapping[str, Mapping[str, str]] = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}
 _ROPE_READ = {"rope_theta", "rope_type", "type"}
 _YARN_ONLY: Values = {"attention_factor": (None,), "truncate": (True,)}
-# With latents: transformers normalizes them with this epsilon, whatever the others have.
+# Transformers normalizes MLA's latents with this epsilon, independent of the other norms.
 _LATENT_EPSILON = 1e-6
 _WHOLE_HEADS: Values = {"partial_rotary_factor": (1.0, None)}
 _TORCH_DTYPES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def shape_of_config(config: Mapping[str, Any]) -> Shape:
-    """Return the shape of a config.json; ConvertError where it is of no architecture known here."""
+    """Return the shape of a config.json; ConvertError if its architecture is not supported."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConvertError(
-            f"config.json says architectures = {names!r}", expected="a list of names"
-        )
+        raise ConvertError(f"config.json has architectures = {names!r}", expected="a list of names")
     name = names[0] if names else ""
-    made = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(name)
-    if made is None:
+    convert = {LLAMA: _llama, DEEPSEEK: _deepseek}.get(name)
+    if convert is None:
         raise ConvertError(
-            f"config.json names the architecture {', '.join(names) or '(none)'}",
+            f"config.json has the architecture {', '.join(names) or '(none)'}",
             expected=f"{LLAMA} or {DEEPSEEK}",
         )
     _refuse_others("config.json", config, {"model_type": (MODEL_TYPES[name],), **_WHOLE_HEADS})
     _refuse_unknown("config.json", config, known_keys(name))
-    return _checked("config.json", made, config)
+    return _checked("config.json", convert, config)
 
 
 @functools.cache
 def keys_without_effect(architecture: str) -> frozenset[str]:
-    """Return the keys of a config.json on which logits do not depend."""
+    """Return the keys of a config.json that do not affect logits."""
     lists = tomllib.loads(_WITHOUT_EFFECT.read_text(encoding="utf-8"))
     of_deepseek = lists.pop(_OF_DEEPSEEK)
-    found = {key for text in lists.values() for key in text.split()}
-    return frozenset(found | set(of_deepseek.split() if architecture == DEEPSEEK else ()))
+    keys = {key for text in lists.values() for key in text.split()}
+    return frozenset(keys | set(of_deepseek.split() if architecture == DEEPSEEK else ()))
 
 
 def known_keys(architecture: str) -> frozenset[str]:
-    """Return the keys of a config.json that are read, and those without effect on logits."""
+    """Return the keys of a config.json that are read or do not affect logits."""
     read = _READ | set(_SIZES.values()) | set(_WHOLE_HEADS)
     if architecture == LLAMA:
         read |= {*_LLAMA_ONLY, "head_dim"}
@@ -117,20 +115,20 @@ def known_keys(architecture: str) -> frozenset[str]:
 
 def context_of(where: str, table: Mapping[str, Any]) -> int:
     """Return the context in tokens of a config.json, or of a checkpoint's arguments."""
-    found = table.get("max_position_embeddings")
-    if not isinstance(found, int) or found < 1:
+    context = table.get("max_position_embeddings")
+    if not isinstance(context, int) or context < 1:
         raise ConvertError(
-            f"{where} says max_position_embeddings = {found!r}", expected="a number of tokens"
+            f"{where} has max_position_embeddings = {context!r}", expected="a number of tokens"
         )
-    return found
+    return context
 
 
 def shape_of_args(args: Mapping[str, Any]) -> Shape:
-    """Return the shape of a checkpoint's arguments; `vocab_size` without the rows that are padding.
+    """Return the shape of a checkpoint's arguments; `vocab_size` is without padding rows.
 
-    Where the arguments do not know how many those are (the tokenizer did), they count.
+    If the arguments do not have that number, because the tokenizer set it, padding rows count.
     """
-    return _checked("the checkpoint", _of_args, args)
+    return _checked("The checkpoint", _of_args, args)
 
 
 def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
@@ -157,41 +155,41 @@ def dtype_of_args(args: Mapping[str, Any]) -> Dtype:
 
 
 def _checked(
-    where: str, made: Callable[[Mapping[str, Any]], Shape], table: Mapping[str, Any]
+    where: str, convert: Callable[[Mapping[str, Any]], Shape], table: Mapping[str, Any]
 ) -> Shape:
     try:
-        return made(table)
+        return convert(table)
     except KeyError as error:
-        raise ConvertError(f"{where} lacks {error}", expected="every field of its kind") from None
+        raise ConvertError(f"{where} lacks {error}", expected="all fields of its kind") from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConvertError(f"{where}: {place} {first['input']!r}", expected=first["msg"]) from None
+        field = ".".join(map(str, first["loc"]))
+        raise ConvertError(f"{where}: {field} {first['input']!r}", expected=first["msg"]) from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{where} holds a value of another kind: {error}"
+        fault = f"{where} has a value of the wrong type: {error}"
         raise ConvertError(
-            what, expected="numbers and tables as transformers writes them"
+            fault, expected="numbers and tables as transformers writes them"
         ) from None
 
 
 def _refuse_others(where: str, table: Mapping[str, Any], only: Values) -> None:
     for name, values in only.items():
-        found = table.get(name, values[0])
-        if found not in values:
+        value = table.get(name, values[0])
+        if value not in values:
             raise ConvertError(
-                f"{where} says {name} = {found!r}",
+                f"{where} has {name} = {value!r}",
                 expected=" or ".join(map(repr, values)),
-                help="No other is converted",
+                help="Other values cannot be converted",
             )
 
 
 def _refuse_unknown(where: str, table: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raise ConvertError for a key that may change the model in a way that is not known here."""
+    """Raise ConvertError for a key that may change the model in an unknown way."""
     for key, value in table.items():
         if key not in known and value is not None:
             raise ConvertError(
-                f"{where} says {key} = {value!r}, a key that is not known here",
-                expected="keys that Megatron's flags express, or that do not change logits",
+                f"{where} has {key} = {value!r}, an unknown key",
+                expected="keys that Megatron's flags can express, or that do not affect logits",
                 help="Remove the key if transformers computes the same logits without it",
             )
 
@@ -223,9 +221,9 @@ def _deepseek(config: Mapping[str, Any]) -> Shape:
 def _common(config: Mapping[str, Any]) -> dict[str, Any]:
     forms = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
     if len(forms) > 1:
-        what = "config.json has rope_parameters and rope_scaling"
-        raise ConvertError(what, expected="one of them")
-    # The newer form has the base, too.
+        both = "config.json has rope_parameters and rope_scaling"
+        raise ConvertError(both, expected="only one of them")
+    # The newer form includes the base.
     rope = {"rope_theta": config.get("rope_theta", 10000.0), **(forms[0] if forms else {})}
     return {
         **_read(config, _SIZES),
@@ -236,29 +234,29 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(table: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
-    """Return the scaling; ConvertError where upstream's flags have no form for it."""
+    """Return the scaling; ConvertError if upstream's flags cannot express it."""
     kind = table.get("rope_type") or table.get("type") or "default"
     _refuse_others("config.json", {"rope_type": kind}, {"rope_type": (*_ROPE_KINDS,)})
     only = _WHOLE_HEADS | (_YARN_ONLY if kind == "yarn" else {})
-    where = "config.json, in its rotary scaling,"
+    where = "The rotary scaling in config.json"
     _refuse_others(where, table, only)
     _refuse_unknown(where, table, frozenset(_ROPE_READ | {*only, *_ROPE_KINDS[kind].values()}))
     if kind == "default":
         return None
-    made: Llama3Rope | Yarn
+    scaling: Llama3Rope | Yarn
     known: Llama3Rope | Yarn
     if kind == "llama3":
-        made = llama3 = Llama3Rope(**_read(table, _LLAMA3))
+        scaling = llama3 = Llama3Rope(**_read(table, _LLAMA3))
         known = _llama3_rope(llama3.factor)
     else:
-        made = yarn = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
+        scaling = yarn = Yarn(**_read({"beta_fast": 32, "beta_slow": 1, **table}, _YARN))
         known = _yarn(yarn.factor, yarn.mscale, yarn.mscale_all_dim)
-    if made != known:
+    if scaling != known:
         raise ConvertError(
-            f"config.json scales positions by {made}",
-            expected=f"{known}, for which upstream has flags",
+            f"config.json has the rotary scaling {scaling}",
+            expected=f"{known}, which upstream's flags express",
         )
-    return made
+    return scaling
 
 
 # -- what upstream has flags for -------------------------------------------------------------------
@@ -276,13 +274,12 @@ def _llama3_rope(factor: int) -> Llama3Rope:
 def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
     """Return YaRN's scaling; ConvertError if transformers and upstream compute it differently.
 
-    Where one mscale is 0, transformers takes 1 for both.
+    If one mscale is 0, transformers uses 1 for both.
     """
     if not (mscale and all_dim) and (mscale, all_dim) != (1, 0):
         raise ConvertError(
             f"YaRN has mscale = {mscale} and mscale_all_dim = {all_dim}",
-            expected="two numbers above 0, or 1 and 0, for transformers computes others in another "
-            "way than Megatron",
+            expected="two numbers above 0, or 1 and 0: transformers and Megatron differ in others",
         )
     chosen = {"factor": factor, "mscale": mscale, "mscale_all_dim": all_dim}
     return Yarn(**_published("deepseek2_lite").rope.model_dump() | chosen)
@@ -295,7 +292,7 @@ def _of_args(args: Mapping[str, Any]) -> Shape:
     latent = args.get("multi_latent_attention")
     even = args["hidden_size"] // args["num_attention_heads"]
     own: Values = {"layernorm_epsilon": (_LATENT_EPSILON,)}
-    _refuse_others("the checkpoint", args, own if latent else {"kv_channels": (even, None)})
+    _refuse_others("The checkpoint", args, own if latent else {"kv_channels": (even, None)})
     groups = args["num_query_groups"] if args["group_query_attention"] else None
     same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base")
     return Shape(
@@ -313,8 +310,8 @@ def _of_args(args: Mapping[str, Any]) -> Shape:
 def _rope_of_args(args: Mapping[str, Any]) -> Llama3Rope | Yarn | None:
     if args.get("multi_latent_attention"):
         if args["rope_type"] != "yarn":
-            if args.get("mscale_all_dim"):  # scales upstream's softmax also without YaRN
-                _refuse_others("the checkpoint", args, {"rotary_scaling_factor": (1.0,)})
+            if args.get("mscale_all_dim"):  # scales upstream's softmax even without YaRN
+                _refuse_others("The checkpoint", args, {"rotary_scaling_factor": (1.0,)})
             return None
         return _yarn(args["rotary_scaling_factor"], args["mscale"], args["mscale_all_dim"])
     return _llama3_rope(args["rope_scaling_factor"]) if args["use_rope_scaling"] else None
@@ -327,9 +324,15 @@ def _moe_of_args(args: Mapping[str, Any]) -> Moe:
     dense = layers - sum(pattern)
     shared = args["moe_shared_expert_intermediate_size"]
     if pattern != [0] * dense + [1] * (layers - dense):
-        raise ConvertError(f"the checkpoint has experts in the layers {pattern}", expected="last")
+        raise ConvertError(
+            f"The checkpoint has experts in the layers {pattern}",
+            expected="all dense layers before the layers with experts",
+        )
     if shared % width:
-        raise ConvertError(f"the checkpoint's shared experts are {shared} wide, others {width}")
+        raise ConvertError(
+            f"The checkpoint's shared experts have {shared} channels, and the others {width}",
+            expected=f"a multiple of {width}",
+        )
     coefficient = args["moe_aux_loss_coeff"]
     return Moe(
         dense_layers=dense,
@@ -354,13 +357,13 @@ def _rope_table(rope: Llama3Rope | Yarn | None) -> dict[str, Any] | None:
     if isinstance(rope, Llama3Rope):
         frequencies = {name: float(value) for name, value in _written(rope, _LLAMA3).items()}
         return frequencies | {"rope_type": "llama3", _ROPE["original"]: rope.original}
-    # Older readers know the type by its older name.
+    # Older readers use the older name of the type.
     kind = {"rope_type": "yarn", "type": "yarn"}
     return kind | _written(rope, _YARN) | {"factor": float(rope.factor)}
 
 
 def _latent_table(shape: Shape) -> dict[str, Any]:
-    """Return what only a model with MLA and experts has; the others name their heads' size."""
+    """Return the fields of MLA and experts; for other models, the size of a head."""
     if shape.mla is None or shape.moe is None:
         return {"head_dim": shape.hidden_size // shape.num_attention_heads}
     fixed = {"seq_aux": True, "topk_group": 1}

@@ -1,4 +1,4 @@
-"""Hugging Face folders as sources of weights: one check for all commands."""
+"""Check Hugging Face folders as sources of weights, for all commands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_hf_folder(path: Path, error: type[MqoError] = ConvertError) -> None:
     """Raise `error` unless a Hugging Face folder holds weights in fp32, bf16 or fp16."""
     try:
         hf_kind.check_folder(path)
-    except hf_kind.SavedError as found:
-        raise error(**found.facts) from None
+    except hf_kind.SavedError as saved_error:
+        raise error(**saved_error.facts) from None
 
 
 def refuse_hf_folder(path: Path, error: type[MqoError]) -> None:
@@ -31,5 +31,5 @@ def refuse_hf_folder(path: Path, error: type[MqoError]) -> None:
         raise error(
             f"{path} is a Hugging Face folder",
             expected="a run, or a folder of Megatron's checkpoints",
-            help=f"Convert it: mqo convert hf-to-megatron {path} CHECKPOINT",
+            help=f"`mqo convert hf-to-megatron {path} CHECKPOINT` converts it",
         )

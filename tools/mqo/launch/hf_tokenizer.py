@@ -1,4 +1,4 @@
-"""The tokenizer that goes with a converted model: which one it is, its files, its special ids."""
+"""Choose the tokenizer of a converted model, copy its files, and read its special ids."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ TYPE = "HuggingFaceTokenizer"
 def choose(
     given: Path | None, args: Mapping[str, Any], run: RunFolder | None
 ) -> tuple[Path | None, str]:
-    """Return the folder of the tokenizer, or None and a note that says why there is none.
+    """Return the folder of the tokenizer and '', or None and a note that explains why.
 
-    That is `given`, by default the one that the checkpoint was trained with. `args` are the
-    arguments of the checkpoint, `run` is the run that wrote it, where that is known.
+    It is `given`, by default the tokenizer of the checkpoint's training. `args` are the arguments
+    of the checkpoint, `run` is the run that wrote it, if known.
 
     Raises:
         ConvertError: `given` holds no tokenizer.
@@ -44,26 +44,26 @@ def choose(
     if given is not None:
         if not _is_tokenizer(given):
             raise ConvertError(
-                f"There is no folder {given}"
+                f"The folder {given} does not exist"
                 if not given.is_dir()
                 else f"{given} holds no tokenizer",
-                expected=f"a tokenizer's folder, with {' or '.join(VOCABULARIES)}",
+                expected=f"a folder with {' or '.join(VOCABULARIES)}",
             )
         return given, ""
-    place, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
-    folder = Path(place or "")
+    trained_with, kind = args.get("tokenizer_model"), args.get("tokenizer_type")
+    folder = Path(trained_with or "")
     folder = folder.parent if folder.is_file() else folder
-    if not place:
+    if not trained_with:
         note = "The checkpoint names no tokenizer"
     elif kind != TYPE:
         note = f"The model was trained with a {kind}, which transformers cannot load"
     elif not _is_tokenizer(folder):
-        note = f"The tokenizer of the training, {place}, is not there"
+        note = f"The tokenizer of the training, {trained_with}, does not exist"
     elif changed := _changed(folder, run):
-        note = f"The tokenizer of the training is not as it was: {'; '.join(changed)}"
+        note = f"The tokenizer of the training has changed: {'; '.join(changed)}"
     else:
         return folder, ""
-    without = "The folder has no tokenizer, which AutoTokenizer and pipeline need"
+    without = "The folder lacks the tokenizer that AutoTokenizer and pipeline need"
     return None, f"{note}. {without}: --tokenizer FOLDER adds one."
 
 
@@ -82,10 +82,10 @@ def _changed(folder: Path, run: RunFolder | None) -> list[str]:
 
 
 def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[int, str]:
-    """Return how many rows of the embedding are tokens, and a note where that is not certain.
+    """Return the number of embedding rows that are tokens, and a note if that is uncertain.
 
-    `stored` is the number of rows in the checkpoint, or what its arguments say. A training pads
-    the tokenizer's vocabulary to a multiple; the padding is dropped here.
+    `stored` is the number of rows in the checkpoint or in its arguments. A training pads the
+    tokenizer's vocabulary to a multiple; this function removes the padding.
 
     Raises:
         ConvertError: the tokenizer has tokens that the model does not know.
@@ -97,31 +97,31 @@ def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[
         raise ConvertError(
             f"The tokenizer at {tokenizer} has {size:,} tokens, and the model {stored:,} rows",
             expected="the tokenizer that the model was trained with",
-            help=f"--tokenizer FOLDER names it; --vocab-size {stored} converts with this one",
+            help=f"Pass it with --tokenizer FOLDER, or keep this one with --vocab-size {stored}",
         )
-    if args.get("vocab_size"):  # the checkpoint says itself how many are tokens
+    if args.get("vocab_size"):  # the checkpoint records the number of tokens
         return stored, ""
     multiple = _size(args, "make_vocab_size_divisible_by")
     multiple *= _size(args, "tensor_model_parallel_size")
     if -(-size // multiple) * multiple != stored:
-        kept = "more than padding: all rows are kept. --vocab-size N cuts them."
+        kept = "more than padding explains: all rows are kept. --vocab-size N removes some."
         return stored, f"The model has {stored:,} rows for {size:,} tokens, {kept}"
     return size, ""
 
 
 def _size(args: Mapping[str, Any], name: str) -> int:
-    found = args.get(name) or 1
-    if not isinstance(found, int) or found < 1:
-        raise ConvertError(f"The checkpoint's {name} is {found!r}", expected="a number from 1 on")
-    return found
+    size = args.get(name) or 1
+    if not isinstance(size, int) or size < 1:
+        raise ConvertError(f"The checkpoint has {name} = {size!r}", expected="a number above 0")
+    return size
 
 
 def special_ids(tokenizer: Path | None) -> dict[str, Id]:
     """Return {bos_token_id, eos_token_id, pad_token_id} of a tokenizer's folder.
 
     They are the tokenizer's own, so that generation stops at the token that ends a document in the
-    training's data. A model's config.json in the folder supplies ids that the tokenizer lacks.
-    Without a value, transformers would assume the ids of a tokenizer of its own.
+    training data. A model's config.json in the folder supplies ids that the tokenizer lacks.
+    Without a value, transformers would use its own defaults.
     """
     own = _own_ids(tokenizer) if tokenizer else {}
     beside = _optional(tokenizer, "config.json")
@@ -130,7 +130,7 @@ def special_ids(tokenizer: Path | None) -> dict[str, Id]:
 
 
 def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str, Any]:
-    """Return the content of generation_config.json; empty if nothing is known.
+    """Return the content of generation_config.json; empty if no setting is known.
 
     Settings of a published model in the tokenizer's folder are kept.
     """
@@ -141,7 +141,7 @@ def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str
 
 
 def _either(own: Id, beside: Id) -> Id:
-    """Take the tokenizer's id; of several that a model stops at, it is one."""
+    """Return the tokenizer's id, or the model's list of ids if that includes it."""
     several = isinstance(beside, list) and own in beside
     return beside if own is None or several else own
 
@@ -157,14 +157,16 @@ def _own_ids(folder: Path) -> dict[str, Id]:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConvertError(f"{path} cannot be read: {error}", expected="a tokenizer") from None
+        raise ConvertError(
+            f"{path} cannot be read: {error}", expected="a file of the package tokenizers"
+        ) from None
     named = _optional(folder, "special_tokens_map.json") | _optional(folder, CONFIG)
-    found: dict[str, Id] = {}
+    ids: dict[str, Id] = {}
     for name in SPECIAL:
         token = named.get(f"{name}_token")
         text = token.get("content") if isinstance(token, dict) else token
-        found[f"{name}_token_id"] = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return found
+        ids[f"{name}_token_id"] = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return ids
 
 
 def copy(tokenizer: Path, stage: Path, names: Collection[str] = FILES) -> None:
@@ -186,7 +188,7 @@ def _optional(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; ConvertError where it holds none, or is not there."""
+    """Return the JSON object in a file; ConvertError if there is none."""
     with reading(ConvertError):
         return read_json_object(path, within=path.parent)
 

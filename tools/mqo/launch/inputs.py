@@ -1,4 +1,4 @@
-"""Records a run's inputs besides its source before it starts, so that a rerun can compare them.
+"""Record a run's inputs before it starts, so that a rerun can compare them.
 
 The inputs are the data, the tokenizer, and the checkpoint from which the run resumes.
 """
@@ -14,13 +14,13 @@ from mqo.launch.checkpoints import checkpoint, newest
 from mqo.launch.command import flag_values
 from mqo.untrusted import sha256_of
 
-# Larger files are told by size and time: to read a whole corpus would hold up every run.
+# Larger files are compared by size and time: reading a whole corpus would delay every run.
 HASHED = 64 << 20
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What tells whether a file is as it was: its SHA-256, or when it was last written, in ns."""
+    """A file's identity: its size in bytes, and its SHA-256 or its modification time in ns."""
 
     size: int
     sha256: str | None = None
@@ -29,19 +29,18 @@ class Mark:
 
 @dataclass(frozen=True)
 class Inputs:
-    """{absolute path: mark} of the files that are read, and the iteration of the checkpoint.
+    """{absolute path: mark} of the input files, and the iteration of the checkpoint.
 
-    `iteration` is None for a run from scratch, and the text in the tracker file of a release
-    checkpoint.
+    `iteration` is None for a run from scratch, and "release" for a release checkpoint.
     """
 
     files: Mapping[str, Mark]
     iteration: str | None = None
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> Inputs:
+    def read_by(cls, command: Sequence[str]) -> Inputs:
         """Return the inputs of a training command that is about to run."""
-        # A blend may have weights between its prefixes, which are not files.
+        # A blend may have weights between its prefixes; those are not files.
         prefixes = flag_values(command, "--data-path")
         files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
@@ -51,21 +50,21 @@ class Inputs:
             files += _below(checkpoint(Path(word), newest(Path(word)) or ""))
         step = None
         for word in flag_values(command, "--load")[:1]:
-            asked = flag_values(command, "--ckpt-step")
+            given = flag_values(command, "--ckpt-step")
             if step := newest(Path(word)):
-                step = asked[0] if asked else step
+                step = given[0] if given else step
                 files += _below(checkpoint(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def changed(self) -> list[str]:
-        """Return what is not as it was, a clause a file."""
-        found = []
+        """Return one clause per file that changed or is gone."""
+        clauses = []
         for path, was in self.files.items():
             if not Path(path).is_file():
-                found.append(f"{path} is gone")
+                clauses.append(f"{path} is gone")
             elif mark(Path(path)) != was:
-                found.append(f"{path} has changed")
-        return found
+                clauses.append(f"{path} has changed")
+        return clauses
 
 
 def mark(path: Path) -> Mark:

@@ -1,4 +1,4 @@
-"""Refuses sizes that fit neither each other nor the processes, before any process starts."""
+"""Refuse sizes that do not fit each other or the processes, before any process starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZES = (
     *("kv-channels", "num-query-groups", "ffn-hidden-size", "num-experts", "moe-ffn-hidden-size"),
     *("seq-length", "max-position-embeddings", "micro-batch-size", "global-batch-size"),
 )
-# The flags that a layout is checked by, as `read_flags` takes them.
+# The flags that are checked, in the form of `read_flags`.
 _CHECKED = {
     **PARALLEL,
     **dict.fromkeys(_SIZES, int),
@@ -28,13 +28,13 @@ _CHECKED = {
 
 
 def check_layout(config: RunConfig) -> None:
-    """Raise LayoutError when the sizes, with the user's own flags, cannot be built or split."""
+    """Raise LayoutError if the sizes, after the user's flags, cannot be built or split."""
     placed = config.placement
     sizes = read_sizes(shape_flags(config.experiment, placed.layout))
     fault = next(_faults(sizes, placed.cluster.processes), None)
     if fault:
-        found, expected, flags = fault
-        raise LayoutError(found, expected=expected, help=f"Change {flags}")
+        cause, expected, flags = fault
+        raise LayoutError(cause, expected=expected, help=f"Change {flags}")
 
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
@@ -43,14 +43,14 @@ def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (found, expected, which flags to change), the first of which is worth saying."""
+    """Yield (found, expected, flags to change) of each fault; the first one matters most."""
     yield from _shape_faults(args)
     tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
     pipeline = args.pipeline_model_parallel_size
     ranks = tensor * pipeline * context
     tp = "--tensor-model-parallel-size"
     if min(ranks, args.expert_model_parallel_size) < 1:
-        yield "A parallel size is below 1", "1 or more", "the --*-parallel-size that says so"
+        yield "A parallel size is below 1", "1 or more", "the --*-parallel-size that is below 1"
         return
     if world % ranks:
         yield (
@@ -64,7 +64,7 @@ def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, st
     groups = args.num_query_groups
     if groups and groups % tensor and tensor % groups:
         yield (
-            f"{groups} query groups and tensor {tensor}: neither divides the other",
+            f"There are {groups} query groups and tensor {tensor}, and neither divides the other",
             "a tensor-parallel size that divides the groups, or a multiple of them",
             tp,
         )
@@ -84,10 +84,11 @@ def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, st
 
 
 def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with the model on any number of processes."""
+    """Yield the faults of the model on any number of processes."""
     heads, groups = args.num_attention_heads, args.num_query_groups
     if min(heads, groups or 1) < 1:
-        yield f"{heads} attention heads, {groups} query groups", "1 or more", "their numbers"
+        text = "--num-attention-heads or --num-query-groups"
+        yield f"There are {heads} attention heads and {groups} query groups", "1 or more", text
         return
     if not args.multi_latent_attention and args.kv_channels is None:
         text = "--hidden-size or --num-attention-heads, or give --kv-channels"
@@ -98,8 +99,8 @@ def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     longest = args.max_position_embeddings
     if longest and args.seq_length > longest:
         yield (
-            f"Sequences of {args.seq_length:,} tokens, and the model has {longest:,} positions",
-            "sequences no longer than that",
+            f"Sequences have {args.seq_length:,} tokens, and the model has {longest:,} positions",
+            f"sequences of at most {longest:,} tokens",
             "--seq-length or --max-position-embeddings",
         )
 
@@ -122,7 +123,7 @@ def _expert_faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, 
 
 
 def _indivisible(
-    what: str, count: int | None, kind: str, by: int, flags: str
+    parts: str, count: int | None, kind: str, by: int, flags: str
 ) -> Iterator[tuple[str, str, str]]:
     if count is not None and count % by:
-        yield f"{count} {what} cannot be shared out by {kind} {by}", f"a multiple of {by}", flags
+        yield f"{count} {parts} cannot be divided by {kind} {by}", f"a multiple of {by}", flags

@@ -1,4 +1,4 @@
-"""Refuses a length of the training that Megatron would refuse after its start, by a bare assertion.
+"""Refuse a training length that Megatron would refuse after its start, by a bare assertion.
 
 Megatron counts a training in steps or in samples, never in both. The launcher passes
 `--train-samples`, unless the user's own flags have `--train-iters`.
@@ -15,10 +15,10 @@ STEPS = ("train-iters", "lr-decay-iters", "lr-warmup-iters", "lr-wsd-decay-iters
 SAMPLES = ("train-samples", "lr-decay-samples", "lr-warmup-samples", "lr-wsd-decay-samples")
 
 
-def check_length(of: Experiment) -> None:
-    """Raise LayoutError for a training without a step, or one that counts steps and samples."""
+def check_length(experiment: Experiment) -> None:
+    """Raise LayoutError for a training without steps, or one that mixes steps and samples."""
     wanted = {**dict.fromkeys(STEPS + SAMPLES, int), "lr-warmup-fraction": float}
-    flags = vars(read_flags(of.extra_flags, wanted | {"skip-train": False}))
+    flags = vars(read_flags(experiment.extra_flags, wanted | {"skip-train": False}))
     given = {name for name in wanted if flags[name.replace("-", "_")] is not None}
     if flags["skip_train"]:
         return
@@ -27,14 +27,17 @@ def check_length(of: Experiment) -> None:
     for name, counterpart in zip(others, SAMPLES if others is STEPS else STEPS, strict=True):
         if name in given:
             raise LayoutError(
-                f"--{name} does not go with a training whose length is given in {unit}",
+                f"--{name} was given, but the length of the training is in {unit}",
                 expected=f"--{counterpart}",
-                help="" if by_step else "Pass --train-iters N as well to count all in steps",
+                help="" if by_step else "To count in steps, also pass --train-iters N",
             )
     count = {"lr-warmup-iters", "lr-warmup-samples"} & given
     if count and "lr-warmup-fraction" in given:
-        raise LayoutError(f"--{count.pop()} and --lr-warmup-fraction are given", expected="one")
-    if (steps := length(of).steps) < 1:
+        raise LayoutError(
+            f"Both --{count.pop()} and --lr-warmup-fraction were given",
+            expected="only one of them",
+        )
+    if (steps := length(experiment).steps) < 1:
         raise LayoutError(
             f"The training has {steps} steps",
             expected="1 or more",

@@ -1,6 +1,6 @@
-"""What other libraries quantize in a run: ModelOpt by a checkpoint's state, Transformer Engine.
+"""Find what ModelOpt and Transformer Engine quantize in a run.
 
-Both quantize inside their own layers, where the sites of the source see nothing.
+Both quantize inside their own layers, so the sites in the source do not show it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mqo.program import ask
 from mqo.quant import formats
 
 MODELOPT, TRANSFORMER_ENGINE = "ModelOpt", "Transformer Engine"
-UNNAMED = "an unnamed format"  # of a checkpoint that another program than ours quantized
+UNNAMED = "an unnamed format"  # of a checkpoint that was quantized by a foreign program
 STATE, MODELOPT_FORMAT = files.MODELOPT_STATE, files.MODELOPT_FORMAT
 _DESCRIBER = "tools/evaluate.py"
-# Our operands of a linear layer's GEMMs, by ModelOpt's names of their quantizers.
+# {operand of a linear layer's GEMMs: ModelOpt's name of its quantizer}
 _QUANTIZERS = {"x": "input_quantizer", "weight": "weight_quantizer", "grad": "grad_quantizer"}
 
 
 class LibraryQuantization(BaseModel):
     """What a library quantizes in the linear layers of a run.
 
-    `format` is in the library's words. `rules` are pairs of a glob of LAYER.QUANTIZER and whether
-    it is on; the last match counts. Without rules it is not known which layers are quantized.
+    `format` is the library's name for it. `rules` are pairs of a glob of LAYER.QUANTIZER and
+    whether it is on; the last match counts. Without rules the quantized layers are unknown.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,11 +42,11 @@ class LibraryQuantization(BaseModel):
 
     @property
     def label(self) -> str:
-        """Return it for tables: 'int8 by ModelOpt'."""
+        """Return the text for tables: 'int8 by ModelOpt'."""
         return label(self.library, self.format)
 
     def plain_operands(self, layer: str, gemm: str) -> tuple[str, ...]:
-        """Return the operands of a linear layer's GEMM that it leaves unquantized."""
+        """Return the operands of a linear layer's GEMM that the library leaves unquantized."""
         site = formats.SITES[gemm]
         return tuple(name for name in (site.lhs, site.rhs) if not self._is_on(layer, name))
 
@@ -56,12 +56,12 @@ class LibraryQuantization(BaseModel):
 
 
 def label(library: str, format: str) -> str:
-    """Return what a library quantizes, for tables."""
+    """Return a library's format, for tables."""
     return f"{format} by {library}"
 
 
 def library_labels(types: Mapping[str, str]) -> list[str]:
-    """Return the labels of those of a run's types that are a library's."""
+    """Return the labels of the entries of a run's types that belong to a library."""
     return [label(name, kind) for name, kind in types.items() if name not in formats.SITES]
 
 
@@ -71,7 +71,7 @@ def library_labels(types: Mapping[str, str]) -> list[str]:
 def engine_quantization(flags: Sequence[str], num_layers: int) -> LibraryQuantization | None:
     """Return what Transformer Engine's own recipe quantizes; None if no flag requests one.
 
-    If the flags request our quantizers, the run's mode says what is quantized.
+    Also None if the flags request our quantizers: then the run's mode sets what is quantized.
     """
     given = flag_table(flags)
     ours = flag_table(releases.FLAGS)
@@ -94,7 +94,7 @@ def engine_quantization(flags: Sequence[str], num_layers: int) -> LibraryQuantiz
 
 
 def _engine_rules(given: Mapping[str, str], num_layers: int) -> list[tuple[str, bool]]:
-    """Return the rules of a recipe: all linear layers of the blocks, for all three GEMMs."""
+    """Return the rules of a recipe, which quantizes all linear layers of the blocks."""
     rules = [("*", True), ("output_layer.*", "--fp8-output-proj" in given)]
     if "--first-last-layers-bf16" in given:
         counts = (given.get(f"--num-layers-at-{end}-in-bf16", "1") for end in ("start", "end"))
@@ -110,7 +110,7 @@ def _engine_rules(given: Mapping[str, str], num_layers: int) -> list[tuple[str, 
 def modelopt_quantization(
     tree: Path, checkpoints: Path | None, extra_flags: Sequence[str]
 ) -> LibraryQuantization | None:
-    """Return what ModelOpt's state in the checkpoint that a run loads quantizes; None without one.
+    """Return what ModelOpt quantizes in the checkpoint that a run loads; None if nothing.
 
     Args:
         tree: the Megatron whose program reads the state.
@@ -131,12 +131,12 @@ def modelopt_quantization(
             return None
         known = {name: value for name, value in facts.items() if value}
         return LibraryQuantization.model_validate(unknown.model_dump() | known)
-    except (MqoError, ValueError):  # the training takes an older checkpoint, or reports the fault
+    except (MqoError, ValueError):  # the training loads an older checkpoint, or reports the fault
         return unknown
 
 
 def _loaded(checkpoints: Path | None, given: Mapping[str, str]) -> Path | None:
-    """Return the folder of the iteration that a run loads, as Megatron chooses it."""
+    """Return the folder of the iteration that Megatron would load for a run."""
     folder = Path(given["--load"]) if given.get("--load") else checkpoints
     pretrained = given.get("--pretrained-checkpoint")
     if pretrained and not (folder and (folder / TRACKER).is_file()):

@@ -1,4 +1,4 @@
-"""Who holds a CHECKPOINT: the content of mqo.lock, and whether its processes still run."""
+"""Read and write the content of mqo.lock, and find whether its processes still run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mqo.launch.config import Cluster
 
-STALE_S = 600  # without a sign of life, after which a holder on another host counts as gone
+STALE_S = 600  # without a heartbeat for this long, a holder on another host counts as gone
 # An orphan is a training whose launcher was killed.
 State = Literal["live", "orphan", "gone"]
 
@@ -24,7 +24,7 @@ class _Frozen(BaseModel):
 
 
 class Host(_Frozen):
-    """A machine since its last boot, and the PID namespace of the process on it.
+    """A machine, its current boot, and the PID namespace of the process on it.
 
     Process ids are compared only if all three are equal: two containers can share a host name.
     """
@@ -44,32 +44,32 @@ class Host(_Frozen):
 
 
 class Process(_Frozen):
-    """A process: its id, and its start in clock ticks since boot, as ids are used again."""
+    """A process: its id, and its start in clock ticks since boot, because ids are reused."""
 
     pid: int
     started: int
 
     @classmethod
-    def of(cls, pid: int) -> Process:
+    def running(cls, pid: int) -> Process:
         """Return the process that runs under `pid`; ProcessLookupError if there is none."""
-        found = _stat(pid)
-        if found is None:
+        stat = _stat(pid)
+        if stat is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid=pid, started=found[1])
+        return cls(pid=pid, started=stat[1])
 
     def is_running(self) -> bool:
-        """Return whether it runs; one that has ended and was not waited for does not."""
-        found = _stat(self.pid)
-        if found is None:
+        """Return whether it runs; a zombie does not."""
+        stat = _stat(self.pid)
+        if stat is None:
             return _is_hidden(self.pid)
-        state, started = found
+        state, started = stat
         return started == self.started and state not in "ZX"
 
 
 class Holder(_Frozen):
-    """One node's part of the run: its launcher, then the training process.
+    """One node's part of a run: its launcher, then the training process.
 
-    `heartbeat` is the holder's last sign of life, in seconds since the epoch.
+    `heartbeat` is when the holder last wrote the file, in seconds since the epoch.
     """
 
     node: int
@@ -79,7 +79,7 @@ class Holder(_Frozen):
     heartbeat: int
 
     def state(self, here: Host, now: float) -> State:
-        """Return whether it still holds: by its processes on this host, else by its heartbeat."""
+        """Return its state, by its processes on this host, or else by its heartbeat."""
         if self.host != here:
             return "live" if now - self.heartbeat < STALE_S else "gone"
         running = [process.is_running() for process in self.processes]
@@ -91,12 +91,12 @@ class Holder(_Frozen):
         if self.host == here:
             ids = [process.pid for process in self.processes if process.is_running()] or ids
         age = max(0, round(now - self.heartbeat))
-        seen = "" if self.host == here else f", last sign of life {age} s ago"
+        seen = "" if self.host == here else f", last heartbeat {age} s ago"
         return f"run {self.run}, process {ids[0]} on host {self.host.name}{seen}"
 
 
-class Job(_Frozen):
-    """What the nodes of one run have in common: the address of node 0, and Slurm's job."""
+class RunIdentity(_Frozen):
+    """The identity of a run on several nodes: the address of node 0, and Slurm's job."""
 
     nnodes: int
     address: str
@@ -104,8 +104,8 @@ class Job(_Frozen):
     slurm_restart: int = 0
 
     @classmethod
-    def of(cls, where: Cluster, environ: Mapping[str, str] = os.environ) -> Job:
-        """Return the job of a run with these processes."""
+    def from_cluster(cls, where: Cluster, environ: Mapping[str, str] = os.environ) -> RunIdentity:
+        """Return the identity of a run with these processes."""
         restart = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
             nnodes=where.nnodes,
@@ -114,38 +114,38 @@ class Job(_Frozen):
             slurm_restart=int(restart) if restart.isdecimal() else 0,
         )
 
-    def admits(self, other: Job) -> bool:
-        """Return whether both are nodes of one run on several nodes."""
+    def admits(self, other: RunIdentity) -> bool:
+        """Return whether both are nodes of the same run on several nodes."""
         return self.nnodes > 1 and self == other
 
-    def is_requeue_of(self, other: Job) -> bool:
-        """Return whether Slurm started this job again, which it does after the end of `other`."""
+    def is_requeue_of(self, other: RunIdentity) -> bool:
+        """Return whether Slurm restarted this job after `other` ended."""
         same = bool(self.slurm_job) and self.slurm_job == other.slurm_job
         return same and self.slurm_restart > other.slurm_restart
 
 
 class Record(_Frozen):
-    """What mqo.lock says: the run that saves in the folder, with a holder per node."""
+    """The content of mqo.lock: the run that saves in the folder, with one holder per node."""
 
-    job: Job
+    job: RunIdentity
     holders: tuple[Holder, ...]
 
     @classmethod
     def parse(cls, content: bytes) -> Record:
-        """Return the record; ValueError if it is damaged. Text after it is left of a longer one."""
+        """Return the record, ignoring text after it, of a longer one; ValueError if damaged."""
         try:
             table: Any = json.JSONDecoder().raw_decode(content.decode())[0]
             return cls.model_validate(table)
         except (ValidationError, RecursionError) as error:
-            raise ValueError("no record of a lock") from error
+            raise ValueError("not the record of a lock") from error
 
-    def fellows(self, job: Job, node: int) -> tuple[Holder, ...]:
+    def fellows(self, job: RunIdentity, node: int) -> tuple[Holder, ...]:
         """Return the other nodes' holders of the same run on several nodes."""
         same = job.admits(self.job)
         return tuple(holder for holder in self.holders if same and holder.node != node)
 
-    def rivals(self, job: Job, node: int) -> tuple[Holder, ...]:
-        """Return the holders that this node of `job` cannot share the folder with."""
+    def rivals(self, job: RunIdentity, node: int) -> tuple[Holder, ...]:
+        """Return the holders with which this node of `job` cannot share the folder."""
         if job.is_requeue_of(self.job):
             return ()
         same = job.admits(self.job)
@@ -157,17 +157,17 @@ class Record(_Frozen):
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """Return state and start of a process; None if it is not to be seen."""
+    """Return state and start of a process; None if /proc does not show it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
     return fields[0], int(fields[19])
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether another user's process runs that /proc does not show (hidepid)."""
+    """Return whether /proc hides a running process of another user (hidepid)."""
     try:
         os.kill(pid, 0)
     except PermissionError:

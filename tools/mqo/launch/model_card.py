@@ -1,6 +1,6 @@
-"""The README.md of a converted model: how it was trained, from what the run recorded.
+"""Write the README.md of a converted model: how it was trained, as the run recorded it.
 
-A fact that no file holds is left out. Paths are left out, too: the page is meant to be published.
+Unrecorded facts are left out, and so are paths, because the page is meant to be published.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mqo.untrusted import METADATA, read_safetensors_header, read_text
 
 TEMPLATE, PAGE = "model_card.md.j2", "README.md"
 UNQUANTIZED = ("none", "bf16")
-Row = tuple[str, str]
+CardRow = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of a training: the run that wrote a checkpoint, and the checkpoint itself.
+    """The known facts of a training: the checkpoint and the run that wrote it.
 
     `args` are upstream's arguments in the checkpoint, `iteration` is the text in its tracker.
     """
@@ -44,9 +44,9 @@ class Training:
 def write(
     folder: Path, title: str, training: Training, packed: str = "", into: Path | None = None
 ) -> None:
-    """Write README.md of the model in `folder` there, or `into` that of its packed weights.
+    """Write README.md for the model in `folder`, into that folder or `into` another one.
 
-    `packed` says how those are packed and loaded, in Markdown.
+    `packed` explains in Markdown how packed weights are stored and loaded.
     """
     import jinja2
 
@@ -54,22 +54,22 @@ def write(
     options |= {"undefined": jinja2.StrictUndefined}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, **options).get_template(TEMPLATE)
-    text = template.render(card=describe(folder, title, training, packed)).rstrip()
+    text = template.render(card=card_fields(folder, title, training, packed)).rstrip()
     ((into or folder) / PAGE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def add_packed(folder: Path, packed: str) -> None:
-    """Add how the weights are packed to an existing model card, if there is one."""
+    """Add the section on packed weights to the model card in `folder`, if it has one."""
     page = folder / PAGE
     if page.is_file():
-        before = "Up to here, this page is about the model before its weights were packed."
+        before = "The page up to here describes the model before its weights were packed."
         text = read_text(page).rstrip()
         text += f"\n\n## Packed weights\n\n{before}\n\nThese are: {packed}\n"
         page.write_text(text, encoding="utf-8")
 
 
-def describe(folder: Path, title: str, training: Training, packed: str = "") -> dict[str, Any]:
-    """Return what the page of the converted model in `folder` says, by the template's names."""
+def card_fields(folder: Path, title: str, training: Training, packed: str = "") -> dict[str, Any]:
+    """Return the template's variables for the converted model in `folder`."""
     config = read_json(folder / "config.json")
     config_of_run = _config(training.run)
     types = _types(training, config_of_run)
@@ -95,7 +95,7 @@ def count_weights(folder: Path) -> int:
 
 
 def _config(run: RunFolder | None) -> RunConfig | None:
-    """Return the configuration of a run; None of a run of another release."""
+    """Return the configuration of a run; None if it cannot be read, as from another release."""
     if run is None:
         return None
     try:
@@ -106,12 +106,12 @@ def _config(run: RunFolder | None) -> RunConfig | None:
 
 def _types(training: Training, config: RunConfig | None) -> Mapping[str, str] | None:
     """Return {site: type or schedule}; None if it was not recorded."""
-    found = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
-    return found if isinstance(found, dict) else config.quantization.types if config else None
+    types = training.args.get("mqo_types")  # the checkpoint's own, with the steps of schedules
+    return types if isinstance(types, dict) else config.quantization.types if config else None
 
 
 def _libraries(args: Mapping[str, Any], config: RunConfig | None) -> list[str]:
-    """Return what other libraries quantized, by the run or by the checkpoint's own arguments."""
+    """Return what other libraries quantized, from the run and the checkpoint's own arguments."""
     types = config.quantization.library_types if config else {}
     if name := args.get(MODELOPT_FORMAT):
         types = types | {MODELOPT: str(name)}
@@ -124,13 +124,13 @@ def _quantized(types: Mapping[str, str] | None) -> dict[str, str]:
 
 def _rows(
     training: Training, config: RunConfig | None, types: Mapping[str, str] | None
-) -> Iterator[Row]:
+) -> Iterator[CardRow]:
     args = training.args
     if config:
-        of = config.experiment
-        yield "model", _model(of)
-        yield "dataset", _dataset(of)
-        yield "mode", f"{config.mode_label}, training configuration {of.training.name}"
+        experiment = config.experiment
+        yield "model", _model(experiment)
+        yield "dataset", _dataset(experiment)
+        yield "mode", f"{config.mode_label}, training configuration {experiment.training.name}"
     sizes = f"{args['num_layers']} layers, hidden size {args['hidden_size']}"
     yield "size", f"{sizes}, {args['num_attention_heads']} attention heads"
     libraries = _libraries(args, config)
@@ -146,22 +146,23 @@ def _rows(
         yield "tokens seen", f"{samples * length:,}, in sequences of {length:,}"
 
 
-def _model(of: Experiment) -> str:
-    """Return the model's name, and how its architecture differs from the published one."""
-    text = f"{of.model_name}, the architecture of {of.model.published_as}"
-    changes = (f"{flag} {value}".rstrip() for flag, value in of.model_changes.items())
-    return f"{text}, changed by {', '.join(changes)}" if of.model_changes else text
+def _model(experiment: Experiment) -> str:
+    """Return the model's name, and the differences of its architecture to the published one."""
+    text = f"{experiment.model_name}, the architecture of {experiment.model.published_as}"
+    changes = (f"{flag} {value}".rstrip() for flag, value in experiment.model_changes.items())
+    return f"{text}, changed by {', '.join(changes)}" if experiment.model_changes else text
 
 
-def _dataset(of: Experiment) -> str:
-    """Return what was read: the published dataset's name would claim too much."""
-    if own_data(of.data_prefix, of.extra_flags) is None:
-        return f"mqo's small sample {of.dataset.name} (not all of {of.dataset.published_as})"
-    return f"the user's own data, named {of.dataset.name}"
+def _dataset(experiment: Experiment) -> str:
+    """Return the data that were read; the published dataset's name would claim too much."""
+    dataset = experiment.dataset
+    if own_data(experiment.data_prefix, experiment.extra_flags) is None:
+        return f"mqo's small sample {dataset.name} (not all of {dataset.published_as})"
+    return f"the user's own data, named {dataset.name}"
 
 
-def _losses(training: Training) -> Iterator[Row]:
-    """Yield the last losses up to the checkpoint's step, in nats per token."""
+def _losses(training: Training) -> Iterator[CardRow]:
+    """Yield the last losses at or before the checkpoint's step, in nats per token."""
     if training.run is None or not training.iteration.isdecimal():
         return
     metrics = training.run.read_metrics()
@@ -175,7 +176,7 @@ def _losses(training: Training) -> Iterator[Row]:
             yield name + kind, f"{loss:.4f} nats per token at step {last:,}"
 
 
-def _versions(run: RunFolder | None) -> Iterator[Row]:
+def _versions(run: RunFolder | None) -> Iterator[CardRow]:
     """Yield the versions that trained, and the one that converted."""
     if run is not None:
         facts = environment_of(run)
@@ -196,21 +197,21 @@ def _notes(
     if _quantized(types):
         yield (
             "Quantization was emulated: the operands of the named GEMMs were rounded to values of "
-            f"the format and multiplied in {dtype_of_args(training.args)}. Transformers rounds "
-            "nothing while it runs."
+            f"the format and multiplied in {dtype_of_args(training.args)}. Transformers does not "
+            "round them."
         )
     if libraries := _libraries(training.args, config):
         yield f"Another library quantized linear layers in the training: {', '.join(libraries)}."
     if config and config.experiment.teacher:
-        yield "The model learned from a teacher (knowledge distillation)."
+        yield "The model was distilled from a teacher."
     if _started_from_weights(training):
-        yield "The training began with the weights of another checkpoint; its tokens do not count."
+        yield "The training began from another checkpoint, whose tokens are not counted here."
     if training.iteration == RELEASE:
-        yield "The checkpoint holds weights that were imported; no training is recorded in it."
+        yield "The checkpoint holds imported weights and no record of a training."
     if training.run is None:
         yield (
-            "The run folder was not at hand when the model was converted, so the dataset, the "
-            "losses and the versions are not known here."
+            "The run folder was missing when the model was converted, so the dataset, the losses "
+            "and the versions are not known here."
         )
 
 

@@ -1,4 +1,4 @@
-"""Names of a run's data and model, and their form in the name of its folder."""
+"""Name a run's data and model, also as parts of its folder's name."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mqo.launch.command import flag_words, is_number
 from mqo.matrix import tables
 from mqo.matrix.tables import Dataset
 
-# The flags with which the user's own data are given, in the order in which upstream reads them.
+# The flags for the user's own data, in the order in which upstream reads them.
 _DATA_FLAGS = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
-_INDEX = re.compile("(_text)?_document$")  # how preprocess_data.py ends the name of an index
-_MOST = 120  # characters of the part of a folder's name that says what was quantized
+_INDEX = re.compile("(_text)?_document$")  # ending of an index of preprocess_data.py
+_MOST = 120  # characters of one part of a folder's name
 
 
 def dataset_of(name: str | None, prefix: Path | None, extra_flags: Sequence[str]) -> Dataset:
     """Return the dataset of a run.
 
     Args:
-        name: what the user calls it; None for the name of the data file.
+        name: the user's name for it; None for the name of the data file.
         prefix: the user's own index, the path without .bin and .idx.
-        extra_flags: the user's flags for Megatron, which may give data, too.
+        extra_flags: the user's flags for Megatron, which may also name data.
 
     Raises:
         UnknownNameError: without data from the user, `name` is not a known dataset.
-        MqoError: both name and data are missing, or the name does not fit a file.
+        MqoError: both name and data are missing, or the name cannot be part of a folder's name.
     """
     own = own_data(prefix, extra_flags)
     if name is None and own is None:
@@ -57,16 +57,16 @@ def data_file(extra_flags: Sequence[str]) -> Path | None:
 
 
 def check_own(kind: str, name: str) -> str:
-    """Return a name that the user chose; MqoError if it does not fit a folder's name."""
+    """Return a name that the user chose; MqoError if it cannot be part of a folder's name."""
     if not _NAME.fullmatch(name):
         raise MqoError(
-            f"The {kind} cannot be called {name!r}, since run folders are named after it",
-            expected="letters, digits and . _ + - (at most 64), the first a letter or a digit",
+            f"The {kind} cannot be called {name!r}, since the name is part of a run folder's name",
+            expected="at most 64 letters, digits and . _ + -, beginning with a letter or a digit",
         )
     return name
 
 
 def folder_part(text: str) -> str:
-    """Return a name for folders and files, with only letters, digits and . _ + -."""
+    """Return the text with only letters, digits and . _ + -, for names of folders and files."""
     text = text.replace("*", "-changed")
     return re.sub(r"[^\w.+-]+", "-", text, flags=re.ASCII).strip("-")[:_MOST]

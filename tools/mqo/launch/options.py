@@ -1,4 +1,4 @@
-"""The options of a run: flags of the command line, checked values, and quant.toml.
+"""Turn the options of a run into command-line flags, checked values and quant.toml.
 
 tools/mqo/quant/options.py defines them.
 """
@@ -18,12 +18,12 @@ from mqo.quant import options
 
 ENVIRONMENT_VARIABLE = options.ENVIRONMENT_VARIABLE
 OPTIONS: Mapping[str, Any] = options.OPTIONS  # by name
-# Names that a schedule may have for all sites of a kind that are quantized.
+# Names in a schedule for all quantized sites of a kind.
 GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    # What is empty, or keeps all, is the default.
+    # An empty value, and keeping all checkpoints, are defaults.
     chosen = {k: v for k, v in given.items() if v != () and (k, v) != ("keep_checkpoints", 0)}
     listed = {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
     try:
@@ -38,7 +38,7 @@ Chosen = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of `given` that say how a run quantizes, and those of what it records."""
+    """Return the options for how a run quantizes, and those for what it records."""
     tables = ("quantizer", "layers")
     quantization = {k: v for k, v in given.items() if OPTIONS[k].table in tables}
     return quantization, {k: v for k, v in given.items() if k not in quantization}
@@ -59,16 +59,16 @@ def add_arguments(group: argparse._ArgumentGroup, options: Iterable[Any]) -> Non
 
 
 def whole(text: str) -> int:
-    """Return a whole number from 0 on, for argparse."""
+    """Return a whole number of 0 or more, for argparse."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
     return int(text)
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that the arguments choose."""
-    found = {name: getattr(args, name) for name in OPTIONS}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the options that the arguments set."""
+    options = {name: getattr(args, name) for name in OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def quant_toml(
@@ -78,13 +78,13 @@ def quant_toml(
     operands: Mapping[str, Mapping[str, Any]] | None = None,
     rules: Iterable[Mapping[str, str]] = (),
 ) -> str:
-    """Return quant.toml: the types of a run's source, for the guard to hold it to, and its options.
+    """Return quant.toml: the types of a run's source, which the guard checks, and its options.
 
-    `operands` and `rules` are rows of its tables of that name.
+    `operands` and `rules` are the rows of its tables with these names.
 
     Raises:
-        MqoError: `schedule` names a site that does not exist, or twice, or a kind of which no site
-            is quantized.
+        MqoError: `schedule` names an unknown site, a site twice, or a kind without a quantized
+            site.
     """
     tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
@@ -92,7 +92,7 @@ def quant_toml(
     for name, option in OPTIONS.items():
         if name in options:
             tables.setdefault(option.table, {})[name] = options[name]
-    lines = ["# What this run quantizes; its guard ends it when a site does not run so."]
+    lines = ["# What this run quantizes; its guard stops it if a site runs differently."]
     for name, table in tables.items():
         if table or name == "asked":
             lines += [f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]
@@ -106,7 +106,7 @@ def _key(name: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML; a string, a number, a list of strings is in JSON as it is there."""
+    """Return a value as TOML; strings, numbers and lists of strings look the same in JSON."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{k} = {_value(v)}' for k, v in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
@@ -114,7 +114,7 @@ def _value(value: Any) -> str:
 
 def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
     """Return {site: schedule} of 'SITE: schedule' texts; raises what `quant_toml` raises."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for text in given:
         name, _, phases = (part.strip() for part in text.partition(":"))
         check_choice("GEMM site or kind of them", name, (*SITES, *GROUPS))
@@ -123,11 +123,11 @@ def schedules(types: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
             sites = tuple(site for site in GROUPS[name] if types.get(site, NONE) != NONE)
         if not sites:
             raise MqoError(
-                f"The schedule '{text}' is for no site, since no {name} one is quantized",
-                help=f"Name the site itself, one of {', '.join(GROUPS[name])}, or another mode",
+                f"The schedule '{text}' changes nothing: the mode quantizes no {name} site",
+                help=f"Name a site, one of {', '.join(GROUPS[name])}, or choose another mode",
             )
         for site in sites:
-            if site in found:
-                raise MqoError(f"There are two schedules for {site}", expected="one a site")
-            found[site] = phases
-    return found
+            if site in result:
+                raise MqoError(f"There are two schedules for {site}", expected="one per site")
+            result[site] = phases
+    return result

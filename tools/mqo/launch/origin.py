@@ -1,8 +1,8 @@
-"""Tell a run that this user made here from a foreign one, before a rerun executes its code.
+"""Distinguish the user's own runs from foreign ones, before a rerun executes their code.
 
-A rerun executes the source that a run folder keeps, by the command and with the variables of its
-command.sh. So each run folder gets a signature of these files. The key never leaves the project's
-cache, and another user cannot read it.
+A rerun executes the source in a run folder, with the command and the variables of its command.sh.
+So each run folder gets a signature of these files. The key stays in the project's cache, where no
+other user can read it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sign(project: Project, run: RunFolder) -> None:
 
 
 def is_own(project: Project, run: RunFolder) -> bool:
-    """Return whether this user made the run here, and its code is as it was then."""
+    """Return whether this user made the run here, and its code is unchanged."""
     try:
         was = read_bytes(run.origin, Limit.NAME)
         return hmac.compare_digest(was, _signature(run, _key(project)).encode("ascii"))
@@ -41,12 +41,12 @@ def is_own(project: Project, run: RunFolder) -> bool:
 
 
 def foreign(run: RunFolder) -> RunError:
-    """Return the error for a run whose code is not known to be the user's own."""
+    """Return the error for a run whose code may not be the user's own."""
     return RunError(
         f"{run.root} was not made here, or its code was changed since",
-        expected="a run of this user and this project: a rerun executes the run's source/, by its "
+        expected="a run of this user and this project, because a rerun executes its source/ and "
         "command.sh",
-        help="Read both as you would read any program from elsewhere; then use `mqo rerun --trust`",
+        help="Read both like any foreign program; `mqo rerun --trust` then runs them",
     )
 
 
@@ -59,7 +59,7 @@ def _signature(run: RunFolder, key: bytes) -> str:
 
 
 def _files(run: RunFolder) -> Iterator[Path]:
-    """Yield what a rerun executes or reads its options from; ValueError for a link among it."""
+    """Yield the files that a rerun executes or reads options from; ValueError for a link."""
     source = (path for path in run.source.rglob("*") if _BYTECODE not in path.parts)
     for path in sorted([run.command, run.config, run.quant_config, *source]):
         if path.is_symlink():
@@ -69,7 +69,7 @@ def _files(run: RunFolder) -> Iterator[Path]:
 
 
 def _key(project: Project) -> bytes:
-    """Return this user's key, which is made if it is not there; OSError if that fails."""
+    """Return this user's key, created if needed; OSError if that fails."""
     path = project.cache / f"runs-{os.getuid()}.key"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

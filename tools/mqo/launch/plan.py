@@ -1,4 +1,4 @@
-"""The layout of a run on GPUs: the planner's where the user gave none, with the memory it needs."""
+"""Choose the layout of a run on GPUs if the user gave none, and report the memory it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqo.errors import CheckpointError, LayoutError, MqoError
 from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
-from mqo.launch.convert import describe
+from mqo.launch.convert import checkpoint_arguments
 from mqo.launch.flags import shape_flags
 from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
@@ -21,24 +21,24 @@ from mqo.launch.options import schedules
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
 from mqo.quant.config import parse as parse_quant_config
-from mqo.scale.choose import Fit, Job, choose, measure
+from mqo.scale.choose import Fit, Workload, choose, measure
 from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 
-# The user's own layout: then the launcher chooses nothing.
+# Flags of a layout. If the user gives one, the launcher does not choose.
 _OWN = re.compile(
     r"--(\w+-(\w+-)?parallel-size|sequence-parallel|use-distributed-optimizer|overlap-.*|recompute-.*"
     r"|ddp-.*|dist-ckpt-optim-.*|.*-fsdp.*|.*virtual.*|(.*-)?pipeline-.*|.*offload.*)"
 )
-# What changes a GPU's memory otherwise than the formulas know.
+# Flags whose effect on memory the formulas do not model.
 _STRANGE = re.compile(
     r"--(expert-tensor-parallel-size|.*-fsdp.*|.*virtual.*|pipeline-model-parallel-layout|.*offload.*"
     r"|decoder-(first|last)-.*|account-for-.*|transformer-impl|optimizer|use-precision-aware-.*"
     r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher|grouped-gemm).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
     r"|mtp-.*|hybrid-.*|freeze-.*)"
 )
-# Flags of a layout, and of local attention, as `read_flags` takes them.
+# Flags of a layout, and of local attention, in the form of `read_flags`.
 _LAYOUT = {
     **PARALLEL,
     "use-distributed-optimizer": False,
@@ -62,24 +62,28 @@ _FRESH = {"--no-load-optim", "--finetune"}
 
 @dataclass(frozen=True)
 class Planned:
-    """A run with the flags of its layout, and lines that say which it is and what it needs."""
+    """A run with the flags of its layout, and lines on the layout and its memory."""
 
     config: RunConfig
     lines: tuple[str, ...] = ()
 
 
-def decides(of: Experiment, machine: Machine) -> bool:
-    """Return whether the launcher chooses the layout: on GPUs, at real size, where none is given.
+def decides(experiment: Experiment, machine: Machine) -> bool:
+    """Return whether the launcher chooses the layout.
 
-    And where it knows what the user's other flags make of the memory.
+    It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
+    not modeled.
     """
-    return _is_real(of, machine) and not (_names(of, _OWN) or _names(of, _STRANGE))
+    chosen = _names(experiment, _OWN) or _names(experiment, _STRANGE)
+    return _is_real(experiment, machine) and not chosen
 
 
-def place(tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Planned:
-    """Return `with_layout` of the run; `tree` reads the checkpoint from which it resumes."""
-    of = config.experiment
-    saved = saved_layout(tree, of) if decides(of, machine) else None
+def plan_layout(
+    tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]
+) -> Planned:
+    """Return `with_layout` of the run; `tree` is the Megatron that reads a checkpoint to resume."""
+    experiment = config.experiment
+    saved = saved_layout(tree, experiment) if decides(experiment, machine) else None
     return with_layout(config, machine, types, saved)
 
 
@@ -89,53 +93,52 @@ def with_layout(
     """Return the run with the planner's layout, if the user gave none.
 
     `types` are the quant types by site, `saved` is the layout of the checkpoint from which the run
-    resumes. A layout of the user is kept; the lines note if it needs more memory than there is.
+    resumes. A layout of the user is kept; the lines warn if it needs more memory than there is.
 
     Raises:
         LayoutError: no layout fits, or none divides the sizes.
     """
-    bare, of = config.with_layout(()), config.experiment
-    if not decides(of, machine):
+    bare, experiment = config.with_layout(()), config.experiment
+    if not decides(experiment, machine):
         check_layout(bare)
-    if not _is_real(of, machine):
+    if not _is_real(experiment, machine):
         return Planned(bare)
-    if strange := sorted(_names(of, _STRANGE)):
+    if strange := sorted(_names(experiment, _STRANGE)):
         return Planned(bare, (_unplanned(bare, strange[0]),))
-    job = job_of(bare, machine, types)
-    if not decides(of, machine):
-        return Planned(bare, tuple(_judged(bare, machine, job)))
-    fit = choose(job, lambda layout: _divides(bare, layout), saved)
+    work = workload_of(bare, machine, types)
+    if not decides(experiment, machine):
+        return Planned(bare, tuple(_judged(bare, machine, work)))
+    fit = choose(work, lambda layout: _divides(bare, layout), saved)
     if fit is None:
         check_layout(bare.with_layout(saved.flags() if saved else ()))
         where = f" in the checkpoint's layout ({saved})" if saved else ""
         raise LayoutError(
-            f"No layout of {of.model_name} in mode {config.quantization.name}{where} fits "
-            f"{job.gpus} GPUs of {gib(job.limit)} usable GiB",
-            expected="one whose memory, computed, does",
-            help="Take more GPUs; or give a layout of your own behind `--`, which is tried as it "
-            "is",
+            f"No layout of {experiment.model_name} in mode {config.quantization.name}{where} fits "
+            f"{work.gpus} GPUs of {gib(work.limit)} usable GiB",
+            expected="a layout whose computed memory fits",
+            help="Use more GPUs, or give your own layout after `--`",
         )
-    chosen = bare.with_layout(fit.layout.flags(of.dtype))
-    whence = "as in the checkpoint: " if saved else ""
-    teacher = "; the teacher's memory is not counted" if of.teacher else ""
-    line = f"{whence}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
+    chosen = bare.with_layout(fit.layout.flags(experiment.dtype))
+    origin = "as in the checkpoint: " if saved else ""
+    teacher = "; the teacher's memory is not counted" if experiment.teacher else ""
+    line = f"{origin}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
     return Planned(chosen, (line,))
 
 
 def _unplanned(config: RunConfig, why: str) -> str:
-    """Describe an unplanned layout, of a run whose flag `why` changes its memory."""
-    of = config.experiment
-    unknown = f"what it needs is not known, since {why} changes the memory"
-    if _names(of, _OWN):
+    """Return the line on an unplanned layout, of a run whose flag `why` changes its memory."""
+    experiment = config.experiment
+    unknown = f"its memory is not known, since {why} changes it"
+    if _names(experiment, _OWN):
         return f"as given; {unknown}"
-    none = layout_of(of.extra_flags, config.placement.cluster.processes)
-    return f"{none}: none is chosen, and {unknown}; flags behind `--` can give one"
+    none = layout_of(experiment.extra_flags, config.placement.cluster.processes)
+    return f"{none}: no layout was chosen, and {unknown}; flags after `--` can give one"
 
 
 def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     """Return the layout in upstream's flags, over this number of processes."""
     args = read_flags(flags, _LAYOUT)
-    # Other ways to recompute count as none: what is computed is then more than is needed.
+    # Other kinds of recomputation count as none, which overestimates the memory.
     recompute: Recompute = "none"
     if args.recompute_granularity == "full" and args.recompute_method == "uniform":
         recompute = "full"
@@ -144,17 +147,18 @@ def layout_of(flags: Sequence[str], gpus: int) -> Layout:
     return Layout.of_arguments(gpus, vars(args), recompute)
 
 
-def saved_layout(tree: Path, of: Experiment) -> Layout | None:
-    """Return the layout of the checkpoint from which the run resumes, which is kept.
+def saved_layout(tree: Path, experiment: Experiment) -> Layout | None:
+    """Return the layout of the checkpoint from which the run resumes.
 
-    None if there is none, or if its optimizer is not loaded. `tree` is the Megatron that reads it.
+    None without a checkpoint, or if its optimizer is not loaded. `tree` is the Megatron that
+    reads it.
 
     Raises:
-        CheckpointError: it does not name a layout.
+        CheckpointError: no layout can be read from it.
     """
-    flags = flag_words(of.extra_flags)
+    flags = flag_words(experiment.extra_flags)
     given = flags.get("--load")
-    folder = Path(given[0]) if given else of.checkpoint
+    folder = Path(given[0]) if given else experiment.checkpoint
     if folder is None or _FRESH & flags.keys() or not (folder / TRACKER).is_file():
         return None
     if tracked(folder) == RELEASE:
@@ -164,64 +168,66 @@ def saved_layout(tree: Path, of: Experiment) -> Layout | None:
 
 
 def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
-    """Return the arguments of the newest checkpoint; of an older one where it is damaged."""
+    """Return the arguments of the newest checkpoint that is not damaged."""
     why = ""
-    for place in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
+    for path in (folder, *sorted(folder.glob("iter_*"), reverse=True)):
         try:
-            return describe(tree, place)
+            return checkpoint_arguments(tree, path)
         except MqoError as error:
             why = why or str(error)
     raise CheckpointError(
-        f"No checkpoint in {folder} says its layout: {why}",
-        expected="a whole checkpoint of a run",
-        help="A layout behind `--` is taken as it is: give the one that it was saved in",
+        f"The layout of the checkpoints in {folder} cannot be read: {why}",
+        expected="an intact checkpoint of a run",
+        help="Give the layout that they were saved in after `--`",
     )
 
 
-def _is_real(of: Experiment, machine: Machine) -> bool:
-    return machine.has_cuda and not of.training.is_smoke
+def _is_real(experiment: Experiment, machine: Machine) -> bool:
+    return machine.has_cuda and not experiment.training.is_smoke
 
 
-def _names(of: Experiment, pattern: re.Pattern[str]) -> set[str]:
+def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:
     """Return the user's flags that match."""
-    return set(filter(pattern.fullmatch, flag_words(of.extra_flags)))
+    return set(filter(pattern.fullmatch, flag_words(experiment.extra_flags)))
 
 
-def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job:
-    """Return what is trained, with the sizes that the user's own flags say."""
-    of, asked, where = config.experiment, config.quantization, config.placement.cluster
-    sizes = read_sizes(shape_flags(of))
+def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Workload:
+    """Return the model, training and GPUs to plan for, after the user's flags."""
+    experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
+    sizes = read_sizes(shape_flags(experiment))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     groups = {"num_query_groups": sizes.num_query_groups}
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
-        raise MqoError(f"The run's options do not fit: {error}") from None
-    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, asked.schedule)
+        raise MqoError(f"The options of the run are not valid: {error}") from None
+    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, quant.schedule)
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
     by_tensor = rounded and spec.scales_by_tensor
-    if keeps_scores(of.extra_flags, config.placement.without, rounded, by_tensor):
+    if keeps_scores(experiment.extra_flags, config.placement.without, rounded, by_tensor):
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
-    return Job(
-        model=of.model.model_copy(update=groups | {name: getattr(sizes, name) for name in shape}),
-        training=of.training.model_copy(
+    return Workload(
+        model=experiment.model.model_copy(
+            update=groups | {name: getattr(sizes, name) for name in shape}
+        ),
+        training=experiment.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,
                 "global_batch": sizes.global_batch_size,
                 "sequence": sizes.seq_length,
             }
         ),
-        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[of.dtype]), attention),
-        dtype=of.dtype,
-        gpus=where.processes,
-        per_node=where.nproc_per_node,
+        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[experiment.dtype]), attention),
+        dtype=experiment.dtype,
+        gpus=cluster.processes,
+        per_node=cluster.nproc_per_node,
         limit=usable(machine.memory),
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
-        # Rounded gradients of the logits, and what recipes do to them, are there at the peak.
-        listed=not (asked.recipe or asked.schedule)
+        # At the peak there are also rounded gradients of the logits, and a recipe's copies of them.
+        listed=not (quant.recipe or quant.schedule)
         and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
 
@@ -229,14 +235,14 @@ def job_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Job
 def keeps_scores(
     flags: Sequence[str], without: Sequence[str], rounded: bool, by_tensor: bool
 ) -> bool:
-    """Return whether the user's flags leave local attention its s x s scores.
+    """Return whether local attention keeps its s x s scores under the user's flags.
 
-    `without` are patches that are left out. `rounded` says that its probabilities have a type, and
-    `by_tensor` that this scales by a tensor's amax.
+    `without` are patches that are left out. `rounded` says that the probabilities have a type, and
+    `by_tensor` that this type scales by the tensor's amax.
     """
     try:
         args = read_flags(flags, _ATTENTION)
-    except LayoutError:  # upstream says so
+    except LayoutError:  # upstream reports it
         return False
     return (
         args.attention_backend in ("unfused", "local")
@@ -249,17 +255,17 @@ def keeps_scores(
 
 
 def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
-    """Return the bytes of a linear weight's rounded copies: one per site, unless copies are equal.
+    """Return the bytes per value of a linear weight's rounded copies: one per site, if they differ.
 
     A copy that was multiplied by a gain is kept in fp32.
     """
-    found = set()
+    copies = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
         quant_type = types.get(site.name, NONE)
         if options.operand_type(site.name, "weight", "", quant_type) != NONE:
-            how = options.operand_spec(site.name, "weight", "", quant_type)
-            found.add((how, None if how.is_same_along_all_axes else site.rhs_axis))
-    return sum(width if how.gain == 1.0 else FP32 for how, _ in found)
+            spec = options.operand_spec(site.name, "weight", "", quant_type)
+            copies.add((spec, None if spec.is_same_along_all_axes else site.rhs_axis))
+    return sum(width if spec.gain == 1.0 else FP32 for spec, _ in copies)
 
 
 def _divides(config: RunConfig, layout: Layout) -> bool:
@@ -270,17 +276,17 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
     return True
 
 
-def _judged(config: RunConfig, machine: Machine, job: Job) -> list[str]:
-    """Return what the user's own layout needs, and where that is too much what would fit."""
-    own = measure(job, layout_of(config.experiment.extra_flags, job.gpus))
+def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
+    """Return lines on the user's own layout, and if it does not fit on one that does."""
+    own = measure(work, layout_of(config.experiment.extra_flags, work.gpus))
     line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
-    if own.need <= job.limit:
+    if own.need <= work.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
-    fit = choose(job, lambda layout: _divides(free, layout))
+    fit = choose(work, lambda layout: _divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
-        flags = " ".join(fit.layout.flags(job.dtype))
+        flags = " ".join(fit.layout.flags(work.dtype))
         lines.append(f"warning: the planner's layout needs {gib(fit.need)} GiB: {flags}")
     return lines
 
@@ -298,5 +304,5 @@ def _how(fit: Fit) -> str:
 
 
 def _room(machine: Machine) -> str:
-    what = f"{machine.device} has {gib(machine.memory)}"
-    return f"{gib(usable(machine.memory))} GiB usable a GPU ({what})"
+    total = f"{machine.device} has {gib(machine.memory)}"
+    return f"{gib(usable(machine.memory))} GiB usable a GPU ({total})"

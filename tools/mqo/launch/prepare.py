@@ -1,4 +1,4 @@
-"""Prepares upstream, patches and data for a run, step by step. Completed steps are skipped."""
+"""Prepare what a run needs (Megatron, patches, data), skipping steps that are done."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from mqo.untrusted import check_tokenizer, reading
 def check_config(
     config: RunConfig, machine: Machine | None = None, missing: list[MissingError] | None = None
 ) -> None:
-    """Refuse immediately what would fail minutes later: a layout or data that does not fit.
+    """Refuse early what would fail minutes later, such as a layout or data that does not fit.
 
-    The user's own flags are included. A layout that the launcher chooses for the machine (default:
-    this one) is checked when it is chosen. What is not there is added to `missing`, if given, and
-    raised otherwise.
+    The checks include the user's flags. A layout that the launcher chooses for the machine
+    (default: this one) is checked when it is chosen. If `missing` is given, errors about missing
+    files are added to it instead of raised.
     """
     if importlib.util.find_spec("torch") is None:
         raise extra_missing("torch")
-    of = config.experiment
-    if not decides(of, machine or detect()):
+    experiment = config.experiment
+    if not decides(experiment, machine or detect()):
         check_layout(config)
-    check_length(of)
-    how = config.quantization
-    check_flags(of.extra_flags, engine.flags(of.extra_flags, how.types, how.schedule))
-    if how.types is not None:  # else the tree gives them
-        check_effects(config, how.types)
+    check_length(experiment)
+    quant, flags = config.quantization, experiment.extra_flags
+    check_flags(flags, engine.flags(flags, quant.types, quant.schedule))
+    if quant.types is not None:  # else the tree gives them
+        check_effects(config, quant.types)
     for check in (_check_nodes, _check_teacher, _check_pair, _check_tokenizer, _check_data):
         try:
             check(config)
@@ -64,18 +64,19 @@ def _check_nodes(config: RunConfig) -> None:
     nodes = config.placement.cluster.nnodes
     if nodes > 1 and config.experiment.checkpoint is None:
         raise MissingError(
-            f"{nodes} nodes would each save their part in a run folder of their own",
+            f"{nodes} nodes would each save their part of a checkpoint in their own run folder",
             expected="the argument CHECKPOINT, a folder that all nodes share",
         )
 
 
 def _check_teacher(config: RunConfig) -> None:
-    """Raise DataError for a configuration without a teacher, or MissingError for no teacher."""
-    of, megatron = config.experiment, config.placement.megatron
-    check_distillation(of, megatron)
-    if of.teacher:
+    """Raise DataError for a faulty distillation, or MissingError if the teacher is missing."""
+    experiment, megatron = config.experiment, config.placement.megatron
+    check_distillation(experiment, megatron)
+    if experiment.teacher:
         expected = f"a folder with {TRACKER}, or a run with checkpoints"
-        require_tracker(checkpoints_of(of.teacher), MissingError, expected, whose=" of a teacher")
+        folder = checkpoints_of(experiment.teacher)
+        require_tracker(folder, MissingError, expected, whose=" of a teacher")
 
 
 def _check_pair(config: RunConfig) -> None:
@@ -84,69 +85,69 @@ def _check_pair(config: RunConfig) -> None:
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    """Raise MissingError for no tokenizer, or DataError for one that exceeds the limits."""
+    """Raise MissingError if the tokenizer is missing, or DataError if it exceeds the limits."""
     tokenizer = config.experiment.tokenizer
     if tokenizer is None:
         return
     if not tokenizer.exists():
         raise MissingError(
-            f"There is no tokenizer at {tokenizer}",
-            expected="a folder with tokenizer.json (as transformers saves one)",
+            f"The tokenizer {tokenizer} does not exist",
+            expected="a folder with tokenizer.json, as saved by transformers",
         )
     with reading(DataError):
         check_tokenizer(tokenizer)
 
 
 def _check_data(config: RunConfig) -> None:
-    """Raise MissingError without data, DataError if they do not match the tokenizer."""
-    of = config.experiment
-    if (of.tokenizer is None) != (of.data_prefix is None):
+    """Raise MissingError if data are missing, DataError if they do not match the tokenizer."""
+    experiment = config.experiment
+    if (experiment.tokenizer is None) != (experiment.data_prefix is None):
         raise DataError(
-            "Only one of tokenizer and data prefix was given",
-            expected="both, since an index holds one tokenizer's ids; or neither, for the sample",
+            "Only one of TOKENIZER and DATA_PREFIX was given",
+            expected="both, since an index holds a tokenizer's ids; or neither, for the sample",
         )
-    if of.tokenizer is not None and of.data_prefix is not None:
-        if of.tokenizer.exists() and is_there(of.data_prefix):
-            check_fit(of.tokenizer, of.data_prefix)
-    elif RunData.given(of) is None and not has_sample(of):
-        small = ", ".join(name for name, one in tables.trainings().items() if one.is_smoke)
-        sample = f"its sample serves '--training-config' of {small} only"
+    if experiment.tokenizer is not None and experiment.data_prefix is not None:
+        if experiment.tokenizer.exists() and is_there(experiment.data_prefix):
+            check_fit(experiment.tokenizer, experiment.data_prefix)
+    elif RunData.given(experiment) is None and not has_sample(experiment):
+        small = ", ".join(name for name, row in tables.trainings().items() if row.is_smoke)
+        sample = f"its sample is only for --training-config {small}"
         none = "it has no sample"
-        lacking = "tokenizer" if own_data(None, of.extra_flags) else "data"
-        why = sample if of.dataset.sample else none
+        lacking = "tokenizer" if own_data(None, experiment.extra_flags) else "data"
+        why = sample if experiment.dataset.sample else none
         raise MissingError(
-            f"No {lacking} was given for {of.dataset.name}; {why}",
+            f"No {lacking} was given for {experiment.dataset.name}; {why}",
             expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
-            help="Make an index of a corpus of yours, JSON lines say: `.venv/bin/mqo data prepare "
-            "jsonl --input CORPUS --tokenizer TOKENIZER --output OUT`; its DATA_PREFIX is "
-            "OUT_text_document",
+            help="`.venv/bin/mqo data prepare jsonl --input CORPUS --tokenizer TOKENIZER --output "
+            "OUT` makes an index of your corpus of JSON lines, with DATA_PREFIX OUT_text_document",
         )
 
 
-def check_distillation(of: Experiment, megatron: Path | None) -> None:
-    """Raise DataError for a configuration without a teacher, or for no program that distills."""
-    if of.teacher is None:
-        if of.distillation_config is not None:
-            raise DataError("A distillation was configured", expected="--teacher, to learn from")
+def check_distillation(experiment: Experiment, megatron: Path | None) -> None:
+    """Raise DataError for a configuration without a teacher, or a tree that cannot distill."""
+    if experiment.teacher is None:
+        if experiment.distillation_config is not None:
+            raise DataError("--distillation-config was given", expected="--teacher with it")
         return
     if megatron is not None:
         raise DataError(
-            f"{megatron} has no program that distills", expected="--teacher without --megatron"
+            f"--teacher was given with --megatron {megatron}, which has no program that distills",
+            expected="--teacher without --megatron",
         )
-    config = of.distillation_config
+    config = experiment.distillation_config
     if config is not None and not config.is_file():
         raise MissingError(
-            f"There is no distillation configuration {config}", expected="a YAML file"
+            f"The distillation configuration {config} does not exist", expected="a YAML file"
         )
 
 
-def has_sample(of: Experiment) -> bool:
-    """Return whether a run needs no data given: a sample is for trying."""
-    return of.training.is_smoke and of.dataset.sample
+def has_sample(experiment: Experiment) -> bool:
+    """Return whether the run may use the dataset's sample, so that it needs no other data."""
+    return experiment.training.is_smoke and experiment.dataset.sample
 
 
 def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bool) -> Tree:
-    """Return the shared tree, vendored and patched; EditedError on edits, unless `allow_edits`."""
+    """Return the shared tree, vendored and patched; EditedError if edited, unless `allow_edits`."""
     tree, pin = Tree(project.tree), Pin.load(project.upstream_pin)
     if not (tree.store / "upstream.json").exists():
         vendor(tree, pin, project.cache, report=report)
@@ -155,18 +156,18 @@ def ready_tree(project: Project, series: Series, report: Say, *, allow_edits: bo
     _check_version(tree, pin)
     if allow_edits and tree.manifest():
         edited = tree.edited_files()
-        report(f"tree     : used as it is, with {len(edited)} files changed by hand")
+        report(f"tree     : used as it is, with {len(edited)} files edited by hand")
         return tree
     refuse_edits(tree)
     outcome = apply(tree, series)
     version = tree.upstream().version
-    what = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
-    report(f"megatron : {version}, {what}")
+    patched = f"{outcome.changed} files patched" if isinstance(outcome, Applied) else "patched"
+    report(f"megatron : {version}, {patched}")
     return tree
 
 
 def _place_programs(project: Project) -> None:
-    """Give the tree of an installed wheel the programs that a clone's has."""
+    """Copy the programs of a clone's tree into the tree of an installed wheel."""
     for path in (path for path in project.ours.rglob("*") if path.is_file()):
         name = path.relative_to(project.ours).as_posix()
         target, content = project.tree / name, path.read_bytes()
@@ -176,9 +177,9 @@ def _place_programs(project: Project) -> None:
 
 
 def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> None:
-    """Refuse a tree that a run would refuse, and change nothing.
+    """Refuse a tree that a run would refuse; change nothing.
 
-    The shared tree may lack Megatron or the patches, which a run adds.
+    The shared tree may lack Megatron or the patches, because a run adds them.
     """
     if (checkout := config.placement.megatron) is not None:
         ready_checkout(config, checkout, allow_edits=allow_edits)
@@ -191,41 +192,41 @@ def check_tree(project: Project, config: RunConfig, *, allow_edits: bool) -> Non
 
 
 def _check_version(tree: Tree, pin: Pin) -> None:
-    """Refuse another version: the training program is written for the pinned one's trainer."""
+    """Refuse any version but the pinned one, for which the training program is written."""
     version = tree.upstream().version
     if version != pin.version:
         raise OverlayError(
             f"{tree.root} holds megatron-core {version}, from {tree.upstream().origin}",
-            expected=f"{pin.version}, as UPSTREAM.toml pins it",
-            help="`mqo restore` and then `mqo vendor` put the pinned version there",
+            expected=f"{pin.version}, the version in UPSTREAM.toml",
+            help="`mqo restore` and then `mqo vendor` install the pinned version there",
         )
 
 
-def note_checkpoint(of: Experiment, report: Say) -> None:
+def note_checkpoint(experiment: Experiment, report: Say) -> None:
     """Report the checkpoint in CHECKPOINT from which the run continues, if there is one.
 
-    A damaged one is passed over later, which the log says.
+    The run itself skips damaged checkpoints, and logs that.
     """
-    folder, steps = of.checkpoint, length(of).steps
+    folder, steps = experiment.checkpoint, length(experiment).steps
     if folder is None:
         return
     if (folder / TRACKER).is_file():
         if step := newest(folder):
             report(f"resume   : from iteration {step} in {folder}")
         if step and step.isdecimal() and int(step) >= steps:
-            report(f"note     : that is step {steps} of {steps}: only the final validation is left")
-    elif found := saved(folder):
+            report(f"note     : that is step {steps} of {steps}; only the final validation remains")
+    elif iterations := saved(folder):
         report(
-            f"note     : {folder} has no {TRACKER}; the run continues from the newest whole one of "
-            f"the checkpoints {', '.join(found)}"
+            f"note     : {folder} has no {TRACKER}; the run continues from the newest intact "
+            f"checkpoint of {', '.join(iterations)}"
         )
 
 
-def ready_data(project: Project, of: Experiment, report: Say) -> RunData:
+def ready_data(project: Project, experiment: Experiment, report: Say) -> RunData:
     """Return the user's data, or the dataset's sample."""
-    if given := RunData.given(of):
+    if given := RunData.given(experiment):
         report(f"data     : {given.prefix}")
         return given
-    ready = prepare(project, of.dataset.name, report=report)
+    ready = prepare(project, experiment.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
     return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)

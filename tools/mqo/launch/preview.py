@@ -1,4 +1,4 @@
-"""What --dry-run prints: the command of a run, what is missing, and what the run would refuse."""
+"""Print what --dry-run shows: the command, what is missing, and what the run would refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, RunConfig
 from mqo.launch.machine import Machine, detect
-from mqo.launch.plan import Planned, place
+from mqo.launch.plan import Planned, plan_layout
 from mqo.launch.prepare import check_config, check_tree
 from mqo.launch.run import check_checkpoint, dry_run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
@@ -24,9 +24,9 @@ from mqo.project import Project
 def print_preview(
     project: Project, config: RunConfig, machine: Machine, args: argparse.Namespace
 ) -> None:
-    """Print what the command would do, and what is missing; raise what it would refuse.
+    """Print what the command would do, and what is missing; raise the errors of a run.
 
-    For a machine that is planned for, the tree on this one is not the run's: its edits are a note.
+    With --device the tree on this machine is not the run's, so its faults are only notes.
     """
     missing: list[MissingError] = []
     check_config(config, machine, missing)
@@ -43,49 +43,49 @@ def print_preview(
         notes.append(f"not yet: {error}")
     planned = _planned(project, config, machine)
     notes += _checked(project, planned.config, machine)
-    text = describe(project, config, machine, planned)
+    text = preview_text(project, config, machine, planned)
     print("\n".join([*(f"# {note}" for note in notes), text]))
 
 
 def _planned(project: Project, config: RunConfig, machine: Machine) -> Planned:
-    """Return the run with its layout, and with what a checkpoint's library quantizes."""
+    """Return the run with its layout, and with what ModelOpt quantizes in its checkpoint."""
     if Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
     types = config.quantization.types or _types_there(project, config.placement.megatron)
-    return place(project.tree, config, machine, types)
+    return plan_layout(project.tree, config, machine, types)
 
 
 def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]:
-    """Return notes of the checks that need Megatron's source; raise what it refuses."""
+    """Return notes of the checks that need Megatron's source; raise their errors."""
     tree = Tree(project.tree)
     if config.placement.megatron is not None:
-        return ["not checked here: the flags, which the checkout's own program reads"]
+        return ["not checked: the flags, since the checkout's own program reads them"]
     if tree.manifest() is None:
-        return ["not checked yet: flags and patterns of layers, since there is no patched Megatron"]
+        return ["not checked yet: flags and patterns of layers, which need a patched Megatron"]
     types = config.quantization.types or types_of(tree)
     return check_run(project, tree, Series.of(project), config, machine, types)
 
 
-def describe(
+def preview_text(
     project: Project,
     config: RunConfig,
     machine: Machine | None = None,
     planned: Planned | None = None,
 ) -> str:
-    """Return what a run would do, as shell: its command, and in comments what it would write.
+    """Return what a run would do, as shell text: comments, then its command.
 
-    That is the types in its source, how that source would differ from the tree's, its options, and
-    on GPUs the layout with the memory that it needs. `machine` is by default this one, and
-    `planned` the run as `place` returns it. Reads the tree if it is there, and changes nothing.
+    The comments are the types in its source, the difference of that source to the tree's, its
+    options, and on GPUs the layout with the memory that it needs. `machine` is by default this one,
+    `planned` the result of `plan_layout`. Reads the tree if it exists, and changes nothing.
     """
-    machine, asked = machine or detect(), config.quantization.types
-    lines = [f"source: {site} = {value}" for site, value in (asked or {}).items()]
+    machine, types = machine or detect(), config.quantization.types
+    lines = [f"source: {site} = {value}" for site, value in (types or {}).items()]
     planned = planned or _planned(project, config, machine)
     config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
-    # With `source` the tree gives the sites their types, which are known when it is read.
-    sites = asked or dict.fromkeys(tables.SITES, SOURCE)
+    # With `source` the types come from the tree, and are not known here.
+    sites = types or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
     lines += [f"layout: {line}" for line in planned.lines]
@@ -94,13 +94,13 @@ def describe(
 
 
 def _types_there(project: Project, megatron: Path | None) -> Mapping[str, str]:
-    """Return the types in the tree's source; none if there is no tree yet."""
+    """Return the types in the tree's source; an empty dict if the tree does not exist yet."""
     tree = Tree((megatron or project.tree).resolve())
     return types_of(tree) if megatron or tree.manifest() else {}
 
 
 def _source_of(project: Project, config: RunConfig) -> tuple[Path | None, list[str]]:
-    """Return a tree that would be run as it is, and how the source would differ from the tree's."""
+    """Return a tree that would run unchanged, if any, and lines on how the source would differ."""
     if config.placement.megatron:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
         if tree.manifest() is None:
@@ -109,7 +109,7 @@ def _source_of(project: Project, config: RunConfig) -> tuple[Path | None, list[s
         tree = Tree(project.tree)
         if tree.manifest() is None:
             there = tree.root / "megatron/core"
-            what = "is not patched" if there.exists() else "holds no Megatron"
-            return None, [f"source: {tree.root} {what} yet: a run first sees to that"]
+            state = "is not patched" if there.exists() else "does not hold Megatron"
+            return None, [f"source: {tree.root} {state} yet; a run does that first"]
     diff = source_diff(tree, config.quantization.types).splitlines()
-    return None, diff or [f"source: as {tree.root} has it, to the byte"]
+    return None, diff or [f"source: identical to {tree.root}"]

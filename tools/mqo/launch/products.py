@@ -1,7 +1,7 @@
-"""Which matrix products of a training step are quantized: groups of layers, a table, the share.
+"""Tabulate which matrix products of a training step are quantized, and their share of the FLOPs.
 
-The facts come from Megatron-LM/tools/coverage.py (`mqo.launch.coverage` runs it): a tree's own
-source, run once on tensors without content.
+The facts come from Megatron-LM/tools/coverage.py (`mqo.launch.coverage` runs it), which runs a
+tree's source once on meta tensors.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from mqo.matrix.tables import LINEAR_SITES, NONE
 
 BACKWARD = " backward"
 AT_NONE = "its site's type is 'none'"
-AUTOGRAD = "autograd computes it: there is no site in this backward pass"
+AUTOGRAD = "autograd computes it: this backward pass has no site"
 NO_SITE = "no site wraps it"
 EXPERT = ".local_experts."
-EVEN_EXPERTS = "experts: all get as many tokens, top-k of them each; a run's router decides"
+EVEN_EXPERTS = "experts: tokens are assumed to be spread evenly; in a run the router decides"
 FULL_SCORES = "qk and pv: all s x s scores, masked ones too, as local attention computes them"
 
 
 @dataclass(frozen=True)
 class Product:
-    """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in all.
+    """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in total.
 
-    `gemm` is a site, else an operation; with " backward" after it, its product in autograd.
-    `quant_type` is the layer's at that site, and None without a site. `plain` are the operands
-    that a recipe, or another library, leaves unquantized.
+    `gemm` is a site or an operation, or either with " backward" for its product in autograd.
+    `quant_type` is the layer's type at that site, or None without a site. `plain` are the operands
+    that a recipe or another library leaves unquantized.
     """
 
     layer: str
@@ -49,7 +49,7 @@ class Product:
 
     @property
     def reason(self) -> str:
-        """Return why it is not quantized; empty if it is."""
+        """Return why the product is not quantized; '' if it is."""
         if self.quant_type == NONE:
             return AT_NONE
         if self.plain:
@@ -61,7 +61,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The products of one micro-batch [sequences, tokens]; `lookups` are weights only read."""
+    """The products of a micro-batch [sequences, tokens]; `lookups` are weights without products."""
 
     micro_batch: int
     sequence: int
@@ -71,13 +71,14 @@ class Coverage:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Coverage:
-        """Read the program's JSON; RunError where the products are not the FLOPs it counted."""
-        made = cls(**table)
-        if made.flops != table["flops"]:
+        """Return the coverage in the program's JSON; RunError if its products and FLOPs differ."""
+        coverage = cls(**table)
+        if coverage.flops != table["flops"]:
             raise RunError(
-                f"The products make {made.flops} FLOPs", expected=f"{table['flops']}, as counted"
+                f"The products add up to {coverage.flops} FLOPs",
+                expected=f"{table['flops']}, as counted by the program",
             )
-        return made
+        return coverage
 
     @property
     def flops(self) -> int:
@@ -87,44 +88,44 @@ class Coverage:
     @property
     def shares(self) -> dict[tuple[str, str], float]:
         """Return {(GEMM, type): its share of all FLOPs} of the quantized products."""
-        found: dict[tuple[str, str], int] = {}
+        totals: dict[tuple[str, str], int] = {}
         for product in self.products:
             if not product.reason:
                 key = (product.gemm, str(product.quant_type))
-                found[key] = found.get(key, 0) + product.flops
-        return {key: flops / self.flops for key, flops in found.items()}
+                totals[key] = totals.get(key, 0) + product.flops
+        return {key: flops / self.flops for key, flops in totals.items()}
 
     @property
     def share(self) -> float:
-        """Return the quantized part of all FLOPs."""
+        """Return the quantized share of all FLOPs."""
         return sum(self.shares.values())
 
     def with_library(self, library: LibraryQuantization) -> Coverage:
-        """Return it with what another library quantizes at the sites of linear layers."""
+        """Return a copy with what another library quantizes at the sites of linear layers."""
         products = (_by_library(product, library) for product in self.products)
         return replace(self, products=tuple(products))
 
     def share_of(self, sites: Collection[str], without: str) -> float:
-        """Return the quantized part of the FLOPs at some sites, but for the layer `without`."""
+        """Return the quantized share of the FLOPs at some sites, excluding the layer `without`."""
         here = [p for p in self.products if p.gemm in sites and p.layer != without]
         whole = sum(product.flops for product in here)
         return sum(product.flops for product in here if not product.reason) / max(1, whole)
 
     def summary(self) -> str:
-        """Return the share, and what it consists of."""
+        """Return the quantized share, in total and by GEMM and type, as one line."""
         parts = [f"{gemm} {t} {part:.1%}" for (gemm, t), part in self.shares.items()]
-        of = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{of}"
+        details = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.share:.1%} of a step's matrix-product FLOPs quantized{details}"
 
     def as_table(self) -> dict[str, Any]:
-        """Return, for JSON, every product, with the reason where it is not quantized."""
+        """Return all products for JSON, each with the reason if it is not quantized."""
         rows = [asdict(product) | {"reason": product.reason} for product in self.products]
         totals = {"flops": self.flops, "quantized_share": self.share}
         return asdict(self) | totals | {"products": rows}
 
 
 def _by_library(product: Product, library: LibraryQuantization) -> Product:
-    """Return a product with the library's format, unless it quantizes neither operand."""
+    """Return the product with the library's format if the library quantizes an operand of it."""
     if product.gemm not in LINEAR_SITES["all"] or product.quant_type != NONE:
         return product
     plain = library.plain_operands(product.layer, product.gemm)
@@ -135,7 +136,7 @@ def _by_library(product: Product, library: LibraryQuantization) -> Product:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that differ only in their numbers: `products` are those of the first one."""
+    """Layers that differ only in their index; `products` are those of the first one."""
 
     pattern: str
     layers: int
@@ -143,21 +144,21 @@ class Group:
 
 
 def groups(products: Iterable[Product]) -> list[Group]:
-    """Return the products by layer, as they ran; layers of equal shapes and types are one group."""
+    """Return the products by layer, in execution order; layers of equal products are one group."""
     layers: dict[str, list[Product]] = {}
     for product in products:
         layers.setdefault(product.layer, []).append(product)
     equal: dict[object, list[tuple[Product, ...]]] = {}
     for layer, rows in layers.items():
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", layer)
-        # Another layer's backward pass may have come in another order.
+        # The backward passes of two layers may run in different orders.
         kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
         equal.setdefault((pattern, kind), []).append(tuple(rows))
     return [Group(key[0], len(rows), rows[0]) for key, rows in equal.items()]  # type: ignore[index]
 
 
-def lines(coverage: Coverage) -> list[str]:
-    """Return the table: a block a group of layers, 80 columns wide or less."""
+def coverage_lines(coverage: Coverage) -> list[str]:
+    """Return the table, one block per group of layers, at most 80 columns wide."""
     marks: dict[str, str] = {}
     text = [
         f"{coverage.parameters:,} parameters; {coverage.flops / 1e12:,.2f} TFLOPs in the matrix "
@@ -174,7 +175,7 @@ def lines(coverage: Coverage) -> list[str]:
             share = group.layers * product.flops / coverage.flops
             text.append(_row(product, share, marks))
     for name in coverage.lookups:
-        text += [name, "  looks rows up: no matrix product"]
+        text += [name, "  looks up rows: no matrix product"]
     text += ["", f"{coverage.share:.1%} of the FLOPs are quantized"]
     text += [f"  {gemm:14}{t:12}{part:>7.1%}" for (gemm, t), part in coverage.shares.items()]
     text += [f"({mark}) {reason}" for reason, mark in marks.items()]
@@ -183,7 +184,7 @@ def lines(coverage: Coverage) -> list[str]:
 
 
 def _row(product: Product, share: float, marks: dict[str, str]) -> str:
-    """Return a product's line; a new reason gets the next mark."""
+    """Return the line of a product; a new reason gets the next mark."""
     gemm = product.gemm + (f" x{product.calls}" if product.calls > 1 else "")
     kind = product.quant_type or "-"
     if product.reason:

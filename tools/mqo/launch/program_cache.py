@@ -1,7 +1,7 @@
-"""Caches below .cache what programs of a run's source say without training.
+"""Cache the results of programs that run on a run's source without training, below .cache.
 
-A program needs torch and some ten seconds, most of them imports. The key of an answer is made of
-all that it depends on: the source's code and tables, the words, the options, torch.
+A program needs torch and about ten seconds, mostly for imports. The key of a result covers all that
+it depends on: the source's code and tables, the words, the options, torch's version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mqo.program import ask
 from mqo.project import Project
 from mqo.untrusted import UntrustedFileError, read_json_object
 
-# What every program imports besides Megatron; other trees have none, or their own.
+# What every program imports in addition to Megatron; other trees have none, or their own.
 OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
 
 
@@ -34,7 +34,7 @@ OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
 def source_of(
     project: Project, tree: Tree, series: Series, config: RunConfig, *programs: str
 ) -> Iterator[Path]:
-    """Yield a copy of the tree with the run's types, and our `programs` in it, for a while."""
+    """Yield a temporary copy of the tree with the run's types and our `programs`."""
     types, without = config.quantization.types, config.placement.without
     with temporary_folder("mqo-source-") as folder:
         source = folder / "source"
@@ -58,10 +58,10 @@ def ask_cached(
     limit_s: float,
     help: str,
 ) -> dict[str, Any]:
-    """Return the JSON that a program of `source` writes, or wrote before.
+    """Return the JSON that a program of `source` writes, from the cache if possible.
 
-    The program is told the file to write, then `words`. `options` is a quant.toml for it, `reads`
-    are files outside of the source that the words name.
+    Its arguments are the file to write, then `words`. `options` is its quant.toml, `reads` are
+    files outside of the source that the words name.
 
     Raises:
         RunError: it fails, or takes more than `limit_s`.
@@ -69,24 +69,24 @@ def ask_cached(
     name = Path(program).stem
     key = _key(source, [*words, options], reads)
     cached = project.cache / name / f"{key}.json"
-    with suppress(UntrustedFileError):  # not there, or cut short, as a cache may be
+    with suppress(UntrustedFileError):  # the cached file may be missing or truncated
         return read_json_object(cached)
     cached.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
         whole, quant_toml = folder / cached.name, folder / "quant.toml"
         quant_toml.write_text(options, encoding="utf-8")
-        # On the CPU, alone.
+        # On the CPU, with one thread.
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
-        how = {"variables": variables, "help": help, "limit_s": limit_s}
-        found = ask(source / program, [], after=words, **how)
-        whole.write_text(json.dumps(found), encoding="utf-8")
+        settings = {"variables": variables, "help": help, "limit_s": limit_s}
+        result = ask(source / program, [], after=words, **settings)
+        whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
-    return found
+    return result
 
 
 def _key(source: Path, words: list[str], reads: Sequence[Path]) -> str:
-    """Return a hash of all that the answer depends on."""
+    """Return a hash of all that the result depends on."""
     digest = hashlib.sha256(json.dumps([words, importlib.metadata.version("torch")]).encode())
     for path in (*sorted(source.rglob("*.py")), *sorted(source.rglob("*.toml")), *reads):
         name = path.relative_to(source) if path.is_relative_to(source) else path

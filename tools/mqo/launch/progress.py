@@ -1,4 +1,4 @@
-"""How far a run is, read from the metrics that it writes."""
+"""Track the progress of a run in the metrics that it writes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mqo.launch.config import Experiment
 from mqo.launch.flags import length
 from mqo.runs import KD_LOSS, STEP_TIME, TRAIN_LOSS, VALID_LOSS, MetricsTail
 
-RECENT = 20  # step times, of which the median counts: a busy machine's steps differ much
+RECENT = 20  # step times to take the median of, because they vary on a busy machine
 
 
 class Progress:
     """The last step and losses of a run, and its speed over the last steps."""
 
-    def __init__(self, of: Experiment, metrics: Path) -> None:
-        whole = length(of)
+    def __init__(self, experiment: Experiment, metrics: Path) -> None:
+        whole = length(experiment)
         self.steps, self._tokens = whole.steps, whole.tokens_per_step
-        self._exit = read_flags(of.extra_flags, {"exit-interval": 0}).exit_interval
-        self._loss, self._tail = loss_name(of), MetricsTail(metrics)
+        self._exit = read_flags(experiment.extra_flags, {"exit-interval": 0}).exit_interval
+        self._loss, self._tail = loss_name(experiment), MetricsTail(metrics)
         self.step = 0
         self.loss: float | None = None
         self.valid: float | None = None
@@ -31,7 +31,7 @@ class Progress:
         self._times: deque[float] = deque(maxlen=RECENT)
 
     def update(self) -> list[str]:
-        """Read what is new; lines for the first step, each validation and the last step."""
+        """Read new metrics; return lines for the first step, each validation and the last step."""
         return [line for row in self._tail.rows() for line in self._row(row)]
 
     def _row(self, row: dict[str, Any]) -> list[str]:
@@ -40,7 +40,7 @@ class Progress:
             first, self.step, self.loss = not self.step, step, row["value"]
             return [self.line()] if first or step == self._last else []
         if name == VALID_LOSS:
-            # When the training is done upstream validates again, on the batches that follow.
+            # At the end of the training upstream validates again, on later batches.
             final = "final " if step == self._validated else ""
             self._validated, self.valid = step, row["value"]
             return [f"{self._at(step)}  {final}validation loss {self.valid:.4f}"]
@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def _last(self) -> int:
-        """Return the step that the run ends with: --exit-interval stops at its next multiple."""
+        """Return the last step of the run: --exit-interval stops at its next multiple."""
         if not self._exit:
             return self.steps
         return min(self.steps, self._exit * max(1, -(-self.step // self._exit)))
@@ -61,16 +61,16 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return tokens a second over the last steps; None before there are two steps."""
+        """Return tokens per second over the last steps; None before the second step."""
         return self._tokens / self._step_s if self._step_s else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the time to the last step, without validations; None before two steps."""
+        """Return the time to the last step without validations; None before the second step."""
         return self._step_s * max(0, self._last - self.step) if self._step_s else None
 
     def line(self) -> str:
-        """Return step, loss, speed and time left, as far as they are known."""
+        """Return step, loss, speed and time left, if known."""
         if self.loss is None:
             return f"{self._at(self.step)}  starting"
         left = None if self.step >= self._last else self.seconds_left
@@ -87,6 +87,6 @@ class Progress:
         return f"  step {step:>6}/{self.steps}"
 
 
-def loss_name(of: Experiment) -> str:
-    """Return the name of the training loss; a student may train only on its teacher's."""
-    return KD_LOSS if of.teacher else TRAIN_LOSS
+def loss_name(experiment: Experiment) -> str:
+    """Return the name of the training loss; a student may train only on the distillation loss."""
+    return KD_LOSS if experiment.teacher else TRAIN_LOSS

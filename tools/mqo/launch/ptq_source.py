@@ -1,4 +1,4 @@
-"""Describes a model for Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py.
+"""Describe a model for Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py.
 
     python -m mqo.launch.ptq_source --tree TREE --load MODEL --out FOLDER
 
@@ -39,14 +39,14 @@ def write(
 ) -> None:
     """Write source.json and hf/ into `out`; ConvertError if `load` is not a model.
 
-    `given` is the tokenizer's folder; without it, it is found. `sample` comes last. `ignored` are
-    unknown arguments of the checkpoint that the user accepts.
+    `given` is the tokenizer's folder; if None, `find_tokenizer` searches it. `ignored` are unknown
+    arguments of the checkpoint that the user accepts.
     """
     checkpoint = find_checkpoint(tree, load, out)
     args = convert.published_args(tree, checkpoint, ignored)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
-    check_size("the checkpoint", shape)
-    sequence = context_of("the checkpoint", args)
+    check_size("The checkpoint", shape)
+    sequence = context_of("The checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
     flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]
     config, beside = config_of(shape, dtype, sequence), out / "hf"
@@ -58,7 +58,7 @@ def write(
 
 
 def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
-    """Return the folder of checkpoints that `load` means; a Hugging Face folder is converted."""
+    """Return the folder of checkpoints at `load`; a Hugging Face folder is converted."""
     checkpoint = checkpoints_of(load)
     if is_hf_folder(load):
         checkpoint = out / "converted"
@@ -69,20 +69,20 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
 
 
 def find_tokenizer(load: Path, args: dict[str, Any], sample: Path | None) -> Path:
-    """Return the tokenizer's folder: the model's, or its training's, or else `sample`."""
+    """Return the first folder with a tokenizer: `load`, the training's, or `sample`."""
     trained = args.get("tokenizer_model")
-    places = [place for place in (load, trained and Path(trained), sample) if place]
-    for place in places:
-        if (place / TOKENIZER).is_file():
-            return place
+    places = [path for path in (load, trained and Path(trained), sample) if path]
+    for path in places:
+        if (path / TOKENIZER).is_file():
+            return path
     raise ConvertError(
         f"There is no {TOKENIZER} in {', nor in '.join(map(str, places))}",
-        help="Name the tokenizer's folder with --tokenizer-model",
+        help="Pass the tokenizer's folder with --tokenizer-model",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; an error is one paragraph and exit code 2."""
+    """Run the command line; on an error print one paragraph and exit with code 2."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     for name in ("tree", "load", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

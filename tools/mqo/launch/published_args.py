@@ -1,7 +1,7 @@
-"""Which trained models may be published: what a checkpoint's arguments may say.
+"""Check that config.json can express a checkpoint's arguments, before the model is published.
 
 mqo/megatron/run/checkpoint_args.toml lists every argument. An argument that config.json cannot
-express must be at upstream's default, else the published folder would describe another model.
+express must be at upstream's default, or else the published folder would describe another model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Argument(BaseModel):
 def check_published(
     args: Mapping[str, Any], parser: Mapping[str, Argument], ignored: Collection[str] = ()
 ) -> None:
-    """Raise ConvertError if config.json cannot express what a checkpoint's arguments say.
+    """Raise ConvertError if config.json cannot express a checkpoint's arguments.
 
-    `parser` has the arguments of the vendored release, by name. `ignored` are names that it does
-    not have and that the user accepts.
+    `parser` has the arguments of the vendored release, by name. `ignored` are names outside of it
+    that the user accepts.
     """
     rows = table()
     try:
@@ -48,7 +48,7 @@ def check_published(
     listed = {**rows.values["all"], **rows.values[attention]}
     for name, value in args.items():
         if name in listed:
-            # Upstream takes several types of load balancing as a list.
+            # Upstream stores several types of load balancing as a list.
             parts = value if isinstance(value, list) else [value]
             fits = all(part in listed[name] for part in parts)
             allowed = " or ".join(map(repr, listed[name]))

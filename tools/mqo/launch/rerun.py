@@ -1,4 +1,4 @@
-"""Replays a run from what its folder keeps, and compares the losses, bit by bit."""
+"""Replay a run from its folder, and compare the losses bit by bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LISTED = 6
 
 @dataclass(frozen=True)
 class BitEqual:
-    """Each loss is the same to the last bit; `steps` is how many the original has."""
+    """Each loss is the same to the last bit; `steps` is the number of steps of the original."""
 
     run: str
     steps: int
 
     def line(self) -> str:
-        """Return the one line that is printed."""
+        """Return the line to print."""
         return f"bit-equal, {self.steps} steps"
 
 
@@ -50,7 +50,7 @@ class Differs:
     now: float | None
 
     def line(self) -> str:
-        """Return the one line that is printed."""
+        """Return the line to print."""
         was, now = ("missing" if value is None else repr(value) for value in (self.was, self.now))
         return f"differs at step {self.step}: {self.metric} was {was}, and is {now}"
 
@@ -65,9 +65,9 @@ def rerun(
 ) -> BitEqual | Differs:
     """Train again in a new run folder, from the original's source, quant.toml and command.
 
-    RunError if the run is not this user's own (unless `trust`), if what it read is not there any
-    more, if packages that it loaded have other versions (unless `allow_versions`), and if training
-    fails.
+    Raises:
+        RunError: the run is not this user's own (unless `trust`), its inputs changed, packages that
+            it loaded have other versions (unless `allow_versions`), or training fails.
     """
     config, facts = _read(original)
     own = is_own(project, original)
@@ -94,22 +94,22 @@ def rerun(
 
 
 def compare(original: RunFolder, again: RunFolder) -> BitEqual | Differs:
-    """Compare training and validation losses, step by step, as far as the original got."""
+    """Compare training and validation losses step by step, for all steps of the original."""
     old, new = original.read_metrics(), again.read_metrics()
-    found = [
+    differences = [
         Differs(str(again.root), metric, *first)
         for metric in (TRAIN_LOSS, KD_LOSS, VALID_LOSS)
         if (first := _first(old.get(metric, []), new.get(metric, [])))
     ]
-    if found:
-        return min(found, key=lambda difference: difference.step)
+    if differences:
+        return min(differences, key=lambda difference: difference.step)
     return BitEqual(str(again.root), len(training_losses(old)))
 
 
 def _first(
     old: Sequence[tuple[int, float]], new: Sequence[tuple[int, float]]
 ) -> tuple[int, float | None, float | None] | None:
-    """Return (step, was, now) of the first row of `old` that `new` has not just so."""
+    """Return (step, was, now) of the first row of `old` that differs in `new`."""
     for n, (step, was) in enumerate(old):
         if n == len(new):
             return step, was, None
@@ -124,38 +124,41 @@ def _first(
 
 
 def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None) -> list[str]:
-    """Return the command with its own output folder, resuming from the original's checkpoint.
+    """Return the command with a new output folder, resuming from the original's checkpoint.
 
     If the original started from scratch, its own checkpoints are not loaded.
     """
     load = flag_values(command, "--load")
-    made = without_flag(without_flag(command, "--load"), "--ckpt-step")
+    new = without_flag(without_flag(command, "--load"), "--ckpt-step")
     if iteration is not None:
-        made += ["--load", load[0]]
-        made += ["--ckpt-step", iteration] if iteration.isdecimal() else []
-    if "--save" in made:
-        made = [*without_flag(made, "--save"), "--save", str(folder.checkpoints)]
-    made = without_flag(made, "--tensorboard-dir")
-    return [sys.executable, *made[1:], "--tensorboard-dir", str(folder.tensorboard)]
+        new += ["--load", load[0]]
+        new += ["--ckpt-step", iteration] if iteration.isdecimal() else []
+    if "--save" in new:
+        new = [*without_flag(new, "--save"), "--save", str(folder.checkpoints)]
+    new = without_flag(new, "--tensorboard-dir")
+    return [sys.executable, *new[1:], "--tensorboard-dir", str(folder.tensorboard)]
 
 
 def _read(run: RunFolder) -> tuple[RunConfig, Environment]:
-    """Return configuration and environment of a run that can be replayed; RunError for another."""
+    """Return configuration and environment of a run; RunError if it cannot be replayed."""
     needed = (run.source / PROGRAM, run.command, run.config, run.environment, run.quant_config)
     missing = [str(path.relative_to(run.root)) for path in needed if not path.is_file()]
     if not run.root.is_dir() or missing:
         raise RunError(
             f"{run.root} lacks {', '.join(missing)}",
-            expected="a run folder with the source that ran and what decided the run",
-            help="A run of a checkout that was patched by hand keeps no source",
+            expected="a run folder with its source and configuration; a run of a checkout that was "
+            "patched by hand keeps no source",
         )
     if not training_losses(run.read_metrics()):
-        raise RunError(f"{run.root} recorded no loss, so that there is nothing to compare with")
+        raise RunError(
+            f"{run.root} recorded no loss to compare with",
+            expected=f"rows of losses in {run.metrics.name}",
+        )
     config = RunConfig.read(run)
     nodes = config.placement.cluster.nnodes
     if nodes > 1:
         raise RunError(
-            f"{run.root} is one node's part of a run on {nodes} nodes",
+            f"{run.root} is the part of one node in a run on {nodes} nodes",
             expected="a run on one node",
         )
     return config, parsed(run.environment, Environment)
@@ -164,26 +167,26 @@ def _read(run: RunFolder) -> tuple[RunConfig, Environment]:
 def _check_inputs(run: RunFolder, config: RunConfig, facts: Environment) -> None:
     if facts.inputs is None:
         raise RunError(
-            f"{run.environment} does not say what data the run read",
-            expected="a run that began after `mqo rerun` came to be",
+            f"{run.environment} does not record the data that the run read",
+            expected="a run of a version of mqo that records its inputs",
         )
     changed = facts.inputs.changed()
     if changed:
         more = f"; and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
         raise RunError(
-            f"What the run read is not there any more: {'; '.join(changed[:LISTED])}{more}",
-            expected="data, tokenizer and checkpoint as they were when it started",
-            help="Put them back from a copy, at the same place"
+            f"The inputs of the run have changed: {'; '.join(changed[:LISTED])}{more}",
+            expected="data, tokenizer and checkpoint as they were when the run started",
+            help="Restore them from a copy, at the same paths"
             if config.experiment.data_prefix or config.experiment.checkpoint
-            else "`mqo setup` makes the sample anew",
+            else "`mqo setup` makes the sample again",
         )
 
 
 def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say) -> None:
     """Compare the versions of Python and of the packages that the run loaded.
 
-    An older run did not record which it loaded: any that was installed may have been. Differences
-    of other packages are only reported.
+    If an older run did not record the loaded packages, all installed ones count. Differences of
+    other packages are only reported.
     """
     was = {"Python": facts.python, **facts.packages}
     now = {"Python": sys.version, **packages()}
@@ -195,12 +198,12 @@ def _check_versions(run: RunFolder, facts: Environment, allow: bool, report: Say
     names = [name for name in names if name in counted]
     if not names:
         return
-    text = f"Not the versions of {run.root.name}: {_differences(names, was, now)}"
+    text = f"Versions differ from those of {run.root.name}: {_differences(names, was, now)}"
     if not allow:
         raise RunError(
             text,
             expected=f"the versions in {run.environment.name}",
-            help="--allow-versions reruns with these",
+            help="--allow-versions reruns with the installed versions",
         )
     report(f"note     : {text}")
 
@@ -212,31 +215,31 @@ def _differences(names: Sequence[str], was: Mapping[str, str], now: Mapping[str,
 
 
 def _note_additional(original: RunFolder, again: RunFolder, report: Say) -> None:
-    """Report packages that only the rerun loaded: Megatron takes some of them if they are there."""
+    """Report packages that only the rerun loaded: Megatron uses some if they are installed."""
     was, now = loaded_packages(original), loaded_packages(again)
     if was is not None and now is not None and (names := sorted(now.keys() - was.keys())):
         report(
-            f"note     : loaded by the rerun, and not by {original.root.name}: {', '.join(names)}"
+            f"note     : loaded by the rerun but not by {original.root.name}: {', '.join(names)}"
         )
 
 
 def _known(run: RunFolder) -> tuple[RunData, dict[str, str]]:
-    """Return what the result of a replay says as the original's did."""
+    """Return the facts that the result of a replay copies from the original's."""
     try:
         result = parsed(run.result, Result)
-    except RunError:  # the original did not end well
+    except RunError:  # the original failed
         return RunData(Path(), Path(), None), {}
     return RunData(Path(), Path(), result.vocab_size), result.types
 
 
 def _moved(word: str, was: str, folder: RunFolder) -> str:
-    """Return a path in the original's folder as one in the new one; other words as they are."""
+    """Return a path in the original's folder as a path in the new one; other words unchanged."""
     inside = word == was or word.startswith(f"{was}/")
     return f"{folder.root.resolve()}{word[len(was) :]}" if inside else word
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file or folder of a run, of which no link leads out."""
+    """Copy a file or folder of a run; RunError if a link leads out of it."""
 
     def copy(file: str, new: str) -> None:
         copy_file(Path(file), Path(new), within=source if source.is_dir() else source.parent)

@@ -1,4 +1,4 @@
-"""A run from configuration to result: prepare, take the source, train as a subprocess, sum up."""
+"""Run a configuration: prepare, copy the source, train in a subprocess, write the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mqo.launch.libraries import library_labels, modelopt_quantization
 from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.origin import sign
-from mqo.launch.plan import place
+from mqo.launch.plan import plan_layout
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
@@ -52,18 +52,18 @@ from mqo.track.live import News, following
 
 _WARNING = "mqo: warning: "  # marks output that is for the user, not only for the log
 _ON_CPU = {
-    # glibc returns a freed large tensor to the system. To get the next one, page by page, takes
-    # longer than to fill it. So keep the memory: every step needs as much.
+    # glibc returns a freed large tensor to the system, and getting the next one page by page takes
+    # longer than filling it. So keep the memory: every step needs the same amount.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    # On a busy machine, threads that spin while they wait keep the awaited one from a core.
+    # On a busy machine, threads that spin while they wait take the core of the awaited one.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 
 TORCHRUN = "torch.distributed.run"
-# What torchrun tells a worker. One process needs no torchrun, which takes two seconds to start. At
-# port 0 the process opens a free one, which no other process needs.
+# Variables that torchrun sets for a worker. One process needs no torchrun, which takes two seconds
+# to start. With port 0 the process opens a free port, which no other process needs.
 _ALONE = {
     **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
@@ -72,14 +72,14 @@ _ALONE = {
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: what result.json says.
+    """The result of a run, as saved in result.json.
 
-    Losses in nats per token; `seconds` is the training process's whole life.
+    Losses are in nats per token; `seconds` is the lifetime of the training process.
 
-    `valid_loss` is that of the final validation, which upstream does when the training is done. Of
-    several nodes only the last one knows the losses. `train_loss` is None if an earlier run
-    trained the last step. `types` are those that the source names, with which the run begins, and
-    formats of other libraries, by the library; `schedule` changes some of them.
+    `valid_loss` is that of the final validation, after the last step. Of several nodes only the
+    last one knows the losses. `train_loss` is None if an earlier run trained the last step. `types`
+    are the types in the source, with which the run begins, and formats of other libraries, by
+    library; `schedule` changes some of them.
     """
 
     run: str
@@ -92,7 +92,7 @@ class Result:
     schedule: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the one line that is printed."""
+        """Return the line to print."""
         if self.train_loss is None and not self.iterations:
             return f"trained in {self.seconds:.0f} s; the last node has the losses"
         kinds = {"validation": self.valid_loss, "training": self.train_loss}
@@ -118,16 +118,16 @@ def run(
     tracker: str | None = None,
     take_lock: bool = False,
 ) -> Result:
-    """Train in a folder of its own, a new one or `folder`; RunError when training fails.
+    """Train in a new run folder, or in `folder`; RunError if training fails.
 
-    `folder` exists, and holds nothing that a run keeps. A `tracker` follows the training.
-    `take_lock` takes CHECKPOINT also from a run that seems to save there.
+    `folder` exists, and has no files of a run. A `tracker` follows the training. `take_lock` takes
+    CHECKPOINT even from a run that seems to save there.
     """
     series, machine = Series.of(project), detect()
     check_config(config, machine)
     if not take_lock:
         check_checkpoint(project, config)
-    of, asked, megatron = config.experiment, config.quantization, config.placement.megatron
+    types, megatron = config.quantization.types, config.placement.megatron
     if megatron is None:
         tree = ready_tree(project, series, report, allow_edits=allow_edits)
     else:
@@ -136,16 +136,16 @@ def run(
     config = with_checkpoint_library(project, config)
     for library in config.quantization.libraries:
         report(f"library  : {library.label}")
-    types = asked.types or types_of(tree)
-    planned = place(project.tree, config, machine, types)
+    types = types or types_of(tree)
+    planned = plan_layout(project.tree, config, machine, types)
     config = planned.config
     for line in planned.lines:
         report(f"layout   : {line}")
     if megatron is None:  # else its own program reads the flags
         for note in check_run(project, tree, series, config, machine, types):
             report(f"note     : {note}")
-    data = ready_data(project, of, report)
-    note_checkpoint(of, report)
+    data = ready_data(project, config.experiment, report)
+    note_checkpoint(config.experiment, report)
     run_folder = folder or create(project.runs, config.title)
     saves, where = save_folder(config, run_folder), config.placement.cluster
     try:
@@ -157,7 +157,7 @@ def run(
             command, env = build_command(project, config, machine, run_folder, data, source)
             write_facts(run_folder, config, command, env)
             sign(project, run_folder)
-            if megatron is None:  # else the source has its own idea of a program
+            if megatron is None:  # else the source may not run our program
                 coverage.record(project, run_folder, config, data, report)
             return train(run_folder, config, command, env, data, types, report, tracker, lock)
     finally:
@@ -169,21 +169,21 @@ def run(
 def _take_source(
     folder: RunFolder, tree: Tree, series: Series, config: RunConfig, report: Say
 ) -> tuple[Path, dict[str, str]]:
-    """Put the source that runs and quant.toml into the folder.
+    """Write the run's source and quant.toml into the folder.
 
     Returns:
         The root of the source, and the types of the run by site or library.
     """
-    asked = config.quantization
+    quant = config.quantization
     shot = take_source(folder, tree, series, config)
     if dict(shot.types) != dict(shot.shared_types) and set(shot.shared_types.values()) != {"none"}:
-        report(f"note     : {tree.root} says {_types(shot.shared_types)}; this run goes by its own")
+        report(f"note     : {tree.root} has {_types(shot.shared_types)}; this run uses its own")
     report(f"source   : {_types(shot.types)}")
-    if asked.recipe is not None:
-        report(f"recipe   : {kept_out(asked.recipe, num_layers(config.experiment))}")
-    options = config.quant_toml(dict(asked.types or shot.types))
+    if quant.recipe is not None:
+        report(f"recipe   : {kept_out(quant.recipe, num_layers(config.experiment))}")
+    options = config.quant_toml(dict(quant.types or shot.types))
     folder.quant_config.write_text(options, encoding="utf-8")
-    return shot.tree.root, dict(shot.types) | asked.library_types
+    return shot.tree.root, dict(shot.types) | quant.library_types
 
 
 def check_checkpoint(project: Project, config: RunConfig) -> None:
@@ -193,9 +193,9 @@ def check_checkpoint(project: Project, config: RunConfig) -> None:
 
 
 def with_checkpoint_library(project: Project, config: RunConfig) -> RunConfig:
-    """Return the configuration with what ModelOpt quantizes in the checkpoint that is loaded."""
-    of = config.experiment
-    library = modelopt_quantization(project.tree, of.checkpoint, of.extra_flags)
+    """Return the configuration with what ModelOpt quantizes in the checkpoint to load."""
+    experiment = config.experiment
+    library = modelopt_quantization(project.tree, experiment.checkpoint, experiment.extra_flags)
     return config.with_library(library) if library else config
 
 
@@ -210,7 +210,7 @@ def train(
     tracker: str | None = None,
     lock: CheckpointLock | None = None,
 ) -> Result:
-    """Run the command in its prepared folder, and sum up; RunError when training fails."""
+    """Run the command in its prepared folder, and write the result; RunError if training fails."""
     report(f"run      : {folder.root}")
     begun, epoch, where = time.monotonic(), time.time(), config.placement.cluster
     if where.node_rank < where.nnodes - 1:
@@ -237,9 +237,9 @@ def build_command(
     source: Path,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the training command, which runs the program in `source`, and its variables."""
-    of, where = config.experiment, config.placement.cluster
+    experiment, where = config.experiment, config.placement.cluster
     flags = megatron_flags(config, machine, data, folder, project.cache / "indices")
-    program = str(source / (DISTILLER if of.teacher else PROGRAM))
+    program = str(source / (DISTILLER if experiment.teacher else PROGRAM))
     alone = where.nnodes == where.nproc_per_node == 1
     start = [sys.executable, "-u"] if alone else _torchrun(where)
     share = max(1, machine.cores // max(1, where.nproc_per_node))
@@ -248,7 +248,7 @@ def build_command(
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
         **VALIDATED,
         THREADS: threads(share),
-        # Everything a run reads is on disk; a hub that cannot be reached must not delay it.
+        # Everything a run reads is on disk; an unreachable hub must not delay it.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **project.compiled(),
@@ -261,22 +261,22 @@ def build_command(
 def dry_run(
     project: Project, config: RunConfig, machine: Machine, source: Path | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that `run` would start, in a folder not yet made, and its variables.
+    """Return the command that `run` would start, in a folder not created yet, and its variables.
 
-    Touches nothing. `source` is the tree that would be run, where that is not a snapshot.
+    Writes nothing. `source` is the tree to run, if that is not a snapshot.
     """
     folder = RunFolder(project.runs / f"TIME_{config.title}")
     data = RunData.given(config.experiment) or _sample(project, config.experiment)
     return build_command(project, config, machine, folder, data, source or folder.source)
 
 
-def _sample(project: Project, of: Experiment) -> RunData:
-    """Return where a dataset's sample is or will be; names for data that a run has to be given."""
-    if not has_sample(of):
+def _sample(project: Project, experiment: Experiment) -> RunData:
+    """Return the paths of a dataset's sample, or placeholders for data that the user must give."""
+    if not has_sample(experiment):
         return RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
-    folder = project.data / of.dataset.name
-    folder = folder if folder.exists() else project.own_data / of.dataset.name
-    _, tokenizer, prefix = layout(folder, of.dataset.name)
+    folder = project.data / experiment.dataset.name
+    folder = folder if folder.exists() else project.own_data / experiment.dataset.name
+    _, tokenizer, prefix = layout(folder, experiment.dataset.name)
     return RunData(tokenizer, prefix, None)
 
 
@@ -298,12 +298,12 @@ def _train(
     news: News,
     lock: CheckpointLock | None = None,
 ) -> None:
-    """Run the command, its output in log.txt, its progress and a tracker's `news` reported.
+    """Run the command with its output in log.txt; report its progress and a tracker's `news`.
 
     Raises:
-        LockLostError: another run took the lock; this one was killed, as it must not save.
-        RunError: it failed; or a signal made it save and leave before its end, with the exit code
-            os.EX_TEMPFAIL, "try again".
+        LockLostError: another run took the lock; this one was killed, because it must not save.
+        RunError: it failed; or a signal made it save and stop early, with the exit code
+            os.EX_TEMPFAIL ("try again").
     """
     progress = Progress(config.experiment, folder.metrics)
     with (
@@ -336,19 +336,19 @@ def _train(
         ended = Ended(0, process.pid, platform.node(), -code) if alone and code < 0 else None
         raise RunError(
             f"Training failed{_how_far(config, progress)}: {reason(folder, ended)}",
-            help=f"The whole output is in {folder.log}",
+            help=f"The full output is in {folder.log}",
             exit_code=code if code > 0 else 128 - code,
         )
     if leaving.was_asked and not folder.ended.exists():
         raise RunError(
-            "Training was asked to leave, and saved before",
+            "Training was stopped by a signal, after it saved",
             help="The same command, with a CHECKPOINT, continues from there",
             exit_code=os.EX_TEMPFAIL,
         )
 
 
 def _keep(lock: CheckpointLock | None, process: subprocess.Popen) -> None:
-    """Keep the lock; kill the training if it is lost: asked to end, it would save once more."""
+    """Keep the lock; kill the training if it is lost: a terminated one would save again."""
     try:
         if lock is not None:
             lock.beat()
@@ -358,7 +358,7 @@ def _keep(lock: CheckpointLock | None, process: subprocess.Popen) -> None:
 
 
 def _how_far(config: RunConfig, progress: Progress) -> str:
-    """Return a clause: the steps that were trained, here and before; only the last node knows."""
+    """Return a clause with the number of trained steps; '' on all nodes but the last."""
     where = config.placement.cluster
     if where.node_rank < where.nnodes - 1:
         return ""
@@ -367,7 +367,7 @@ def _how_far(config: RunConfig, progress: Progress) -> str:
 
 
 def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
-    """Copy what it prints to its log, and yield the warnings in it; at least once a second."""
+    """Copy the process's output to its log; yield its warnings, at least once per second."""
     rest = ""
     for text in _output(process):
         log.write(text)
@@ -378,7 +378,7 @@ def _logged(process: subprocess.Popen, log: TextIO) -> Iterator[list[str]]:
 
 
 def _output(process: subprocess.Popen) -> Iterator[str]:
-    """Yield its output as it is printed, and an empty text after each second without output.
+    """Yield the process's output as it is printed, and '' after each second without output.
 
     Stop when it has ended, because processes of a killed worker may keep the output open.
     """
@@ -419,18 +419,18 @@ def _sum_up(
         if (step := _trained_before(folder, config)) is not None:
             return ended(step, train_loss=None, valid_loss=valid)
         raise RunError(
-            "Training ended well and recorded no loss",
+            "Training ended without an error, but recorded no loss",
             expected=f"rows named '{name}' in {folder.metrics}",
-            help=f"The whole output is in {folder.log}",
+            help=f"The full output is in {folder.log}",
         )
     iteration, loss = metrics[name][-1]
     return ended(iteration, train_loss=loss, valid_loss=valid)
 
 
 def _trained_before(folder: RunFolder, config: RunConfig) -> int | None:
-    """Return the step at which the run found nothing left to train; None if it trained.
+    """Return the step of the checkpoint if nothing was left to train; None if the run trained.
 
-    A checkout's own program writes no ended.json: then the checkpoint tells.
+    A checkout's own program writes no ended.json, so the checkpoint's step decides.
     """
     _, step = started_from(config.experiment)
     if folder.ended.exists():

@@ -1,4 +1,4 @@
-"""Refuse the sizes of a model from elsewhere that this machine cannot hold, before it is built."""
+"""Refuse a foreign model that is too large for this machine, before it is built."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mqo.scale.layout import Layout
 from mqo.scale.weights import rank_weights
 
 MOST_LAYERS = 10_000
-LARGEST = 1 << 31  # of any other size, in elements
-BYTES = 2  # of a weight, at least
+LARGEST = 1 << 31  # maximum of any other size, in elements
+BYTES = 2  # minimum size of a weight
 MAY_BE_ZERO = ("dense_layers", "shared_experts")
 
 
 def check_size(where: str, shape: Shape) -> None:
-    """Raise ConvertError for sizes that no model has, and for more weights than fit in memory.
+    """Raise ConvertError for implausible sizes, and for more weights than fit in memory.
 
     Args:
-        where: what says the sizes, for the error.
-        shape: the model's; its weights are counted with two bytes each.
+        where: where the sizes come from, for the error.
+        shape: the model's shape; its weights are counted with two bytes each.
     """
     for part in (shape, shape.mla, shape.moe):
         if part is not None:
@@ -33,7 +33,7 @@ def check_size(where: str, shape: Shape) -> None:
             f"{where} describes a model of {weights.dense + weights.expert:,} weights, which take "
             f"{needed / 2**30:,.0f} GiB or more",
             expected=f"a model that fits into the {there / 2**30:,.0f} GiB of this machine",
-            help="Take a machine with more memory if these sizes are right",
+            help="If these sizes are right, use a machine with more memory",
         )
 
 
@@ -43,5 +43,5 @@ def _check_numbers(where: str, part: BaseModel) -> None:
         most = MOST_LAYERS if name == "num_layers" else LARGEST
         if type(size) is int and not least <= size <= most:
             raise ConvertError(
-                f"{where} says {name} = {size}", expected=f"a number from {least} to {most:,}"
+                f"{where} has {name} = {size}", expected=f"a number from {least} to {most:,}"
             )

@@ -1,4 +1,4 @@
-"""The source that a run runs: a snapshot of a patched tree, or a tree patched by hand as it is."""
+"""Provide a run's source: a snapshot of a patched tree, or a hand-patched tree as it is."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PROGRAM, DISTILLER = "pretrain_gpt.py", "distill_gpt.py"
 def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
     """Return a full checkout for a run; OverlayError if it cannot be run.
 
-    A checkout that `mqo apply` patched is copied into the run, with the run's types. Without mqo's
-    records the types cannot be set, so those in the source must be the run's.
+    A checkout patched by `mqo apply` is copied into the run, with the run's types. In a checkout
+    patched by hand the types cannot be set, so those in its source must be the run's.
     """
     tree = Tree(path.resolve())
     if not (tree.root / PROGRAM).is_file():
         raise OverlayError(
-            f"{tree.root} holds no {PROGRAM}",
-            expected="a full Megatron-LM checkout; megatron-core's wheels bring no program",
+            f"{tree.root} does not hold {PROGRAM}",
+            expected="a full Megatron-LM checkout; wheels of megatron-core do not have the program",
         )
     tree.settle()
     if tree.manifest() is None:
@@ -46,11 +46,11 @@ def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
 
 
 def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig) -> Snapshot:
-    """Return the run's source, and how it differs from upstream where that is known, complete."""
+    """Return the run's source, and write its differences to upstream if upstream is known."""
     types, placed = config.quantization.types, config.placement
     if tree.manifest() is None and placed.megatron:
-        said = said_by_hand(tree)
-        shot = Snapshot(tree, said, said)
+        present = said_by_hand(tree)
+        shot = Snapshot(tree, present, present)
     else:
         shot = snapshot(tree, folder.source, types=types, without=placed.without, series=series)
         if placed.megatron is None:
@@ -61,7 +61,7 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig
 
 
 def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
-    """Return as a diff the literals' lines that a snapshot of a patched tree would change."""
+    """Return a diff of the literals that a snapshot of a patched tree would change."""
     manifest = tree.patched()
     wanted = types_in(tree, manifest)
     if types is not None:
@@ -74,7 +74,7 @@ def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
 
 
 def types_of(tree: Tree) -> dict[str, str]:
-    """Return {site: type} as the tree's literals say now.
+    """Return {site: type} of the tree's literals.
 
     Raises:
         OverlayError: a literal is not a quant type, or a tree patched by hand lacks a site.
@@ -84,7 +84,7 @@ def types_of(tree: Tree) -> dict[str, str]:
     for site, value in types.items():
         if value not in formats.QUANT_TYPES:
             raise OverlayError(
-                f"The literal of {site} in {tree.root} is '{value}'",
+                f"The quant type of {site} in {tree.root} is '{value}'",
                 expected=f"one of {', '.join(formats.QUANT_TYPES)}",
                 help=f"`{modifier.COMMAND} --tree {_quoted(tree)} "
                 f"--{modifier.OPTIONS[site]}-quant T` sets it",
@@ -93,7 +93,7 @@ def types_of(tree: Tree) -> dict[str, str]:
 
 
 def said_by_hand(tree: Tree) -> dict[str, str]:
-    """Return {site: type} of a tree patched by other means; OverlayError where it does not say."""
+    """Return {site: type} of a tree patched by hand; OverlayError if it lacks a site."""
     report = modifier.check(tree.root)
     if report.due:
         raise OverlayError(
@@ -105,23 +105,23 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
 
 
 def _check_by_hand(tree: Tree, config: RunConfig) -> None:
-    """Refuse to ask a tree patched by other means for what it would not do, unnoticed."""
-    said, asked = said_by_hand(tree), config.quantization
-    wrong = {s: t for s, t in (asked.types or {}).items() if said.get(s, literals.NONE) != t}
+    """Raise OverlayError for types or options that a tree patched by hand would not apply."""
+    present, quant = said_by_hand(tree), config.quantization
+    wrong = {s: t for s, t in (quant.types or {}).items() if present.get(s, literals.NONE) != t}
     if wrong:
         options = " ".join(f"--{modifier.OPTIONS[s]}-quant {t}" for s, t in wrong.items())
         raise OverlayError(
-            f"{tree.root} was not patched by `mqo apply`, so that no snapshot of it can be given "
-            f"the types of {asked.mode}; it says {_listed(said, wrong)}",
+            f"{tree.root} was not patched by `mqo apply`, so its types cannot be set for the mode "
+            f"{quant.mode}; they are {_listed(present, wrong)}",
             expected=_listed(wrong, wrong),
             help=f"`{modifier.COMMAND} --tree {_quoted(tree)} {options}` sets them",
         )
-    chosen = asked.schedule or asked.recipe or asked.options or config.recording.options
+    chosen = quant.schedule or quant.recipe or quant.options or config.recording.options
     if config.placement.without or chosen:
         raise OverlayError(
-            f"{tree.root} was not patched by `mqo apply`: nothing holds it to a run's options",
-            expected="no option beside the types and the processes",
-            help=f"Undo its patches, and `mqo apply --tree {_quoted(tree)}`",
+            f"{tree.root} was not patched by `mqo apply`, so it does not read a run's options",
+            expected="no options except the types and the processes",
+            help=f"Undo its patches, then run `mqo apply --tree {_quoted(tree)}`",
         )
 
 

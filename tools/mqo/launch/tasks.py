@@ -1,4 +1,4 @@
-"""Scores of saved models in the tasks of lm-evaluation-harness, under any training mode."""
+"""Evaluate saved models in tasks of lm-evaluation-harness, under any training mode."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import missing
-from mqo.launch.evaluation import EVALUATE, How, Place, each, heading, run, tokenizer_words
+from mqo.launch import evaluation
+from mqo.launch.evaluation import EVALUATE, ForwardPass, SavedModel, heading, tokenizer_words
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
 
-HELD_OUT = "mqo_heldout"  # the one that reads what `evaluation.text` names
+HELD_OUT = "mqo_heldout"  # the task that reads the text of `evaluation.text`
 HARNESS = "lm_eval"
-_WIDE = 1e5  # what four decimals are too long for
+_WIDE = 1e5  # values from here on do not fit with four decimals
 
 
 @dataclass(frozen=True)
 class Score:
     """A metric of a task of lm-evaluation-harness, for a checkpoint under a mode.
 
-    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None if the harness has none,
-    `shots` if tasks of a group differ. The rest is as in `evaluation.Loss`.
+    `types` are {site: quant type} of the GEMMs that ran. `stderr` is None if the harness gives
+    none, `shots` is None if the tasks of a group differ. For other fields see `evaluation.Loss`.
     """
 
     checkpoint: str
@@ -66,18 +67,20 @@ def options(
     """
     if find_spec(HARNESS) is None:
         raise missing(HARNESS)
-    asked = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
-    if not asked:
-        raise CheckpointError("--tasks names none", expected=f"names such as {HELD_OUT}")
+    tasks = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
+    if not tasks:
+        raise CheckpointError("--tasks is empty", expected=f"names such as {HELD_OUT}")
     if folder and not folder.is_dir():
-        raise CheckpointError(f"There is no folder {folder}", expected="one with YAML of tasks")
-    given = [word for word in ("--tokens", "--data", "--text") if word in text]
-    if given and (given[0] == "--tokens" or HELD_OUT not in asked):
         raise CheckpointError(
-            f"{given[0]} says nothing to these tasks",
-            expected=f"--limit for less of each; --data or --text beside {HELD_OUT} alone",
+            f"The folder {folder} does not exist", expected="a folder with YAML files of tasks"
         )
-    words = [word for name in asked for word in ("--task", name)]
+    given = [word for word in ("--tokens", "--data", "--text") if word in text]
+    if given and (given[0] == "--tokens" or HELD_OUT not in tasks):
+        raise CheckpointError(
+            f"{given[0]} changes nothing in these tasks",
+            expected=f"--limit to shorten them; --data or --text only with the task {HELD_OUT}",
+        )
+    words = [word for name in tasks for word in ("--task", name)]
     words += ["--tasks-folder", str(folder.resolve())] if folder else []
     words += tokenizer_words(tokenizer)
     words += ["--limit", str(limit)] if limit else []
@@ -87,33 +90,34 @@ def options(
 
 def evaluate(
     tree: Tree,
-    places: Sequence[Place],
+    models: Sequence[SavedModel],
     modes: Sequence[str],
     words: Sequence[str],
     report: Say = lambda line: None,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` are what `options` returned.
+    `words` is the result of `options`.
 
     Raises:
-        CheckpointError: a checkpoint or a task that does not do.
+        CheckpointError: a checkpoint or a task cannot be used.
     """
 
-    def measure(place: Place, how: How, watch: Watch) -> list[Score]:
-        before = ["tasks", str(place.folder)]
-        facts = run(tree, place, how, EVALUATE, before, words, watch=watch)
+    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> list[Score]:
+        before = ["tasks", str(model.folder)]
+        facts = evaluation.run(tree, model, quant, EVALUATE, before, words, watch=watch)
         rows = facts.pop("scores")
-        return [Score(place.name, how.name, how.types, **row, **facts) for row in rows]
+        return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
 
-    return [score for scores in each(tree, places, modes, measure, report) for score in scores]
+    results = evaluation.each(tree, models, modes, measure, report)
+    return [score for scores in results for score in scores]
 
 
-def lines(found: Sequence[Score]) -> list[str]:
+def score_lines(results: Sequence[Score]) -> list[str]:
     """Return one table per checkpoint, with one row per metric and mode."""
     text: list[str] = []
-    for name in dict.fromkeys(score.checkpoint for score in found):
-        scores = [score for score in found if score.checkpoint == name]
+    for name in dict.fromkeys(score.checkpoint for score in results):
+        scores = [score for score in results if score.checkpoint == name]
         text += [*_table(name, scores), ""]
     return text[:-1]
 
@@ -123,16 +127,16 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
     yield heading(name, first.iteration, first.modelopt)
     yield f"windows of {first.window} tokens, {first.dtype}"
     yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
-    order = {(one.task, one.filter, one.metric): n for n, one in reversed([*enumerate(scores)])}
-    together = sorted(scores, key=lambda one: order[one.task, one.filter, one.metric])
+    keys = [(score.task, score.filter, score.metric) for score in scores]
+    together = [scores[n] for n in sorted(range(len(keys)), key=lambda n: keys.index(keys[n]))]
     for (task, filtered, shots), rows in groupby(together, attrgetter("task", "filter", "shots")):
         kinds = ["" if filtered == "none" else filtered, f"{shots}-shot" if shots else ""]
         yield ", ".join(filter(None, [task, *kinds]))
-        for one in rows:
-            mode = tables.mode_label(one.mode, one.dtype)
-            error = "" if one.stderr is None else f"{one.stderr:.4f}"
-            row = f"  {one.metric:<19} {mode:<25} {_shown(one.value):>11} {error:>9} "
-            yield row + f"{one.documents:>7,}"
+        for score in rows:
+            mode = tables.mode_label(score.mode, score.dtype)
+            error = "" if score.stderr is None else f"{score.stderr:.4f}"
+            row = f"  {score.metric:<19} {mode:<25} {_shown(score.value):>11} {error:>9} "
+            yield row + f"{score.documents:>7,}"
 
 
 def _shown(value: Any) -> str:

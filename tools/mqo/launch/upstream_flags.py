@@ -1,4 +1,4 @@
-"""Refuse Megatron's own flags that a run would take without effect, or that name another model."""
+"""Refuse Megatron's own flags that have no effect in a run, or that select another model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mqo.errors import MqoError
 from mqo.launch import engine
 from mqo.launch.command import flag_table
 
-# Flags that only layers of Transformer Engine, or of Kitchen, read.
+# Flags that only the layers of Transformer Engine or Kitchen read.
 PRECISION = re.compile(
     r"--(fp8-.*|fp4-.*|te-precision-config-file|kitchen-.*|use-kitchen.*|first-last-layers-bf16"
     r"|num-layers-at-(start|end)-in-bf16|(no-)?keep-fp8-transpose-cache"
     r"|reuse-grad-buf-for-mxfp8-param-ag|moe-router-padding-for-(fp8|quantization)"
     r"|activation-func-fp8-input-store|(no|disable)-fp8-wgrad|quant-recipe.*)"
 )
-# {flags: the flag that has to be given, so that Transformer Engine reads them}
+# {flags: the flags of which one is needed so that Transformer Engine reads them}
 _NEEDS = {
     r"--fp8-(?!format$|param-gather$).*": ("--fp8-format",),
     r"--fp4-(?!format$).*": ("--fp4-format",),
@@ -32,15 +32,15 @@ class FlagError(MqoError):
 
 
 def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
-    """Raise FlagError for the first flag after `--` that would be taken and ignored.
+    """Raise FlagError for the first flag after `--` that would be accepted and ignored.
 
-    `added` are flags that the launcher gives Transformer Engine's layers.
+    `added` are flags that the launcher adds for Transformer Engine's layers.
     """
     names = flag_table(extra_flags)
     if hybrid := _first(HYBRID, names):
         raise FlagError(
-            f"{hybrid} selects a hybrid model, and pretrain_gpt.py trains a GPT",
-            expected="the flags of a GPT",
+            f"{hybrid} selects a hybrid model, but pretrain_gpt.py trains only GPTs",
+            expected="flags of a GPT",
             help=f"Leave {hybrid} out",
         )
     if not (flag := _first(PRECISION, names)):
@@ -62,7 +62,7 @@ def _check_needs(flag: str, names: set[str]) -> None:
             raise FlagError(
                 f"{flag} changes nothing without {' or '.join(needed)}",
                 expected=" or ".join(needed),
-                help=f"Leave {flag} out, or add what it belongs to",
+                help=f"Leave {flag} out, or add a flag that it needs",
             )
 
 

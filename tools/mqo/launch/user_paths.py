@@ -1,6 +1,6 @@
-"""Relative paths in the user's flags for Megatron, made absolute.
+"""Make relative paths in the user's flags for Megatron absolute.
 
-The process of a run works in its run folder, so that a relative path would mean a file there.
+The process of a run works in its run folder, where a relative path would name another file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLAGS = frozenset(
         *("--logits-save-dir", "--logits-load-dir"),
     }
 )
-# A name of a hub, such as org/model, looks like a relative path.
+# A name on a hub, such as org/model, looks like a relative path.
 _ONLY_IF_THERE = frozenset({"--tokenizer-model"})
 
 
@@ -42,7 +42,7 @@ def absolute_paths(flags: Sequence[str], folder: Path | None = None) -> tuple[st
 
     Args:
         flags: the user's flags for Megatron.
-        folder: by default the folder that the command was started in.
+        folder: by default the folder in which the command was started.
     """
     return tuple(_absolute(flags, folder or Path.cwd()))
 
@@ -58,7 +58,7 @@ def _absolute(flags: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def _path(flag: str, word: str, folder: Path) -> str:
-    """Return one value of a flag: the weights of a blend and addresses stay as they are."""
+    """Return one value of a flag; weights of a blend and URLs stay unchanged."""
     if flag not in _FLAGS or not word or is_number(word) or "://" in word:
         return word
     if flag in _ONLY_IF_THERE and not (folder / word).exists():

@@ -1,4 +1,4 @@
-"""Ways to quantize, of lists on a command line: modes, axes of their options, and recipes."""
+"""Expand lists of modes, axes of options and recipes into ways to quantize."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def variants(
     axes: Sequence[str] = (),
     gemms: tables.Gemms = "fprop",
 ) -> list[Variant]:
-    """Return the modes, each with each combination of the axes' values, and then the recipes.
+    """Return the modes with each combination of the axes' values, and then the recipes.
 
     `modes` None means those that have scripts, or only bf16 if there are recipes; '' means none. A
-    mode that reads no value of an axis appears once, without it. Axes do not apply to recipes.
-    `recipe_list` is separated by commas; each item is a name or a file and what is switched, as in
+    mode that does not read an axis appears once, without it. Axes do not apply to recipes.
+    `recipe_list` is separated by commas; each item is a name or a file, with its changes, as in
     'nvfp4 without hadamard'.
 
     Raises:
         MqoError: a text is not an axis or not a recipe, or no mode reads an axis.
-        UnknownNameError: a name that is none.
+        UnknownNameError: a name is unknown.
     """
     if modes is None:
         scripts = ",".join(mode.name for mode in tables.script_modes())
@@ -57,34 +57,33 @@ def variants(
     for name, text in zip(chosen, axes, strict=False):
         if not any(name in axes_read for axes_read in read.values()):
             raise MqoError(
-                f"--axis {text} changes nothing here: no mode of {', '.join(names) or 'none'} "
-                "reads it",
-                expected="modes whose operands read it; a recipe has options of its own",
+                f"--axis {text} changes nothing in the modes {', '.join(names) or '(none)'}",
+                expected="modes whose operands read it; a recipe sets its own options",
             )
-    made: dict[tuple, Variant] = {}
+    result: dict[tuple, Variant] = {}
     for mode in names:
         for values in itertools.product(*chosen.values()):
             options = dict(zip(chosen, values, strict=True))
             options = {k: v for k, v in options.items() if k in read[mode]}
             variant = _of_mode(mode, _read_options(mode, options, gemms))
-            made.setdefault((mode, tuple(variant.rest.items())), variant)
-    return [*made.values()] + [
+            result.setdefault((mode, tuple(variant.rest.items())), variant)
+    return [*result.values()] + [
         _of_recipe(text) for text in filter(None, map(str.strip, recipe_list.split(",")))
     ]
 
 
 def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms) -> set[str]:
-    """Return the axes of which some combination of values changes an operand of the mode."""
-    found: set[str] = set()
+    """Return the axes that change an operand of the mode at some combination of values."""
+    axes_read: set[str] = set()
     for values in itertools.product(*axes.values()):
         options = dict(zip(axes, values, strict=True))
         read = _read_options(mode, options, gemms)
-        found |= {name for name in read if options[name] != ()}
-    return found
+        axes_read |= {name for name in read if options[name] != ()}
+    return axes_read
 
 
 def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) -> dict[str, Any]:
-    """Return those of the options that an operand of the mode reads."""
+    """Return the options that an operand of the mode reads."""
     types = tables.modes()[mode].types(gemms)
     schedule = options.get(SCHEDULE, ())
     chosen = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v != ()}
@@ -108,16 +107,16 @@ def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
     rest = {key: value for key, value in options.items() if value not in ((), False)}
     words = ("--quantization", mode, *_words(rest))
     if tables.modes()[mode].linear == tables.NONE:
-        rest["gemms"] = "fprop"  # --gemms all of the other modes changes nothing here
+        rest["gemms"] = "fprop"  # --gemms all changes nothing in this mode
     return Variant(name, mode, rest, words)
 
 
 def _of_recipe(text: str) -> Variant:
     name, *changes = re.split(r"\s+(without|with)\s+", text)
     pairs = list(zip(changes[::2], changes[1::2], strict=True))
-    words = {switch: [what for which, what in pairs if which == switch] for switch, _ in pairs}
+    words = {switch: [change for which, change in pairs if which == switch] for switch, _ in pairs}
     recipe = recipes.changed(recipes.read(name), words.get("without", ()), words.get("with", ()))
-    flags = [word for switch, what in pairs for word in (f"--{switch}", what)]
+    flags = [word for switch, change in pairs for word in (f"--{switch}", change)]
     return Variant(
         recipe.label.replace(" ", "-"),
         tables.UNQUANTIZED,
@@ -129,7 +128,7 @@ def _of_recipe(text: str) -> Variant:
 def _axis(text: str) -> tuple[str, list[Any]]:
     """Return the option and the values in a text such as 'rounding=nearest-even,stochastic'.
 
-    Values that contain commas are separated by '|'.
+    Values with commas in them are separated by '|'.
     """
     name, _, listed = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -137,7 +136,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     between = "|" if "|" in listed or name == SCHEDULE else ","
     words = list(dict.fromkeys(word for word in map(str.strip, listed.split(between)) if word))
     if not words:
-        raise MqoError(f"--axis {text} has no values", expected="such as rounding=up,down")
+        raise MqoError(f"--axis {text} has no values", expected="values such as rounding=up,down")
     return name, [_value(text, name, word) for word in words]
 
 
@@ -147,10 +146,12 @@ def _value(axis: str, name: str, word: str) -> Any:
     kind = OPTIONS[name].kind
     if kind is bool:
         if word not in _SWITCHES:
-            raise MqoError(f"--axis {axis}: '{word}' is neither", expected="true or false")
+            raise MqoError(f"--axis {axis} has the value '{word}'", expected="true or false")
         return _SWITCHES[word]
     if kind is int and not word.isdecimal():
-        raise MqoError(f"--axis {axis}: '{word}' is no whole number", expected="such as 16,32")
+        raise MqoError(
+            f"--axis {axis} has the value '{word}'", expected="whole numbers such as 16,32"
+        )
     return int(word) if kind is int else word
 
 
@@ -161,10 +162,10 @@ def _shown(value: Any) -> str:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    found = []
+    words = []
     for name, value in options.items():
         flag = "--schedule" if name == SCHEDULE else OPTIONS[name].flag
         values = value if isinstance(value, tuple) else (value,)
-        for one in values:
-            found += [flag] if one is True else [flag, str(one)]
-    return found
+        for item in values:
+            words += [flag] if item is True else [flag, str(item)]
+    return words

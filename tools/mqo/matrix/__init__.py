@@ -1,1 +1,1 @@
-"""The matrix: models x datasets x modes x training configurations, and the scripts made of it."""
+"""Define the matrix of models, datasets, modes and training configurations, and its scripts."""

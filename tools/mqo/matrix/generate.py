@@ -1,4 +1,4 @@
-"""The pretrain scripts, and the generated tables of modes and formats in the documentation."""
+"""Generate the pretrain scripts, and the tables of modes and formats in the documentation."""
 
 import itertools
 import shlex
@@ -16,7 +16,7 @@ from mqo.project import Project
 from mqo.quant import formats
 
 TEMPLATE = "pretrain.sh.j2"
-# What a format's kind of scale is.
+# {kind of scale: its description}
 SCALES = {
     "none": "none, or a power of two for the tensor",
     "e8m0": "E8M0, {where}",
@@ -32,18 +32,18 @@ README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 def scripts(
     types: Collection[str] | None = None, launcher: Path | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """Yield (path below its folder, text) of every documented script, or of those of `types`.
+    """Yield (relative path, text) of every documented script, or of the scripts of `types`.
 
-    They start `launcher`, or else the train_config.py of the folder.
+    They start `launcher`, by default the train_config.py of their folder.
     """
     modes = tables.script_modes(types)
     every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
-    for made in every:
-        yield Path(made[0].name) / file_name(*made), render(*made, launcher)
+    for parts in every:
+        yield Path(parts[0].name) / file_name(*parts), render(*parts, launcher)
 
 
 def file_name(model: Model, dataset: Dataset, mode: Mode) -> str:
-    """Return the documented name."""
+    """Return the documented name of a script."""
     return f"pretrain_{model.name}_{dataset.name}_{mode.name}.sh"
 
 
@@ -71,7 +71,7 @@ def render(model: Model, dataset: Dataset, mode: Mode, launcher: Path | None = N
 
 
 def mode_table() -> str:
-    """Return what each mode quantizes, as a Markdown table of patterns, and the types below it."""
+    """Return a Markdown table of what each pattern of modes quantizes, followed by the types."""
     lines = ["| mode | linear | QK | PV | scripts |", "|---|---|---|---|---|"]
     for family in tables.families():
         cells = ("T" if site in family.sites else "-" for site in ("linear", "qk", "pv"))
@@ -83,7 +83,7 @@ def mode_table() -> str:
 
 
 def format_table() -> str:
-    """Return what each format is, as a Markdown table."""
+    """Return a Markdown table of the formats."""
     lines = ["| type | element | bits | values, besides 0 | scale | packed | source |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in formats.FORMATS.values():
@@ -96,7 +96,7 @@ def format_table() -> str:
 
 
 def _grid(element: formats.Minifloat | formats.TaperedFormat) -> tuple[str, int, float]:
-    """Return an element's values in words, the exponent of the smallest, and the largest."""
+    """Return an element's values in words, the exponent of the smallest value, and the largest."""
     if isinstance(element, formats.TaperedFormat):
         ends = ", ".join(f"±{end}" for end, _ in element.widths)
         bits = ", ".join(str(bits) for _, bits in element.widths)
@@ -110,28 +110,28 @@ def _grid(element: formats.Minifloat | formats.TaperedFormat) -> tuple[str, int,
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """Return `text` with `table` between the marks of that name; DataError where these are not."""
+    """Return `text` with `table` between the marks of that name; DataError without the marks."""
     begin, end = f"<!-- {name}: generated -->\n", f"<!-- end of {name} -->\n"
-    head, found, rest = text.partition(begin)
+    head, opened, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise DataError(
-            f"There is no place for the table of {name}",
+            f"The page has no marks for the table of {name}",
             expected=f"the lines {begin.strip()} and {end.strip()}",
         )
     return f"{head}{begin}{table}{end}{tail}"
 
 
 def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
-    """Write scripts below `folder`, executable; return the paths that changed.
+    """Write executable scripts below `folder`; return the paths that changed.
 
-    They are the documented ones, and the tables; or those of `types`, which start the launcher of
-    this project.
+    Without `types` write the documented scripts and the tables; with `types` only scripts of these
+    types, which start this project's launcher.
     """
     launcher = Project.here().root / "script/train_config.py" if types is not None else None
-    made, is_new = scripts(types, launcher), not folder.exists()
+    texts, is_new = scripts(types, launcher), not folder.exists()
     try:
-        changed = [folder / path for path, text in made if _write(folder / path, text, 0o755)]
+        changed = [folder / path for path, text in texts if _write(folder / path, text, 0o755)]
     except BaseException:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> bool:
-    """Write the file unless it holds just this; whether it did not."""
+    """Write the file if its content differs; return whether it did."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
     with new_file(path) as file:

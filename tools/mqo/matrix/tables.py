@@ -1,4 +1,4 @@
-"""The typed tables of models.toml, datasets.toml, modes.toml and training.toml."""
+"""Read models.toml, datasets.toml, modes.toml and training.toml as typed tables."""
 
 import fnmatch
 import functools
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
 Gemms = Literal["fprop", "all"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-# The sites that the linear type goes to; attention sites are named as they are.
+# The sites that get the linear type; attention sites have types of their own.
 SITES = tuple(formats.SITES)
 LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
     "fprop": ("fprop",),
@@ -24,29 +24,29 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
 }
 ATTENTION_SITES = tuple(site for site in SITES if site not in LINEAR_SITES["all"])
 NONE = formats.NONE
-UNQUANTIZED = "bf16"  # the mode; a run's dtype is another choice
+UNQUANTIZED = "bf16"  # the mode, which is independent of a run's dtype
 ALL = "all"
-# Shrunk sizes are multiples of it where they can be: no MX block of that length is then cut short.
-# It belongs to no format: another format does not change the models.
+# Shrunk sizes are multiples of this if possible, so that MX blocks of this length are complete. It
+# does not depend on the formats, so that a new format does not change the models.
 BLOCK = 32
 
 
-class Part(BaseModel):
-    """A part of a row: frozen, and no key that is not a field."""
+class FrozenModel(BaseModel):
+    """A frozen model without extra keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Row(Part):
+class NamedRow(FrozenModel):
     """A row of a table."""
 
     name: str
 
 
-class Llama3Rope(Part):
+class Llama3Rope(FrozenModel):
     """Llama 3's scaling of rotary frequencies; `original` is the context in tokens before it.
 
-    Upstream takes `factor` from a flag and has the others as its defaults.
+    Upstream has a flag for `factor`; the other values are its defaults.
     """
 
     factor: int
@@ -55,10 +55,10 @@ class Llama3Rope(Part):
     original: int
 
 
-class Yarn(Part):
+class Yarn(FrozenModel):
     """YaRN's scaling of rotary frequencies; `original` is the context in tokens before it.
 
-    Upstream takes `factor` and the mscales from flags and has the others as its defaults.
+    Upstream has flags for `factor` and the mscales; the other values are its defaults.
     """
 
     factor: int
@@ -69,8 +69,8 @@ class Yarn(Part):
     original: int
 
 
-class Mla(Part):
-    """Multi-latent attention without a query rank; heads are of `qk_head_dim` without positions."""
+class Mla(FrozenModel):
+    """Multi-latent attention without a query rank; `qk_head_dim` excludes the rotary part."""
 
     kv_lora_rank: int
     qk_head_dim: int
@@ -78,7 +78,7 @@ class Mla(Part):
     v_head_dim: int
 
     def narrowed(self, width: int, heads: int) -> Self:
-        """Return it with its rank `width` times smaller and its heads `heads` times."""
+        """Return a copy with its rank `width` times smaller and its heads `heads` times smaller."""
         return type(self)(
             kv_lora_rank=self.kv_lora_rank // width,
             qk_head_dim=self.qk_head_dim // heads,
@@ -87,11 +87,11 @@ class Mla(Part):
         )
 
 
-class Moe(Part):
-    """Experts after the first `dense_layers`: `topk` routed ones per token, and the shared ones.
+class Moe(FrozenModel):
+    """Experts after the first `dense_layers`: `topk` routed experts per token, and shared experts.
 
-    Softmax scores are used without renormalization over the top-k; `aux_loss` is the
-    coefficient of the loss that balances the experts in each sequence.
+    Softmax scores are not renormalized over the top-k; `aux_loss` is the coefficient of the loss
+    that balances the experts in each sequence.
     """
 
     dense_layers: int
@@ -103,11 +103,11 @@ class Moe(Part):
 
     @property
     def shared_ffn_size(self) -> int:
-        """Return the size of all shared experts together, which are one wide MLP."""
+        """Return the total size of the shared experts, which form one wide MLP."""
         return self.shared_experts * self.expert_ffn_size
 
     def narrowed(self, width: int) -> Self:
-        """Return `width` times fewer and narrower experts, at least two to choose from."""
+        """Return `width` times fewer and narrower experts, with a top-k of at least two."""
         smaller = {
             "num_experts": self.num_experts // width,
             "topk": max(2, self.topk // width),
@@ -116,8 +116,8 @@ class Moe(Part):
         return self.model_copy(update=smaller)
 
 
-class Shape(Part):
-    """What upstream's model flags say of a GPT. Sizes in elements.
+class Shape(FrozenModel):
+    """The shape of a GPT, as set by upstream's flags. Sizes are in elements.
 
     It has either grouped queries or `mla`.
     """
@@ -140,14 +140,14 @@ class Shape(Part):
         if (self.num_query_groups is None) == (self.mla is None):
             raise ValueError("either num_query_groups or mla must be given")
         if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
-            raise ValueError("upstream's flags give yarn to mla, and Llama 3's scaling to others")
+            raise ValueError("rope must be yarn with mla, and Llama 3's scaling without it")
         return self
 
 
-class Model(Shape, Row):
-    """A GPT as published; `parameters` is the total of the built model.
+class Model(Shape, NamedRow):
+    """A published GPT; `parameters` is the total of the built model.
 
-    `train_sequence` is in tokens, the longest that the training configurations train it at.
+    `train_sequence` is the longest training sequence of the training configurations, in tokens.
     """
 
     published_as: str
@@ -155,10 +155,10 @@ class Model(Shape, Row):
     train_sequence: int
 
     def shrunk(self, width: int, depth: int) -> Self:
-        """Return the same kind of model, `width` times narrower and `depth` times shallower.
+        """Return the model `width` times narrower and `depth` times shallower.
 
-        Heads become fewer and narrower, together by `width`: their ratio to query groups or to the
-        parts of a latent head, and thereby the kind of attention, stays.
+        Heads become fewer and narrower, together by `width`. Their ratio to query groups or to the
+        parts of a latent head stays, and so does the kind of attention.
         """
         if (width, depth) == (1, 1):
             return self
@@ -176,25 +176,25 @@ class Model(Shape, Row):
         )
 
     def _fewer_heads(self, width: int) -> int:
-        """Return how many times fewer heads a model has that is `width` times narrower."""
+        """Return the factor by which to reduce the heads of a model `width` times narrower."""
         if self.mla is not None:
-            # The smallest part of a head narrows to one block; what is left leaves out heads.
+            # The smallest part of a head shrinks to one block; the rest of `width` reduces heads.
             return width // min(width, self.mla.qk_pos_emb_head_dim // BLOCK)
         assert self.num_query_groups is not None
-        return min(width, self.num_query_groups // 2)  # as much as leaves a whole group
+        return min(width, self.num_query_groups // 2)  # at least two groups stay
 
 
-class Dataset(Row):
-    """A corpus; `sample` says whether `mqo` can make a small one of it."""
+class Dataset(NamedRow):
+    """A corpus; `sample` says whether `mqo` can make a small sample of it."""
 
     published_as: str
     sample: bool
 
 
-class Mode(Row):
-    """What is quantized: the type of the linear layers' GEMMs, of QK, and of PV.
+class Mode(NamedRow):
+    """The quant types of linear layers, QK and PV.
 
-    `scripts` says that it has scripts; `front_end` that flash_attention_config.py offers it.
+    `scripts` says that the mode has scripts; `front_end` that flash_attention_config.py offers it.
     """
 
     linear: str = NONE
@@ -205,7 +205,7 @@ class Mode(Row):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return the types of its linear layers, QK and PV: equal for equal modes."""
+        """Return the types of linear layers, QK and PV, which are equal for equal modes."""
         return self.linear, self.qk, self.pv
 
     def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
@@ -214,11 +214,11 @@ class Mode(Row):
         return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
 
 
-class Family(Row):
+class Family(NamedRow):
     """The modes that quantize `sites`, with {type} in their name for the type; or one mode.
 
-    `scripts`: those of documented types have scripts. `front_end`: flash_attention_config.py
-    offers them.
+    `scripts` says that the modes of documented types have scripts; `front_end` says that
+    flash_attention_config.py offers the modes.
     """
 
     sites: tuple[str, ...]
@@ -227,7 +227,7 @@ class Family(Row):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Return the types that it has a mode for."""
+        """Return the types for which the family has a mode."""
         return quant_types() if self.sites else (NONE,)
 
     def mode(self, quant_type: str) -> str:
@@ -244,12 +244,12 @@ def mode_label(mode: str, dtype: str) -> str:
     return mode if bare else f"{mode} (unquantized)"
 
 
-class Training(Row):
-    """A training configuration. Batches in sequences, `sequence` in tokens, `samples` in sequences.
+class Training(NamedRow):
+    """A training configuration. Batches and `samples` are in sequences, `sequence` in tokens.
 
-    `shrink_*` divide the model's width and depth. `save_interval` is in iterations; 0 saves
-    nothing, or at the end where a folder for checkpoints is given. `keep_last` is how many
-    checkpoints stay, 0 for all. `held_out` is the share of the documents that validation has.
+    `shrink_*` divide the model's width and depth. `save_interval` is in iterations; with 0 a run
+    saves only at its end, and only if a folder for checkpoints is given. `keep_last` is the number
+    of newest checkpoints to keep, 0 for all. `held_out` is the share of documents for validation.
     """
 
     shrink_width: int = 1
@@ -271,17 +271,17 @@ class Training(Row):
 
     @property
     def is_smoke(self) -> bool:
-        """Return whether the model is shrunk: such a run is for trying, on the dataset's sample."""
+        """Return whether the model is shrunk. Such a run may use the dataset's sample."""
         return self.shrink_width > 1
 
     @property
     def iterations(self) -> int:
-        """Return optimizer steps."""
+        """Return the number of optimizer steps."""
         return self.samples // self.global_batch
 
 
 PickedT = TypeVar("PickedT")
-RowT = TypeVar("RowT", bound=Row)
+RowT = TypeVar("RowT", bound=NamedRow)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
 TYPES_T = f"T is one of {', '.join(formats.FORMATS)}"
 
@@ -306,16 +306,16 @@ def trainings() -> dict[str, Training]:
 
 @functools.cache
 def modes() -> dict[str, Mode]:
-    """Return all modes, by name: each family of modes.toml for each type."""
-    found: dict[str, Mode] = {}
+    """Return all modes, by name: each family in modes.toml with each type."""
+    result: dict[str, Mode] = {}
     for family in families():
         for quant_type in family.types:
             sites = dict.fromkeys(family.sites, quant_type)
             scripts = family.scripts and quant_type in SCRIPT_TYPES
             name = family.mode(quant_type)
             shared: dict[str, Any] = {"front_end": family.front_end, **sites}
-            found[name] = Mode(name=name, scripts=scripts, **shared)
-    return found
+            result[name] = Mode(name=name, scripts=scripts, **shared)
+    return result
 
 
 @functools.cache
@@ -325,7 +325,7 @@ def families() -> tuple[Family, ...]:
 
 
 def script_modes(types: Collection[str] | None = None) -> list[Mode]:
-    """Return the modes that scripts are written of: the documented ones, or those of `types`."""
+    """Return the modes to write scripts for: the documented modes, or those of `types`."""
     if types is None:
         return [mode for mode in modes().values() if mode.scripts]
     typed = [family for family in families() if family.scripts and family.sites]
@@ -333,7 +333,7 @@ def script_modes(types: Collection[str] | None = None) -> list[Mode]:
 
 
 def patterns(names: Collection[str]) -> list[str]:
-    """Return `names`, with T for the type if they have the modes of a family for all types.
+    """Return `names`, with T for the type if they include all modes of a family.
 
     Names of types do not change.
     """
@@ -345,11 +345,11 @@ def patterns(names: Collection[str]) -> list[str]:
 
 
 def changed(mode: Mode, linear: str | None = None, attention: str | None = None) -> Mode:
-    """Return `mode` with another type of the linear layers, or other ones of attention.
+    """Return `mode` with another type of linear layers, or other types of attention.
 
     `attention` is a type as in FA_X (only QK), 'none', or a name like qk_pv_X. The result has the
-    name of the first equal mode, or else a name after what it quantizes. UnknownNameError lists
-    the valid names.
+    name of the first equal mode, or else a name made of its types. UnknownNameError lists the
+    valid names.
     """
     linear = mode.linear if linear is None else linear
     check_choice("type of linear layers", linear, (*quant_types(), NONE))
@@ -366,7 +366,7 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 
 def quant_types() -> tuple[str, ...]:
-    """Return the types that a mode may name, 'none' apart."""
+    """Return the types that a mode may name, without 'none'."""
     return tuple(formats.FORMATS)
 
 
@@ -377,9 +377,9 @@ def pick(table: Mapping[str, PickedT], kind: str, name: str) -> PickedT:
 
 
 def expand_modes(given: str) -> list[str]:
-    """Return the modes that `given` means, as in `expand`.
+    """Return the modes that match `given`, as in `expand`.
 
-    'all' and a glob mean only modes with scripts, if any match, so that a sweep does not change
+    'all' and globs match only modes with scripts, if any match, so that a sweep does not change
     when a format is added.
     """
     first = {family.mode(name) for family in families() for name in SCRIPT_TYPES}
@@ -389,19 +389,19 @@ def expand_modes(given: str) -> list[str]:
 def expand(
     kind: str, table: Mapping[str, object], given: str, first: Collection[str] = ()
 ) -> list[str]:
-    """Return the names of `table` that `given` means, in its order, once each.
+    """Return the names of `table` that match `given`, in its order, without duplicates.
 
-    It is 'all', or names and globs with commas between; UnknownNameError lists the valid names.
-    A glob that matches names in `first` means only these.
+    `given` is 'all', or names and globs separated by commas; UnknownNameError lists the valid
+    names. A glob that matches names in `first` matches only these.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for pattern in (part.strip() for part in given.split(",")):
         matches = list(table) if pattern == ALL else fnmatch.filter(table, pattern)
         matches = [name for name in matches if name in first] or matches
         if not matches:
             check_choice(kind, pattern, table)
-        found |= dict.fromkeys(matches)
-    return list(found)
+        names |= dict.fromkeys(matches)
+    return list(names)
 
 
 def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
@@ -413,19 +413,19 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
 
 
 def check_gemms(name: str) -> Gemms:
-    """Return a choice of GEMMs; UnknownNameError for another name."""
+    """Return a choice of GEMMs; UnknownNameError if the name is unknown."""
     check_choice("choice of GEMMs", name, tuple(LINEAR_SITES))
     return cast(Gemms, name)
 
 
 def check_dtype(name: str | None) -> Dtype | None:
-    """Return a dtype, or None for the default; UnknownNameError for another name."""
+    """Return a dtype, or None for the default; UnknownNameError if the name is unknown."""
     check_choice("dtype", name, (None, *DTYPES))
     return cast(Dtype | None, name)
 
 
 def _blocks(size: int) -> int:
-    """Return `size` without what is less than a block."""
+    """Return `size` rounded down to whole blocks, at least one."""
     return max(BLOCK, size // BLOCK * BLOCK)
 
 

@@ -1,1 +1,1 @@
-"""Recipes: how each operand of the linear layers' GEMMs is quantized, layer by layer."""
+"""Read and show recipes: how each operand of the linear layers' GEMMs is quantized."""

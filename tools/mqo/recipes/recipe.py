@@ -1,4 +1,4 @@
-"""Reads, changes and resolves recipes: data files of this project or of the user.
+"""Read, change and resolve recipes: data files of this project or of the user.
 
 A run's quant.toml has the resolved recipe; mqo/quant/operand_table.py reads it.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from mqo.errors import MqoError
-from mqo.matrix.tables import LINEAR_SITES, NONE, Part, Row, check_choice
+from mqo.matrix.tables import LINEAR_SITES, NONE, FrozenModel, NamedRow, check_choice
 from mqo.quant import excludes, formats, operand_table, table
 from mqo.quant.config import QuantConfig, check_packed
 from mqo.quant.options import OPTIONS
@@ -30,16 +30,16 @@ OperandRow = operand_table.OperandRow
 
 
 def _check_end(end: Any) -> Any:
-    # bool is an int in Python, and NaN compares with nothing.
+    # bool is an int in Python, and comparisons with NaN are false.
     if type(end) not in (int, float) or not 0 <= end < (1.0 if type(end) is float else 2**16):
-        raise ValueError(f"{end!r} is no end; valid: a number of blocks, or a share below 1.0")
+        raise ValueError(f"{end!r} is not valid; valid: a number of blocks, or a share below 1.0")
     return end
 
 
-class Rule(Part):
+class Rule(FrozenModel):
     """The type of some layers: those of a pattern as in `--exclude`, or blocks at either end.
 
-    `first` and `last` are numbers of transformer blocks, or shares of them all.
+    `first` and `last` are numbers of transformer blocks, or shares of all blocks.
     """
 
     quant_type: str
@@ -50,31 +50,31 @@ class Rule(Part):
     @model_validator(mode="after")
     def _one_kind(self) -> Rule:
         if bool(self.layers) == self.is_of_ends:
-            raise ValueError("a rule is for the layers of a pattern, or for first and last blocks")
+            raise ValueError("a rule needs either layers, or first and last")
         operand_table.LayerRule(self.pattern or "linear:*", self.quant_type)
         site = excludes.split(self.pattern)[0]
         if self.pattern and site not in (LINEAR, *LINEAR_SITES["all"]):
-            raise ValueError(f"'{self.layers}' is of {site}; valid: layers of the linear sites")
+            raise ValueError(f"'{self.layers}' is for {site}; valid: layers of the linear sites")
         return self
 
     @property
     def pattern(self) -> str:
-        """Return the pattern, of the linear sites where it names none."""
+        """Return the pattern, for the linear sites if it names no site."""
         bare = self.layers and ":" not in self.layers
         return f"{LINEAR}:{self.layers}" if bare else self.layers
 
     @property
     def is_of_ends(self) -> bool:
-        """Return whether it is for blocks at the ends."""
+        """Return whether the rule is for blocks at the ends."""
         return bool(self.first or self.last)
 
     @property
     def keeps(self) -> bool:
-        """Return whether it keeps blocks unquantized."""
+        """Return whether the rule keeps blocks unquantized."""
         return self.is_of_ends and self.quant_type == NONE
 
     def blocks(self, count: int) -> list[int]:
-        """Return those of `count` blocks, numbered from 0; a share is rounded, halves up."""
+        """Return the rule's blocks out of `count`, from 0; shares are rounded, halves up."""
         ends = (self.first, self.last)
         first, last = (
             int(end * count + 0.5) if isinstance(end, float) else min(end, count) for end in ends
@@ -82,14 +82,14 @@ class Rule(Part):
         return sorted({*range(first), *range(count - last, count)})
 
     def rows(self, count: int) -> Iterator[dict[str, str]]:
-        """Yield the rules of quant.toml, in a model of `count` transformer blocks."""
+        """Yield the rules of quant.toml for a model with `count` transformer blocks."""
         patterns = [f"linear:decoder.layers.{block}.*" for block in self.blocks(count)]
         for pattern in patterns if self.is_of_ends else [self.pattern]:
             yield {"layers": pattern, "quant_type": self.quant_type}
 
 
-class Types(Part):
-    """The types of the linear sites: what the literals in the source say."""
+class Types(FrozenModel):
+    """The types of the linear sites, for the literals in the source."""
 
     fprop: str = NONE
     dgrad: str = NONE
@@ -102,11 +102,10 @@ class Types(Part):
         return quant_type
 
 
-class Recipe(Row):
-    """A recipe. `changes` say which ingredients were switched, and `own` that a user's file has it.
+class Recipe(NamedRow):
+    """A recipe. `changes` lists its switched ingredients; `own` says that it is the user's file.
 
-    `options` are quantizer options that belong to it. The LM head is left out, unless
-    `output_layer`.
+    `options` are its quantizer options. The LM head stays unquantized unless `output_layer`.
     """
 
     summary: str
@@ -126,48 +125,50 @@ class Recipe(Row):
         check_options(options)
         for name in options:
             if OPTIONS[name].table != "quantizer":
-                raise ValueError(f"'{name}' is no option of the quantizers")
+                raise ValueError(f"'{name}' is not an option of the quantizers")
         return options
 
     @field_validator("operands", mode="before")
     @classmethod
     def _fit(cls, operands: Any) -> Any:
-        """Read them as a run reads its quant.toml; those of attention are not a recipe's."""
+        """Parse the operands as a run does; ValueError for operands of attention."""
         rows = operands if isinstance(operands, dict) else {}
         linear = [n for n in operand_table.OPERANDS if n.partition(".")[0] in LINEAR_SITES["all"]]
         for name in rows.keys() - {*linear}:
-            raise ValueError(f"'{name}' is no operand of a recipe; valid: {', '.join(linear)}")
+            raise ValueError(f"'{name}' is not an operand of a recipe; valid: {', '.join(linear)}")
         plain = {n: asdict(r) if isinstance(r, OperandRow) else r for n, r in rows.items()}
         return operand_table.parse_operands(plain if rows else operands)
 
     @model_validator(mode="after")
     def _quantizes(self) -> Recipe:
         if set(self.types.model_dump().values()) == {NONE}:
-            raise ValueError("all types are 'none'; valid: one of fprop, dgrad, wgrad has a type")
+            raise ValueError("all types are 'none'; valid: a type for fprop, dgrad or wgrad")
         self.resolved()
         self._check_used()
         check_packed(self.options, self.operands.get("fprop.x", operand_table.PLAIN))
         return self
 
     def _check_used(self) -> None:
-        """Raise ValueError for what a row says and no format of its operand has a use for."""
+        """Raise ValueError for a key of a row that no format of its operand reads."""
         for name, row in self.operands.items():
             if idle := _idle(row, self._types_of(name, row)):
                 raise ValueError(f"operands.{name}: {idle}")
 
     def _types_of(self, name: str, row: OperandRow) -> set[str]:
-        """Return the formats that an operand has in some layer."""
+        """Return the formats of an operand in all layers."""
         site, _, operand = name.partition(".")
         of_site = getattr(self.types, site)
         if of_site == NONE:
             return {NONE}
-        place = formats.SITES[site]
-        rules = {rule.quant_type for rule in self.rules if excludes.is_for(rule.pattern, place)}
+        linear_site = formats.SITES[site]
+        rules = {
+            rule.quant_type for rule in self.rules if excludes.is_for(rule.pattern, linear_site)
+        }
         types = {row.quant_type or of_site} | rules
         return {operand_table.member(kind, operand) or NONE for kind in types}
 
     def resolved(self) -> dict[tuple[str, str], Any]:
-        """Return how each operand of the linear sites is quantized: mqo.quant's OperandSpec.
+        """Return {(site, operand): OperandSpec of mqo.quant} for the linear sites.
 
         Raises:
             ValueError: an operand of a 'mixed' site has no type.
@@ -182,40 +183,42 @@ class Recipe(Row):
         }
 
     def ruled(self, rule: Rule) -> list[str]:
-        """Return, in words, how the operands of a rule's layers are quantized."""
+        """Return how the operands of a rule's layers are quantized, in words."""
         ruled = (operand_table.LayerRule(rule.pattern or "linear:*", rule.quant_type),)
-        asked = self.types.model_dump()
-        config = QuantConfig(asked=asked, rules=ruled, **self.options)
+        types = self.types.model_dump()
+        config = QuantConfig(asked=types, rules=ruled, **self.options)
         return sorted({entry.choices for entry in table.entries(config) if entry.ruled})
 
     @property
     def label(self) -> str:
-        """Return its name for tables and plots, with what was switched."""
+        """Return the name for tables and plots, with the switched ingredients."""
         name = f"{self.name} recipe"
         return " ".join((f"{name} {self.digest}" if self.own else name, *self.changes))
 
     @property
     def digest(self) -> str:
-        """Return what tells two files of one name apart."""
-        said = {"name", "summary", "source", "deviations", "own", "changes"}
-        return hashlib.sha256(self.model_dump_json(exclude=said).encode()).hexdigest()[:6]
+        """Return a hash that distinguishes files of the same name."""
+        texts = {"name", "summary", "source", "deviations", "own", "changes"}
+        return hashlib.sha256(self.model_dump_json(exclude=texts).encode()).hexdigest()[:6]
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Return what can be switched off."""
+        """Return the ingredients that can be switched off."""
         rows = list(self.operands.values())
-        found = {KEPT} if any(rule.keeps for rule in self.rules) else set()
-        found |= {name for name in INGREDIENTS if any(_without(row, name) != row for row in rows)}
-        return tuple(name for name in INGREDIENTS if name in found)
+        ingredients = {KEPT} if any(rule.keeps for rule in self.rules) else set()
+        ingredients |= {
+            name for name in INGREDIENTS if any(_without(row, name) != row for row in rows)
+        }
+        return tuple(name for name in INGREDIENTS if name in ingredients)
 
     def without(self, ingredient: str) -> Recipe:
-        """Return it without one of its `ingredients`; MqoError if it lacks that ingredient."""
+        """Return a copy without one of its `ingredients`; MqoError if it lacks that ingredient."""
         if ingredient not in self.ingredients:
             raise MqoError(
                 f"The recipe {self.name} has no {ingredient} to leave out",
                 expected=f"one of {', '.join(self.ingredients)}"
                 if self.ingredients
-                else "nothing left out: it has no ingredient that can be",
+                else "no --without: this recipe has no ingredient to leave out",
             )
         operands = {name: _without(row, ingredient) for name, row in self.operands.items()}
         rules = tuple(rule for rule in self.rules if not (ingredient == KEPT and rule.keeps))
@@ -223,12 +226,12 @@ class Recipe(Row):
         return self.model_copy(update={"operands": operands, "rules": rules, "changes": changes})
 
     def with_output_layer(self) -> Recipe:
-        """Return it with the LM head quantized."""
+        """Return a copy that quantizes the LM head."""
         changes = (*self.changes, f"with {OUTPUT_LAYER}")
         return self.model_copy(update={"output_layer": True, "changes": changes})
 
     def all_rules(self, blocks: int) -> Iterator[dict[str, str]]:
-        """Yield the rules of quant.toml in a model with this number of transformer blocks."""
+        """Yield the rules of quant.toml for a model with this number of transformer blocks."""
         for rule in self.rules:
             yield from rule.rows(blocks)
         if not self.output_layer:
@@ -236,20 +239,22 @@ class Recipe(Row):
 
 
 def _idle(row: OperandRow, types: set[str]) -> str:
-    """Return the keys of a row that have no effect with these formats; '' if there are none.
+    """Return a clause on keys of a row that have no effect with these formats, or ''.
 
-    A transform also changes an unquantized operand, to undo that of the other operand.
+    A transform also applies to an unquantized operand, to undo that of the other operand.
     """
-    found = [formats.FORMATS[kind] for kind in types if kind != NONE]
+    row_formats = [formats.FORMATS[kind] for kind in types if kind != NONE]
     if row.signs and row.hadamard is None:
-        return f"signs = '{row.signs}' is for a transform, and there is no hadamard"
-    if not found and (said := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})):
-        return f"{', '.join(said)} is for a quantized operand, and its type is 'none'"
+        return f"signs = '{row.signs}' needs a transform, and hadamard is not set"
+    if not row_formats and (
+        unread := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})
+    ):
+        return f"{', '.join(unread)} needs a quantized operand, and its type is 'none'"
     kinds = ", ".join(sorted(types - {NONE}))
-    if row.tile == "square" and not any(one.square for one in found):
-        return f"{kinds} has no squares"
-    if row.scale_rule and not any(one.is_mx for one in found):
-        return f"{kinds} has one scale rule; scale_rule is for mx formats"
+    if row.tile == "square" and not any(kind.square for kind in row_formats):
+        return f"{kinds} has no square tiles"
+    if row.scale_rule and not any(kind.is_mx for kind in row_formats):
+        return f"{kinds} has only one scale rule; scale_rule is for MX formats"
     return ""
 
 
@@ -265,12 +270,12 @@ def _without(row: OperandRow, ingredient: str) -> OperandRow:
 
 
 def names() -> list[str]:
-    """Return the names of the recipes that are there."""
+    """Return the names of the project's recipes."""
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a recipe, or FILE.toml itself; UnknownNameError lists the names."""
+    """Return the file of a recipe's name, or FILE.toml itself; UnknownNameError lists the names."""
     if name.endswith(".toml"):
         return Path(name)
     check_choice("recipe", name, names())
@@ -284,7 +289,7 @@ def read(name: str) -> Recipe:
         table = read_toml(path)
         for key in ("name", "changes", "own"):
             if key in table:
-                raise ValueError(f"{key} is not a file's to say; its name is the file's")
+                raise ValueError(f"{key} cannot be set in a file; the name is that of the file")
         shown = {"summary": "", "source": str(path)}
         return Recipe(name=path.stem, own=name.endswith(".toml"), **shown | table)
     except NoFileError as error:
@@ -293,31 +298,29 @@ def read(name: str) -> Recipe:
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise MqoError(
-            f"{path} is no recipe: {_first(error)}",
-            help="`mqo recipe show nvfp4` shows what one holds; docs/recipes.md explains it",
+            f"{path} is not a valid recipe: {_first(error)}",
+            help="`mqo recipe show nvfp4` shows an example, and docs/recipes.md explains the keys",
         ) from None
 
 
 def chosen(name: str | None, without: Iterable[str], with_: Iterable[str]) -> Recipe | None:
-    """Return the recipe of that name, changed; None without a name, which has nothing to change.
+    """Return the recipe of that name with changes; None if the name is None.
 
-    Raises what `read` and `changed` raise, and MqoError for a change of no recipe.
+    Raises the errors of `read` and `changed`, and MqoError for changes without a recipe.
     """
     if name is not None:
         return changed(read(name), without, with_)
     if switched := [*without, *with_]:
-        raise MqoError(
-            f"{', '.join(switched)} is for recipes, and none was given", expected="--recipe"
-        )
+        raise MqoError(f"{', '.join(switched)} was given without a recipe", expected="--recipe")
     return None
 
 
 def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Recipe:
-    """Return it without some ingredients, and with others; UnknownNameError for an unknown one."""
+    """Return a copy without some ingredients and with others; UnknownNameError lists them."""
     without = set(without)
     for name in sorted(without):
         check_choice("ingredient", name, INGREDIENTS)
-    for name in INGREDIENTS:  # in one order, so that two ways to say a thing have one label
+    for name in INGREDIENTS:  # in this order, so that equal changes give equal labels
         recipe = recipe.without(name) if name in without else recipe
     for name in dict.fromkeys(with_):
         check_choice("ingredient", name, (OUTPUT_LAYER,))
@@ -326,7 +329,7 @@ def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Rec
 
 
 def _first(error: Exception) -> str:
-    """Return what is wrong, of pydantic's faults the first one."""
+    """Return the text of the error, or of pydantic's first fault."""
     if not isinstance(error, ValidationError):
         return str(error)
     fault = error.errors()[0]

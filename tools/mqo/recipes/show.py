@@ -1,4 +1,4 @@
-"""Prints recipes: a line each, or the resolved table of one, 80 columns wide."""
+"""Format a recipe as a table of its resolved operands, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ WIDTH = 80
 
 
 def resolved(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return, for each operand of the linear sites, how it is quantized, defaults filled in."""
-    return [_row(*place, how) for place, how in recipe.resolved().items()]
+    """Return one row per operand of the linear sites, with defaults filled in."""
+    return [_row(*operand, spec) for operand, spec in recipe.resolved().items()]
 
 
-def _row(site: str, operand: str, how: Any) -> dict[str, Any]:
-    row = {"site": site, "operand": operand, "type": how.spec.quant_type}
-    if how.spec.quant_type == NONE and how.hadamard is None:
+def _row(site: str, operand: str, operand_spec: Any) -> dict[str, Any]:
+    row = {"site": site, "operand": operand, "type": operand_spec.spec.quant_type}
+    if operand_spec.spec.quant_type == NONE and operand_spec.hadamard is None:
         return row
-    spec, turned = how.spec, how.hadamard
-    row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": how.gain}
+    spec, turned = operand_spec.spec, operand_spec.hadamard
+    row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": operand_spec.gain}
     row["scale_rule"] = spec.scale_rule if spec.quant_type != NONE and spec.format.is_mx else ""
     return row | {"hadamard": f"{turned.points} {turned.signs}" if turned else ""}
 
 
-def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
-    """Yield the text of a recipe; kept blocks are those of `models`."""
+def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
+    """Yield the text lines of a recipe; unquantized blocks are listed for each of `models`."""
     yield from _wrapped(recipe.label, recipe.summary)
     yield from _wrapped("source", recipe.source)
     yield ""
@@ -38,7 +38,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     yield ""
     head = [] if recipe.output_layer else [OUTPUT_LAYER]
     yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
-    yield from _wrapped("not the recipe's", "attention, which --quantization is for")
+    yield from _wrapped("not in the recipe", "attention; use --quantization")
     for rule in recipe.rules:
         yield from _rule(recipe, rule, models)
     for name, value in recipe.options.items():
@@ -51,7 +51,7 @@ def lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
 
 
 def kept_out(recipe: Recipe, blocks: int) -> str:
-    """Return the layers that a recipe leaves unquantized in a model with this number of blocks."""
+    """Return a line on the layers that stay unquantized in a model with `blocks` blocks."""
     keeping = [rule for rule in recipe.rules if rule.keeps]
     kept = sorted({block for rule in keeping for block in rule.blocks(blocks)})
     named = [r.layers for r in recipe.rules if not r.is_of_ends and r.quant_type == NONE]
@@ -76,12 +76,12 @@ def _rule(recipe: Recipe, rule: Rule, models: dict[str, Model]) -> Iterator[str]
     first, last = (f"{e:.1%}" if isinstance(e, float) else str(e) for e in (rule.first, rule.last))
     yield f"rule: the first {first} and the last {last} of the blocks {_becomes(recipe, rule)}"
     for name, model in models.items():
-        found = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
-        yield f"  {name}: {found} of {model.num_layers}"
+        blocks = ", ".join(map(str, rule.blocks(model.num_layers))) or "none"
+        yield f"  {name}: {blocks} of {model.num_layers}"
 
 
 def _becomes(recipe: Recipe, rule: Rule) -> str:
-    """Return what a rule makes of its layers, with the defaults of its type."""
+    """Return a clause on how a rule quantizes its layers, with the defaults of its type."""
     if rule.quant_type == NONE:
         return "stay unquantized"
     return f"use {', '.join(recipe.ruled(rule))}"

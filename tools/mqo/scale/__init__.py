@@ -1,1 +1,1 @@
-"""Layouts over GPUs, and the memory of one GPU, computed from a model's sizes."""
+"""Choose layouts over GPUs, and compute the memory of one GPU from a model's sizes."""

@@ -1,4 +1,4 @@
-"""Chooses a layout: the least that memory and sizes allow."""
+"""Choose the smallest layout that fits the memory and divides the sizes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,18 +11,19 @@ from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
 from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
-# What every mode keeps whole, as most formats need it: modes of a model then share their layouts.
+# Every mode keeps blocks of this length whole, as most formats need it, so that modes of a model
+# share their layouts.
 LEAST_BLOCK = 32
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be trained, and on what: `gpus` in all, `per_node` of them in each machine.
+class Workload:
+    """A training to plan, on `gpus` GPUs in total, `per_node` of them in each machine.
 
-    `limit` are the bytes that a GPU may be filled with; `cached` says that rounded weights stay;
+    `limit` is the usable memory of a GPU in bytes; `cached` says that rounded weights are kept;
     `block` is the longest block along which linear layers are quantized, 0 without one. `listed`
-    says that the table of simulated layouts may know it: types only in fprop, QK and PV.
+    says that the table of simulated layouts may include it: types only in fprop, QK and PV.
     """
 
     model: Model
@@ -39,9 +40,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Fit:
-    """A layout, with the memory of a GPU of its worst pipeline stage; `need` are bytes in all.
+    """A layout, with the memory of a GPU of its worst pipeline stage; `need` is in bytes.
 
-    `memory` is by the formulas, and so is `need` but where the layout was simulated.
+    `memory` is computed by the formulas, and so is `need` unless the layout was simulated.
     """
 
     layout: Layout
@@ -51,78 +52,78 @@ class Fit:
     is_simulated: bool = False
 
 
-def measure(job: Job, layout: Layout) -> Fit:
-    """Return what the layout needs: as it was simulated, else by the formulas."""
-    computed = compute(job, layout)
-    simulated = simulated_need(job.model, job.training, job.arithmetic, layout, job.dtype)
-    if simulated is None or job.cached or not job.listed:
+def measure(work: Workload, layout: Layout) -> Fit:
+    """Return the memory that the layout needs: as simulated, or else by the formulas."""
+    computed = compute(work, layout)
+    simulated = simulated_need(work.model, work.training, work.arithmetic, layout, work.dtype)
+    if simulated is None or work.cached or not work.listed:
         return computed
     return replace(computed, need=simulated + CONTEXT, is_simulated=True)
 
 
-def compute(job: Job, layout: Layout) -> Fit:
-    """Return what the layout needs by the formulas."""
-    stage, memory = worst_stage(job.model, job.training, job.arithmetic, layout, job.dtype)
-    return Fit(layout, stage, memory, memory.total + memory.cache * job.cached)
+def compute(work: Workload, layout: Layout) -> Fit:
+    """Return the memory that the layout needs, by the formulas."""
+    stage, memory = worst_stage(work.model, work.training, work.arithmetic, layout, work.dtype)
+    return Fit(layout, stage, memory, memory.total + memory.cache * work.cached)
 
 
 def choose(
-    job: Job,
+    work: Workload,
     divides: Callable[[Layout], bool],
     saved: Layout | None = None,
-    measure: Callable[[Job, Layout], Fit] = measure,
+    measure: Callable[[Workload, Layout], Fit] = measure,
 ) -> Fit | None:
-    """Return the smallest layout that fits; None if none does.
+    """Return the smallest layout that fits; None if no layout fits.
 
-    That is, in this order: without recomputing whole layers, on the fewest ranks a copy of the
-    model, with fewer ranks of experts, without recomputing attention. `divides` says whether a
+    Preferred, in this order: no recomputation of whole layers, the fewest ranks per copy of the
+    model, fewer expert-parallel ranks, no recomputation of attention. `divides` returns whether a
     layout divides the model's sizes. `saved` is the layout of a checkpoint from which the run
     resumes: only the number of GPUs and recomputation may differ from it.
     """
     if saved is None:
-        candidates = (one for one in _candidates(job) if _is_whole(job, one))
+        candidates = (each for each in _candidates(work) if _is_whole(work, each))
     else:
-        same = replace(saved, gpus=job.gpus)
-        candidates = (replace(same, recompute=how) for how in _recomputes(job.arithmetic))
+        same = replace(saved, gpus=work.gpus)
+        candidates = (replace(same, recompute=kind) for kind in _recomputes(work.arithmetic))
     for layout in candidates:
         if divides(layout):
-            found = measure(job, layout)
-            if found.need <= job.limit:
-                return found
+            fit = measure(work, layout)
+            if fit.need <= work.limit:
+                return fit
     return None
 
 
 def _recomputes(arithmetic: Arithmetic) -> tuple[Recompute, ...]:
-    """Return what may be recomputed: kernels and chunks keep no scores."""
+    """Return the useful recomputations: without unfused attention no scores are kept."""
     return RECOMPUTES if arithmetic.attention == "unfused" else ("none", "full")
 
 
-def _candidates(job: Job) -> Iterator[Layout]:
-    found = [
-        Layout(job.gpus, tensor, pipeline, expert, recompute=recompute)
+def _candidates(work: Workload) -> Iterator[Layout]:
+    layouts = [
+        Layout(work.gpus, tensor, pipeline, expert, recompute=recompute)
         for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
-        for recompute in _recomputes(job.arithmetic)
-        # What talks most stays within a machine.
-        if tensor * expert <= job.per_node and tensor * pipeline * expert <= job.gpus
+        for recompute in _recomputes(work.arithmetic)
+        # The sizes that communicate the most stay within a machine.
+        if tensor * expert <= work.per_node and tensor * pipeline * expert <= work.gpus
     ]
     yield from sorted(
-        found,
-        key=lambda one: (
-            one.recompute == "full",
-            one.tensor * one.pipeline,
-            one.pipeline,
-            one.expert,
-            RECOMPUTES.index(one.recompute),
+        layouts,
+        key=lambda layout: (
+            layout.recompute == "full",
+            layout.tensor * layout.pipeline,
+            layout.pipeline,
+            layout.expert,
+            RECOMPUTES.index(layout.recompute),
         ),
     )
 
 
-def _is_whole(job: Job, layout: Layout) -> bool:
-    """Return whether layers, experts and blocks of linear layers are shared out whole."""
-    model = job.model
+def _is_whole(work: Workload, layout: Layout) -> bool:
+    """Return whether the layout cuts no layer, expert or block of a linear layer."""
+    model = work.model
     if layout.expert > 1 and not model.moe:
         return False
-    # It is not measured what latent attention keeps of the parts that tensor ranks do not share.
+    # The memory of the parts of latent attention that tensor ranks do not split is not measured.
     if layout.tensor > 1 and model.mla:
         return False
     if model.num_layers % layout.pipeline:
@@ -131,5 +132,5 @@ def _is_whole(job: Job, layout: Layout) -> bool:
         return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = (model.hidden_size, model.ffn_hidden_size)
-    block = max(LEAST_BLOCK, job.block)
+    block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)

@@ -1,4 +1,4 @@
-"""GPUs, for plans and simulations of machines that are not there: devices.toml."""
+"""Read devices.toml: GPUs for plans and simulations of other machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 class Device(BaseModel):
-    """A GPU: its memory, and its peak rates; devices.toml says what each figure is."""
+    """A GPU: its memory and peak rates; devices.toml explains each figure."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,7 +26,7 @@ class Device(BaseModel):
 
     @property
     def memory(self) -> int:
-        """Return its bytes."""
+        """Return the memory in bytes."""
         return int(self.memory_gib * GIB)
 
 
@@ -44,10 +44,10 @@ def device(name: str) -> Device:
 
 
 def gib(size: float) -> str:
-    """Return bytes as GiB."""
+    """Return a size in bytes as text in GiB."""
     return f"{size / GIB:.1f}"
 
 
 def usable(memory: int) -> int:
-    """Return the bytes that a plan may use: less a tenth, which the allocator cannot."""
+    """Return the bytes that a plan may use: 90 %, as the allocator cannot use all."""
     return memory * 9 // 10

@@ -1,4 +1,4 @@
-"""How a job's GPUs share the work, and the flags that say so."""
+"""Describe how GPUs share a training, and give upstream's flags for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, Literal, Self
 from mqo.matrix.tables import Dtype, Shape
 
 Recompute = Literal["none", "core_attn", "full"]
-# Upstream's flags: what a layer's backward pass computes again instead of having kept it.
+# Upstream's flags for what a layer's backward pass recomputes.
 _RECOMPUTE: dict[Recompute, str] = {
     "none": "",
     "core_attn": "--recompute-granularity selective --recompute-modules core_attn",
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
 }
-# Upstream's own up to 40 ranks. From there on its default grows with the ranks, and a checkpoint
-# of the distributed optimizer, which is stored by buckets, could not be loaded on more of them.
+# Upstream's default for up to 40 ranks. For more ranks it grows, and then a checkpoint of the
+# distributed optimizer, which is stored by buckets, could not be loaded on more ranks.
 BUCKET = 40_000_000
 # Fields of a layout -> upstream's arguments.
 ARGUMENTS = {
@@ -53,9 +53,9 @@ class Layout:
     def of_arguments(
         cls, gpus: int, args: Mapping[str, Any], recompute: Recompute = "none"
     ) -> Self:
-        """Return the layout that upstream's arguments say."""
+        """Return the layout in upstream's arguments."""
         sizes = {field: args[name] for field, name in ARGUMENTS.items()}
-        # Upstream's default, which later runs on more ranks would not have.
+        # Upstream's default, stored because it would differ on more ranks.
         sizes["bucket"] = sizes["bucket"] or max(
             BUCKET, 1_000_000 * args["data_parallel_size"] * sizes["context"]
         )
@@ -63,17 +63,17 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Return how many ranks have a part of the batch of their own."""
+        """Return the data-parallel size: the number of parts of the batch."""
         return self.gpus // (self.tensor * self.pipeline * self.context)
 
     @property
     def copies(self) -> int:
-        """Return how many ranks hold the same weights, those of experts apart."""
+        """Return the number of ranks that hold the same weights, except those of experts."""
         return self.gpus // (self.tensor * self.pipeline)
 
     @property
     def expert_copies(self) -> int:
-        """Return how many ranks hold the same experts."""
+        """Return the number of ranks that hold the same experts."""
         return self.copies // self.expert
 
     def layers(self, model: Shape, stage: int) -> range:
@@ -84,8 +84,8 @@ class Layout:
     def flags(self, dtype: Dtype = "bf16") -> tuple[str, ...]:
         """Return upstream's flags.
 
-        In fp16 parameters are gathered without overlap. Until the loss scale is small enough to
-        make a step, upstream has no hooks for it, and ends an evaluation over that.
+        In fp16, parameters are gathered without overlap: upstream adds the hooks for it only at the
+        first step that the loss scale allows, and an evaluation before that step fails.
         """
         gathers = self.overlap and self.sharded and dtype != "fp16"
         words = {
@@ -103,7 +103,7 @@ class Layout:
         return tuple(" ".join(word for word, given in words.items() if given).split())
 
     def __str__(self) -> str:
-        """Return the sizes above 1, and what else matters to memory."""
+        """Return the sizes above 1, and the other settings that affect memory."""
         sizes = {"TP": self.tensor, "PP": self.pipeline, "CP": self.context, "EP": self.expert}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         optimizer = "distributed optimizer" if self.sharded else "optimizer states on every GPU"

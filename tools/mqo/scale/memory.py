@@ -1,8 +1,8 @@
-"""A GPU's memory at a layout, in bytes, part by part: computed, with Adam.
+"""Compute the memory of a GPU at a layout, in bytes and by part, for training with Adam.
 
-What a layer keeps is counted from what autograd saves of upstream's local implementation as CUDA
-runs it: SwiGLU in one kernel, attention without the s x s scores, no dropout. A test counts the
-same on the CPU.
+The activations of a layer are the tensors that autograd saves in upstream's local implementation
+on CUDA: SwiGLU in one kernel, attention without the s x s scores, no dropout. A test counts the
+same tensors on the CPU.
 """
 
 from dataclasses import dataclass, fields
@@ -15,8 +15,8 @@ from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
 
-# How local attention runs: in chunks where PV has a type, unfused where that was asked for;
-# core_attn is what is recomputed as a whole.
+# How local attention runs: in chunks if PV has a type, unfused if the user's flags need it;
+# core_attn is attention that is recomputed as a whole.
 Attention = Literal["fused", "chunked", "unfused", "core_attn"]
 
 BF16, FP32 = 2, 4
@@ -25,14 +25,14 @@ OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
 WIDTH: dict[Dtype, int] = {"bf16": BF16, "fp16": BF16, "fp32": FP32}
 STATES: dict[Dtype, int] = {"bf16": OPTIMIZER, "fp16": OPTIMIZER, "fp32": OPTIMIZER - FP32}
-# Tensors of logits at the loss's peak: themselves and their gradient (mqo/megatron/losses).
+# Tensors of logits at the peak of the loss: the logits and their gradient (mqo/megatron/losses).
 LOGITS = 2
-# Of unfused attention: probabilities, and with a type in PV the rounded ones, for backward.
+# Unfused attention keeps the probabilities for backward, and with a type in PV the rounded ones.
 SCORE_KEPT = 2 * BF16
-# Once a GPU: upstream's buffer, and a product or gradient of the layer that is at work.
+# Once per GPU: upstream's buffer, and a product or gradient of the current layer.
 SCORE_WORKING = 2 * BF16
-# An allowance: the tokens of a rank's experts, of an even share. The router's loss evens them out,
-# and no step is exactly even.
+# An allowance: the tokens of a rank's experts relative to an even share. The router's loss balances
+# them, but no step is exactly even.
 UNEVEN = 1.5
 # An allowance, not a count: CUDA's context, NCCL's and cuBLAS's buffers.
 CONTEXT = 3 * GIB
@@ -40,10 +40,10 @@ CONTEXT = 3 * GIB
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic of a run, as far as it determines memory.
+    """The arithmetic of a run, as far as it affects memory.
 
-    linear: the type of fprop's input. copies: bytes of a linear weight's rounded copies, 0 if none
-    is rounded. attention: how local attention runs.
+    linear: the type of fprop's input. copies: bytes per weight of a linear layer's rounded copies,
+    0 if no copy is kept. attention: how local attention runs.
     """
 
     linear: str = NONE
@@ -51,8 +51,8 @@ class Arithmetic:
     attention: Attention = "fused"
 
     @classmethod
-    def of(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
-        """Return that of a mode which quantizes linear layers only in fprop."""
+    def of_mode(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
+        """Return the arithmetic of a mode that quantizes linear layers only in fprop."""
         copies = WIDTH[dtype] * (mode.linear != NONE)
         return cls(mode.linear, copies, "fused" if mode.pv == NONE else "chunked")
 
@@ -142,7 +142,7 @@ def worst_stage(
         stage_memory(model, training, arithmetic, layout, stage, dtype)
         for stage in range(layout.pipeline)
     ]
-    return max(enumerate(stages), key=lambda one: one[1].total)
+    return max(enumerate(stages), key=lambda stage: stage[1].total)
 
 
 def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
@@ -153,11 +153,11 @@ def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
 
 
 def layer_values(model: Shape, layer: int, attention: Attention, *, uneven: float = 1) -> int:
-    """Return values that a layer keeps for backward of a token, the scores apart.
+    """Return the number of values per token that a layer keeps for backward, without scores.
 
-    Both norms keep what comes in and what goes out: the latter is the next linear layers' input.
-    The rotation keeps sines and cosines, twice, of a sequence: of a token in micro-batches of one.
-    `uneven` is how many times its even share of tokens a rank's experts get.
+    Both norms keep their input and their output, which is the input of the next linear layers. The
+    rotation keeps sines and cosines, twice, per sequence: counted per token, as for micro-batches
+    of one sequence. `uneven` is a rank's tokens for experts relative to an even share.
     """
     kept, rotated = (_latent if model.mla else _grouped)(model, attention)
     return 4 * model.hidden_size + kept + 4 * rotated + _mlp(model, layer, uneven)
@@ -172,14 +172,15 @@ def layer_packed(
     uneven: float = 1,
     width: int = BF16,
 ) -> float:
-    """Return bytes of a token that a layer keeps less, with its linear layers' inputs as codes.
+    """Return the bytes per token that a layer saves by keeping its linear inputs as codes.
 
-    Each linear layer has codes of its own, also two of one input (latent attention's first ones).
-    An input that another operation keeps is not freed, and its codes come on top: fused attention
-    keeps its output, unless values were padded, and a router its input. Experts pack as all do.
+    Each linear layer has its own codes, even two layers with the same input (the first ones of
+    latent attention). An input that another operation also keeps is not freed, so its codes add to
+    it: fused attention keeps its output, unless values were padded, and a router keeps its input.
+    Experts pack like other linear layers.
     """
     hidden, mla = model.hidden_size, model.mla
-    codes = freed = hidden  # what comes out of the first norm
+    codes = freed = hidden  # the output of the first norm
     if mla is None:
         codes += hidden
         freed += hidden * (attention != "fused")
@@ -203,10 +204,10 @@ def _saved(freed: int, codes: int, linear: str, width: int) -> float:
 
 
 def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
-    """Return query, key, value and context, and the rotated width.
+    """Return the size of query, key, value and context per token, and the rotated width.
 
-    Fused also keeps a number a head in fp32, unfused has keys and values repeated for all heads;
-    chunks keep only the operands; recomputed, the value is kept as a view of what was projected.
+    Fused attention also keeps one fp32 number per head; unfused repeats keys and values for all
+    heads; chunked keeps only the operands; recomputed keeps the value as a view of the projection.
     """
     heads, groups = model.num_attention_heads, model.num_query_groups or 0
     head = model.hidden_size // heads
@@ -220,7 +221,10 @@ def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
 
 
 def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
-    """Return the latents before and after their norm, then as above; fused pads values to keys."""
+    """Return the same sizes for MLA, plus the latents before and after their norm.
+
+    Fused attention pads values to the size of keys.
+    """
     mla, heads = model.mla, model.num_attention_heads
     assert mla is not None
     key, value = mla.qk_head_dim + mla.qk_pos_emb_head_dim, mla.v_head_dim
@@ -231,9 +235,9 @@ def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
 
 
 def _mlp(model: Shape, layer: int, uneven: float) -> int:
-    """Return gate and up, and their product, which is the input of what leads down again.
+    """Return the size of gate, up, and their product, the input of the down projection, per token.
 
-    Experts have inputs of their own. A router keeps some numbers an expert.
+    Experts have their own inputs. A router keeps some numbers per expert.
     """
     if not is_sparse(model, layer):
         return 3 * model.ffn_hidden_size
@@ -244,16 +248,16 @@ def _mlp(model: Shape, layer: int, uneven: float) -> int:
 
 
 def _scores(model: Shape, training: Training, layout: Layout, kept: int, width: int) -> int:
-    """Return bytes of all s x s tensors of unfused attention; those of `kept` layers stay."""
+    """Return the bytes of all s x s tensors of unfused attention, which `kept` layers keep."""
     heads = model.num_attention_heads // layout.tensor
-    one = training.micro_batch * heads * training.sequence**2 // layout.context
-    return one * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
+    matrix = training.micro_batch * heads * training.sequence**2 // layout.context
+    return matrix * (SCORE_KEPT * kept + SCORE_WORKING) * width // BF16
 
 
 def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int:
-    """Return bytes that attention in chunks works with, in backward.
+    """Return the bytes of working memory of attention in chunks, in backward.
 
-    They are its buffers of scores, and keys and values, by head and with their gradients in fp32.
+    They are the buffers of scores, and keys and values by head with their gradients in fp32.
     """
     heads, sequence, mla = model.num_attention_heads, training.sequence, model.mla
     groups = heads if mla else model.num_query_groups or heads
@@ -268,7 +272,7 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
         block=1,
         device="cuda",
     ).elements
-    # With unnormalized probabilities one more, of the scores' dtype.
+    # Unnormalized probabilities need one more buffer, in the scores' dtype.
     buffers = scores * (4 * FP32 if width == FP32 else 3 * width + 3 * FP32)
     head = 2 * model.hidden_size // heads
     if mla:
@@ -278,9 +282,9 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
 
 
 def _rounded(model: Shape, training: Training, layout: Layout, weights: Weights) -> int:
-    """Return values of the rounded operands of one linear layer: the largest weight, and its input.
+    """Return the number of rounded values of one linear layer: the largest weight, and its input.
 
-    Attention's are less than that, and are left out.
+    Those of attention are fewer, and are left out.
     """
     tokens = training.micro_batch * training.sequence // layout.context
     return weights.largest + tokens * model.hidden_size

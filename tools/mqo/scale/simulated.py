@@ -1,7 +1,7 @@
-"""Layouts that were simulated: what a GPU of each needs (simulated.csv).
+"""Look up the memory of simulated layouts in simulated.csv.
 
-`python benchmarks/layouts.py` makes the table, by `mqo simulate`. It holds the standard
-configuration of each model; other sizes are computed (memory.py).
+`python benchmarks/layouts.py` makes the table with `mqo simulate`. It has the standard
+configuration of each model; the memory of other sizes is computed (memory.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqo.scale.layout import Layout
 from mqo.scale.memory import Arithmetic
 
 TABLE = Path(__file__).with_name("simulated.csv")
-# What tells a row from the others. Experts get UNEVEN times their even share of tokens.
+# The columns that identify a row. Experts get UNEVEN times their even share of tokens.
 KEYS = ("model", "gpus", "global_batch", "micro_batch", "sequence", "dtype", "attention", "flags")
 
 
@@ -31,9 +31,9 @@ def key_of(
 def simulated_need(
     model: Model, training: Training, arithmetic: Arithmetic, layout: Layout, dtype: Dtype
 ) -> int | None:
-    """Return the bytes of the worst rank's tensors; None if it was not simulated.
+    """Return the bytes of the worst rank's tensors; None if the layout was not simulated.
 
-    The type of linear layers changes nothing: rounded operands are gone before the peak.
+    The type of linear layers does not matter: rounded operands are freed before the peak.
     """
     if model != models().get(model.name):
         return None

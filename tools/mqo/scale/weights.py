@@ -1,4 +1,4 @@
-"""The number of weights of a rank. A test compares it with upstream's model, built on meta."""
+"""Count the weights of a rank. A test compares the count with upstream's model on meta tensors."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one rank: those that all data-parallel ranks hold, and those of its experts.
+    """The weights of one rank: those that all data-parallel ranks hold, and those of its experts.
 
-    `linear` of all these are in linear layers, the head among them; `largest` is the largest one.
+    `linear` is the number of weights in linear layers, including the head; `largest` is the number
+    in the largest weight.
     """
 
     dense: int
@@ -22,7 +23,7 @@ class Weights:
 
 
 def padded_vocabulary(model: Shape, layout: Layout) -> int:
-    """Return rows of the embedding, as upstream pads them for its tensor-parallel ranks."""
+    """Return the rows of the embedding, padded as upstream does for tensor-parallel ranks."""
     multiple = VOCABULARY_MULTIPLE * layout.tensor
     return -(-model.vocab_size // multiple) * multiple
 
@@ -32,7 +33,7 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     hidden, tensor = model.hidden_size, layout.tensor
     last = stage == layout.pipeline - 1
     table = padded_vocabulary(model, layout) * hidden // tensor
-    # Tied, it is the head, too, of which the last of several stages has a copy.
+    # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
     layers = layout.layers(model, stage)
     dense = sum(not is_sparse(model, layer) for layer in layers)
@@ -61,12 +62,12 @@ def is_sparse(model: Shape, layer: int) -> bool:
 
 
 def _mlp(model: Shape, width: int) -> int:
-    """Return gate, up and down."""
+    """Return the number of weights of gate, up and down."""
     return 3 * model.hidden_size * width
 
 
 def _attention(model: Shape, tensor: int) -> int:
-    """Return a layer's projections; the one down to latents (MLA's) is not split."""
+    """Return the weights in attention's projections; MLA's down projection is not split."""
     hidden, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     if mla is None:
         groups = 2 * (model.num_query_groups or heads)

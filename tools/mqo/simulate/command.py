@@ -11,7 +11,7 @@ from mqo.errors import MqoError
 from mqo.launch import arguments as command_line
 from mqo.launch.config import RunConfig
 from mqo.launch.machine import imagined
-from mqo.launch.plan import layout_of, place
+from mqo.launch.plan import layout_of, plan_layout
 from mqo.launch.prepare import check_distillation
 from mqo.launch.source import ready_checkout, types_of
 from mqo.overlay.series import Series
@@ -59,7 +59,7 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
-    planned = place(project.tree, config, machine, types)
+    planned = plan_layout(project.tree, config, machine, types)
     layout = layout_of(
         [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
         planned.config.placement.cluster.processes,

@@ -1,1 +1,1 @@
-"""`mqo sweep`: trains many runs side by side."""
+"""Train many runs in parallel: `mqo sweep`."""

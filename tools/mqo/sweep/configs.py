@@ -1,4 +1,4 @@
-"""Makes the configurations of a sweep from lists of names and globs, and checks them."""
+"""Make the configurations of a sweep from lists of names and globs, and check them."""
 
 import hashlib
 import itertools
@@ -17,26 +17,31 @@ from mqo.matrix import tables
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a sweep, under the name that its run folder has."""
+    """A run of a sweep; `name` is also its run folder's name."""
 
     name: str
     config: RunConfig
 
     @property
     def label(self) -> str:
-        """Return the name as tables show it."""
+        """Return the name for tables."""
         return self.name + self.config.mode_label.removeprefix(self.config.quantization.name)
 
     @property
     def digest(self) -> str:
-        """Return what tells two runs of one name apart."""
+        """Return a hash that distinguishes runs of the same name."""
         return hashlib.sha256(self.config.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def data_key(self) -> tuple:
-        """Return the key of the index of shuffles; the first run with a key writes the index."""
-        of = self.config.experiment
-        return of.dataset, of.data_prefix, of.training, of.extra_flags
+        """Return the key of the shuffle index; the first run with a key writes the index."""
+        experiment = self.config.experiment
+        return (
+            experiment.dataset,
+            experiment.data_prefix,
+            experiment.training,
+            experiment.extra_flags,
+        )
 
 
 def jobs(
@@ -53,17 +58,17 @@ def jobs(
 ) -> list[Job]:
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
-    Each list is 'all', or names and globs with commas between; UnknownNameError lists the valid
-    names, but a `data_prefix` may have any name. mqo.launch.variants says what `modes`, `recipes`
-    and `axes` are. `rest` goes to
-    `resolve`, which a variant may override. Neighbors have different datasets: see `data_key`.
+    Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
+    names, but with a `data_prefix` any dataset name is valid. For `modes`, `recipes` and `axes` see
+    mqo.launch.variants. `rest` is passed to `resolve`; a variant may override it. Neighbors in the
+    list have different datasets: see `data_key`.
     """
     gemms = rest.get("gemms", "fprop")
     ways = variants(modes, recipes, axes, gemms)
-    if gemms != "fprop" and all(how.rest.get("gemms") == "fprop" for how in ways):
+    if gemms != "fprop" and all(way.rest.get("gemms") == "fprop" for way in ways):
         raise MqoError(
-            f"--gemms {gemms} changes nothing: no run has a mode with a type of linear layers",
-            expected="such a mode; a recipe has a type for each GEMM",
+            f"--gemms {gemms} changes nothing: no mode quantizes linear layers",
+            expected="a mode that does; a recipe has a type for each GEMM",
         )
     excludes = _excludes(ways, rest.pop("exclude", ()), gemms)
     each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
@@ -73,40 +78,40 @@ def jobs(
         each_seed,
         _datasets(datasets, rest.get("data_prefix")),
     )
-    made = []
-    for model, how, seed, dataset in product:
+    result = []
+    for model, way, seed, dataset in product:
         flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        more = {**rest, "exclude": excludes[how.name], **how.rest}
-        config = resolve(model, dataset, how.mode, training, extra_flags=flags, **more)
-        of = config.experiment
-        name = f"{folder_part(of.model_name)}_{of.dataset.name}_{how.name}"
+        more = {**rest, "exclude": excludes[way.name], **way.rest}
+        config = resolve(model, dataset, way.mode, training, extra_flags=flags, **more)
+        experiment = config.experiment
+        name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
         name += "" if seed is None else f"_seed{seed}"
-        made.append(Job(name, config))
-    return made
+        result.append(Job(name, config))
+    return result
 
 
 def _excludes(
     ways: Sequence[Variant], patterns: Sequence[str], gemms: tables.Gemms
 ) -> dict[str, tuple[str, ...]]:
-    """Return {variant: the patterns at whose sites it quantizes}; MqoError for one at none."""
-    found = {}
-    for how in ways:
-        recipe = how.rest.get("recipe")
-        types = tables.modes()[how.mode].types(how.rest.get("gemms", gemms))
+    """Return {variant: patterns for sites that it quantizes}; MqoError for an unused pattern."""
+    patterns_read = {}
+    for way in ways:
+        recipe = way.rest.get("recipe")
+        types = tables.modes()[way.mode].types(way.rest.get("gemms", gemms))
         types |= recipe.types.model_dump() if recipe else {}
         unread = unread_excludes(quant_config(types, {"exclude": list(patterns)}))
-        found[how.name] = tuple(one for one in patterns if one not in unread)
+        patterns_read[way.name] = tuple(text for text in patterns if text not in unread)
     for pattern in patterns:
-        if not any(pattern in read for read in found.values()):
+        if not any(pattern in read for read in patterns_read.values()):
             raise MqoError(
                 f"--exclude {pattern} changes nothing: no run quantizes a GEMM at its sites",
                 expected="a pattern for sites that some mode quantizes",
             )
-    return found
+    return patterns_read
 
 
 def _datasets(given: str | None, prefix: object) -> Sequence[str | None]:
-    """Return the names of datasets; with the user's own data any names, or None for the file's."""
+    """Return dataset names; with the user's own data any names, or None for the file's name."""
     if prefix is None:
         return tables.expand("dataset", tables.datasets(), given or tables.ALL)
     if given is None:
@@ -116,10 +121,12 @@ def _datasets(given: str | None, prefix: object) -> Sequence[str | None]:
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Raise MqoError with all jobs that cannot run, each with its reason."""
+    """Raise MqoError that lists all jobs that cannot run, with reasons."""
     experiments = [job.config.experiment for job in jobs]
-    if len({of.dataset.name for of in experiments if of.data_prefix}) > 1:
-        raise MqoError("--data-prefix is for several datasets", expected="one, with --datasets")
+    if len({experiment.dataset.name for experiment in experiments if experiment.data_prefix}) > 1:
+        raise MqoError(
+            "--data-prefix was given with several datasets", expected="one name in --datasets"
+        )
     bad = []
     for job in jobs:
         try:
@@ -132,6 +139,6 @@ def check(jobs: Sequence[Job]) -> None:
         raise bad[0][1]
     raise MqoError(
         f"{len(bad)} of {len(jobs)} runs cannot start, so none was started",
-        help="Leave them out, or change what is said below",
+        help="Leave them out, or correct the faults listed below",
         detail="\n".join(f"{job.name}: {error}" for job, error in bad),
     )

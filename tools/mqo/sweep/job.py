@@ -1,4 +1,4 @@
-"""`python -m mqo.sweep.job FOLDER [TRACKER]`: trains in FOLDER what its cell.json says.
+"""Train the configuration in FOLDER/cell.json: `python -m mqo.sweep.job FOLDER [TRACKER]`.
 
 Each run has its own process, so that the sweep continues if a run fails.
 """
@@ -21,14 +21,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Train; exit codes are those of train_config.py."""
+    """Train; the exit codes are those of train_config.py."""
     with process.command():
         _end_with(os.environ.pop(PARENT, ""))
         guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve()), *sys.argv[2:]))
 
 
 def train(folder: RunFolder, tracker: str | None = None) -> None:
-    """Train in a folder what its cell.json says, which does not name the tracker."""
+    """Train the configuration in the folder's cell.json, which does not include the tracker."""
     config, project = RunConfig.read(folder), Project.here()
 
     def say(text: str) -> None:
@@ -39,11 +39,11 @@ def train(folder: RunFolder, tracker: str | None = None) -> None:
 
 
 def _end_with(parent: str) -> None:
-    """Be told to end when the sweep, process `parent` of this machine, is gone, killed even."""
+    """Make the kernel terminate this process when the sweep, process `parent`, ends."""
     if parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):
-            sys.exit("mqo: the sweep is gone")
+            sys.exit("mqo: the sweep has ended")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Jobs on this machine: child processes, each with its share of the cores or GPUs."""
+"""Run jobs on this machine, as child processes with a share of the cores or GPUs each."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ from mqo.launch.machine import Machine
 from mqo.runs import RunFolder
 from mqo.sweep.job import PARENT
 
-# A job gives its training this long, twice, before it ends itself.
+# A job waits for its training twice this long before it ends itself.
 GRACE_S = 3 * process.GRACE_S
 
 
 def log_of(run: RunFolder) -> Path:
-    """Return what a job prints; the training's own output is in `run.log`."""
+    """Return the file of a job's output; the training's own output is in `run.log`."""
     return run.root / "job.txt"
 
 
@@ -33,21 +33,21 @@ def shares(
     runs: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[dict[str, str]]:
-    """Return the variables of each of `jobs` at once; None: as many of `runs` as there is room.
+    """Return the variables of each of `jobs` concurrent jobs; by default as many as fit.
 
-    On GPUs a job has one for each of its `processes`, and no other job has it; on CPUs it has as
-    many threads as cores are left to it. MqoError for more than there is room for.
+    On GPUs a job has a GPU of its own for each of its `processes`; on CPUs the jobs share the cores
+    evenly. `runs` is the number of runs in the sweep. MqoError if the jobs do not fit.
     """
     devices = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[: machine.gpus]
     if len(devices) < machine.gpus:
         devices = [str(n) for n in range(machine.gpus)]
-    units, what = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
+    units, unit = (machine.gpus, "GPUs") if machine.has_cuda else (machine.cores, "cores")
     room = units // processes
     count = jobs or max(1, min(room, runs))
     if count > room and (machine.has_cuda or count > 1):
         raise MqoError(
-            f"{count} jobs of {processes} processes each want {count * processes} {what}",
-            expected=f"at most {room} jobs, for the {units} {what} that there are",
+            f"{count} jobs of {processes} processes each need {count * processes} {unit}",
+            expected=f"at most {room} jobs on the {units} {unit} of this machine",
             help="Change --jobs or --nproc-per-node",
         )
     threads = {"OMP_NUM_THREADS": str(max(1, machine.cores // (count * processes)))}
@@ -58,27 +58,27 @@ def shares(
 
 
 class Child:
-    """A job that was started."""
+    """A started job."""
 
     def __init__(self, child: subprocess.Popen) -> None:
         self.child = child
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it runs; a negative one is the signal that ended it."""
+        """Return its exit code, None while it runs; a negative code is the signal that ended it."""
         return self.child.poll()
 
     def ask_to_end(self) -> None:
-        """Ask, without waiting."""
+        """Terminate it without waiting."""
         if self.child.poll() is None:
             self.child.terminate()
 
     def end(self) -> None:
-        """End it, with all that it started, and wait for that."""
+        """End it and all its processes, and wait for them."""
         process.end(self.child, GRACE_S)
 
 
 class Local:
-    """Child processes of this one, which end when it does; `slots` are as many as run at once."""
+    """Child processes, which end when this process does; at most `slots` run at once."""
 
     def __init__(self, shares: list[dict[str, str]], tracker: str | None = None) -> None:
         self.shares, self.slots, self.tracker = shares, len(shares), tracker

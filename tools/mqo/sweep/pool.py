@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep side by side: starts, watches, tries once more, and ends them."""
+"""Run the jobs of a sweep in parallel: start, watch, retry once, and end them."""
 
 import signal
 import time
@@ -32,7 +32,7 @@ class _Running:
 
 
 class Pool:
-    """The jobs of a sweep; each change of state is in sweep.json before the next one."""
+    """The jobs of a sweep; each change of state is written to sweep.json before the next one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Pool:
         self.warm: set[tuple] = set()
 
     def run(self) -> dict[str, Entry]:
-        """Run until all jobs have ended; {name: entry}. A signal ends those that run."""
+        """Run until all jobs have ended; return {name: entry}. A signal ends the running jobs."""
         self.folder.write(self.entries)
         with stops_raise():
             try:
@@ -64,8 +64,8 @@ class Pool:
         return self.entries
 
     def _fill(self) -> None:
-        """Start jobs while there is a free slot and one that may start."""
-        taken = {one.slot for one in self.running}
+        """Start jobs while there is a free slot and a job that may start."""
+        taken = {running.slot for running in self.running}
         for slot in set(range(self.executor.slots)) - taken:
             job = next(filter(self._may_start, self.queue), None)
             if job is None:
@@ -74,11 +74,11 @@ class Pool:
             self._start(job, slot)
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether no other job is just writing the index that this one shares with it.
+        """Return whether no running job may be writing the index that this job would read.
 
-        Upstream writes it in place: a reader of half of it fails.
+        Upstream writes it in place, and a reader of an incomplete index fails.
         """
-        busy = {one.job.data_key for one in self.running}
+        busy = {running.job.data_key for running in self.running}
         return job.data_key in self.warm or job.data_key not in busy
 
     def _start(self, job: Job, slot: int) -> None:
@@ -94,50 +94,50 @@ class Pool:
         self.view.say(f"started  {job.name}")
 
     def _collect(self) -> None:
-        """Take note of what has ended, and of the first steps of what has not."""
-        for one in list(self.running):
-            code = one.handle.poll()
-            one.progress.update()
-            if one.progress.step:
-                self.warm.add(one.job.data_key)
+        """Record the jobs that ended, and the first steps of the others."""
+        for running in list(self.running):
+            code = running.handle.poll()
+            running.progress.update()
+            if running.progress.step:
+                self.warm.add(running.job.data_key)
             if code is not None:
-                self.running.remove(one)
-                self._ended(one, code)
+                self.running.remove(running)
+                self._ended(running, code)
 
-    def _ended(self, one: _Running, code: int) -> None:
-        done = self.entries[one.job.name].ended_well(one.run) if code == 0 else None
+    def _ended(self, ended: _Running, code: int) -> None:
+        done = self.entries[ended.job.name].ended_well(ended.run) if code == 0 else None
         if done:
-            self.entries[one.job.name] = done
+            self.entries[ended.job.name] = done
             self.folder.write(self.entries)
-            self.view.say(f"done     {one.job.name}")
-            self.view.say(one.progress.losses())
+            self.view.say(f"done     {ended.job.name}")
+            self.view.say(ended.progress.losses())
             return
-        reason = reason_of(one.run, code)
-        again = self.tries[one.job.name] < TRIES
-        self._set(one.job, state="queued" if again else "failed", reason=reason)
+        reason = reason_of(ended.run, code)
+        again = self.tries[ended.job.name] < TRIES
+        self._set(ended.job, state="queued" if again else "failed", reason=reason)
         if again:
-            self.queue.append(one.job)
-        more = "; it is tried once more" if again else ""
-        self.view.say(f"failed   {one.job.name}: {reason}{more}")
+            self.queue.append(ended.job)
+        more = "; it will be tried again" if again else ""
+        self.view.say(f"failed   {ended.job.name}: {reason}{more}")
 
     def _set(self, job: Job, **changes: Any) -> None:
         self.entries[job.name] = replace(self.entries[job.name], **changes)
         self.folder.write(self.entries)
 
     def _show(self) -> None:
-        running = {one.job.name: one.progress for one in self.running}
+        running = {job.job.name: job.progress for job in self.running}
         self.view.show(list(self.entries.values()), running)
 
     def _stop(self) -> None:
-        """End what runs, which is queued again; nothing after a sweep that ended by itself."""
+        """End the running jobs and queue them again."""
         if not self.running:
             return
         with held():
-            for one in self.running:
-                one.handle.ask_to_end()
-                self._set(one.job, state="queued", reason="the sweep was ended")
-            for one in self.running:
-                one.handle.end()
+            for running in self.running:
+                running.handle.ask_to_end()
+                self._set(running.job, state="queued", reason="the sweep was ended")
+            for running in self.running:
+                running.handle.end()
 
 
 def reason_of(run: RunFolder, code: int) -> str:

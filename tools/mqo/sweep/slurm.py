@@ -1,4 +1,4 @@
-"""Jobs on Slurm, through submitit, which the extra `slurm` installs."""
+"""Run jobs on Slurm through submitit, which the extra `slurm` installs."""
 
 import subprocess
 from pathlib import Path
@@ -10,27 +10,27 @@ from mqo.runs import RunFolder
 from mqo.sweep.local import command, log_of
 from mqo.sweep.state import SweepFolder
 
-# submitit's own names for what every cluster has; the rest are sbatch's.
+# submitit's own names of common options; other options have sbatch's names.
 SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "name", "timeout_min")
 CLUSTER = "cluster"
 
 
 def options(text: str) -> dict[str, str | int]:
-    """Return what `--slurm KEY=VALUE,...` says, with whole numbers; MqoError without a '='."""
-    found: dict[str, str | int] = {}
+    """Return the options in `--slurm KEY=VALUE,...`, with whole numbers; MqoError without a '='."""
+    result: dict[str, str | int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals:
             raise MqoError(
                 f"--slurm has the part '{part}'",
-                expected="KEY=VALUE,..., such as partition=gpu,time=600,gpus_per_node=1",
+                expected="KEY=VALUE,... such as partition=gpu,time=600,gpus_per_node=1",
             )
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        result[name] = int(value) if value.isdecimal() else value
+    return result
 
 
 def call(words: list[str], log: Path) -> int:
-    """Run a command on the node, its output in a file; return the exit code."""
+    """Run a command on the node with its output in a file; return the exit code."""
     with log.open("wb") as output:
         return subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -38,7 +38,7 @@ def call(words: list[str], log: Path) -> int:
 
 
 class Submitted:
-    """As `local.Child`."""
+    """A job on Slurm, with the methods of `local.Child`."""
 
     def __init__(self, job: Any, run: RunFolder) -> None:
         self.job, self.run = job, run
@@ -50,7 +50,7 @@ class Submitted:
         error = self.job.exception()
         if error is None:
             return self.job.result()
-        with log_of(self.run).open("a", encoding="utf-8") as log:  # Slurm's word is the reason
+        with log_of(self.run).open("a", encoding="utf-8") as log:  # Slurm gives the reason
             words = str(error).strip().splitlines() or [type(error).__name__]
             log.write(f"\nmqo: {self.job.job_id} on Slurm ({self.job.state}): {words[0]}\n")
         return 1
@@ -60,12 +60,12 @@ class Submitted:
         self.job.cancel(check=False)
 
     def end(self) -> None:
-        """Cancel it; Slurm ends all that it started."""
+        """Cancel it; Slurm ends all its processes."""
         self.ask_to_end()
 
 
 class Slurm:
-    """At most `slots` submitted jobs; `cluster=local` among the options runs them without Slurm."""
+    """At most `slots` submitted jobs; the option `cluster=local` runs them without Slurm."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Slurm:
             )
         except (RuntimeError, NameError, ValueError, TypeError, AssertionError) as error:
             raise MqoError(
-                f"submitit refuses --slurm: {str(error).splitlines()[0]}",
-                expected="options that sbatch has, time in minutes, on a machine with Slurm",
+                f"submitit does not accept --slurm: {str(error).splitlines()[0]}",
+                expected="options of sbatch, with time in minutes, on a machine with Slurm",
             ) from error
         self.slots, self.tracker = slots, tracker
 

@@ -1,4 +1,4 @@
-"""A sweep's folder: the run folders, and sweep.json with the state of each run."""
+"""Manage a sweep's folder: the run folders, and sweep.json with the state of each run."""
 
 import json
 import os
@@ -26,9 +26,9 @@ State = Literal["queued", "running", "done", "failed"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in sweep.json. `run` is the folder of its last attempt, below the sweep's own.
+    """A run in sweep.json. `run` is the folder of its last attempt, inside the sweep's folder.
 
-    Losses are in nats per token, `seconds` the training's whole life, as in the run's result.json.
+    Losses are in nats per token, `seconds` is the training's lifetime, as in result.json.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
     seconds: FiniteFloat | None = None
 
     def ended_well(self, run: RunFolder) -> Self | None:
-        """Return the entry with the run's result; None if there is none."""
+        """Return the entry with the run's result; None if the run has no result."""
         try:
             result = parsed(run.result, Result)
         except RunError:
@@ -62,11 +62,11 @@ class SweepFolder:
 
     @property
     def file(self) -> Path:
-        """Return the file that says how far each run is."""
+        """Return sweep.json."""
         return self.root / SWEEP
 
     def run_of(self, entry: Entry) -> RunFolder:
-        """Return the folder of the last attempt; there must have been one."""
+        """Return the folder of the last attempt, which must exist."""
         return RunFolder(self.root / str(entry.run))
 
     @contextmanager
@@ -84,9 +84,9 @@ class SweepFolder:
         except Timeout:
             who = holder.read_text(encoding="utf-8", errors="replace") if holder.exists() else ""
             raise MqoError(
-                f"Another sweep is at work in {self.root}{who and f' (process {who})'}",
+                f"Another sweep is running in {self.root}{who and f' (process {who})'}",
                 expected="one sweep at a time in a folder",
-                help="Wait for it to end, or give this one another folder with -o",
+                help="Wait for it to end, or give this sweep another folder with -o",
             ) from None
         try:
             holder.write_text(str(os.getpid()), encoding="utf-8")
@@ -100,31 +100,31 @@ class SweepFolder:
             lock.release()
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:
-        """Return {name: entry} of the folder's entries and of the jobs.
+        """Return {name: entry} for the entries in sweep.json and for the jobs.
 
         A successful run counts even if the sweep ended before recording it. Runs that were
         interrupted or failed are queued again. MqoError if a run of the same name was configured
         differently.
         """
-        found = {entry.name: self._seen(entry) for entry in self.read()}
+        entries = {entry.name: self._seen(entry) for entry in self.read()}
         for job in jobs:
-            found.setdefault(job.name, Entry(job.name, job.digest))
-        self._check_same([(found[job.name], job) for job in jobs])
+            entries.setdefault(job.name, Entry(job.name, job.digest))
+        self._check_same([(entries[job.name], job) for job in jobs])
         for job in jobs:
-            found[job.name] = replace(found[job.name], digest=job.digest)
-        asked = {job.name for job in jobs}
+            entries[job.name] = replace(entries[job.name], digest=job.digest)
+        names = {job.name for job in jobs}
         return {
             name: replace(entry, state="queued")
-            if entry.state == "running" or (entry.state == "failed" and name in asked)
+            if entry.state == "running" or (entry.state == "failed" and name in names)
             else entry
-            for name, entry in found.items()
+            for name, entry in entries.items()
         }
 
     def _check_same(self, pairs: Sequence[tuple[Entry, Job]]) -> None:
-        """MqoError where an entry's run has other settings than its job.
+        """Raise MqoError if an entry's run has other settings than its job.
 
-        Another version may take digests otherwise: then the runs that began tell, for the others,
-        too.
+        Another version may compute digests differently. Then the settings of the runs that began
+        decide, also for the others.
         """
         begun = {entry.name: self._has_settings(entry, job) for entry, job in pairs if entry.run}
         for entry, job in pairs:
@@ -151,7 +151,7 @@ class SweepFolder:
         return entry.ended_well(self.run_of(entry)) or replace(entry, state="queued")
 
     def read(self) -> list[Entry]:
-        """Return the entries as they were last written; none without a file."""
+        """Return the entries in sweep.json; [] if the file does not exist."""
         try:
             table = read_json_object(self.file)
             if table["schema"] != SCHEMA:
@@ -163,16 +163,16 @@ class SweepFolder:
             raise MqoError(
                 f"{self.file} cannot be read: {one_line(error)[:SHOWN]}",
                 expected="what a sweep of this version wrote",
-                help="Move it away to begin anew, or give another folder with -o",
+                help="Move it away to start over, or give another folder with -o",
             ) from error
 
     def write(self, entries: Mapping[str, Entry]) -> None:
-        """Write all entries; at any time the file is the old one or the new one, whole."""
+        """Write all entries atomically."""
         table = {"schema": SCHEMA, "cells": [asdict(entry) for entry in entries.values()]}
         replace_text(self.file, json.dumps(table, indent=1) + "\n")
 
     def new_run(self, job: Job) -> RunFolder:
-        """Make a folder for an attempt, with the configuration in it, for `mqo.sweep.job`."""
+        """Create a folder for an attempt, with the configuration in it, for `mqo.sweep.job`."""
         run = new_folder(self.root, job.name)
         job.config.write(run)
         return run

@@ -1,4 +1,4 @@
-"""Shows a sweep: a live table on a terminal, plain lines elsewhere, and the summary at its end."""
+"""Show a sweep: a live table on a terminal or plain lines elsewhere, and a final summary."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +14,22 @@ from mqo.sweep.state import Entry
 
 COLUMNS = ("run", "state", "step", "loss", "tok/s", "ETA")
 _STYLES = {"done": "green", "failed": "red", "running": "cyan", "queued": "dim"}
-# What else a live table has: the title, the head, and the line of the cursor.
+# The other lines of a live table: the title, the header, and the line of the cursor.
 _OTHER_LINES = 4
 
 
 class Lines:
-    """For logs: one line per event, and the progress of running ones at intervals."""
+    """The view for logs: one line per event, and the progress of running jobs at intervals."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.said = console, time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print the text."""
         _print(self.console, text)
 
     def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
-        """Print how far the running ones are, once a minute."""
+        """Print the progress of running jobs, at intervals."""
         if time.monotonic() - self.said < EVERY_S:
             return
         self.said = time.monotonic()
@@ -40,13 +40,13 @@ class Lines:
 
 
 class LiveTable:
-    """For a terminal: the failed, the running, and as many others as there is room for."""
+    """The view for a terminal: failed jobs, running jobs, and as many others as fit."""
 
     def __init__(self, live: Live, labels: Mapping[str, str]) -> None:
         self.live, self.labels = live, labels
 
     def say(self, text: str) -> None:
-        """Print failures above the table, which shows all else."""
+        """Print failures above the table, which shows everything else."""
         if text.startswith("failed"):
             _print(self.live.console, text)
 
@@ -67,7 +67,7 @@ View = Lines | LiveTable
 
 @contextmanager
 def shown(console: Console, labels: Mapping[str, str]) -> Iterator[View]:
-    """Yield the view that suits the console; `labels` are what its table calls the runs."""
+    """Yield the view for the console; `labels` are the names of the runs in its table."""
     if not console.is_terminal:
         yield Lines(console)
         return
@@ -76,21 +76,21 @@ def shown(console: Console, labels: Mapping[str, str]) -> Iterator[View]:
 
 
 def summary(entries: Sequence[Entry], labels: Mapping[str, str]) -> Table:
-    """Return how each run ended: losses in nats per token."""
+    """Return a table of how each run ended, with losses in nats per token."""
     columns = ("run", "state", "steps", "loss", "valid", "time")
     return table("", columns, [(labels[entry.name], *_ended(entry)) for entry in entries])
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with names to the left, numbers to the right, within 80 columns."""
-    made = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    made.add_column(columns[0], overflow="fold")
-    made.add_column(columns[1], no_wrap=True)
+    """Return a table for 80 columns, with names aligned left and numbers aligned right."""
+    result = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    result.add_column(columns[0], overflow="fold")
+    result.add_column(columns[1], no_wrap=True)
     for name in columns[2:]:
-        made.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        made.add_row(*row, style=_STYLES[row[1]])
-    return made
+        result.add_row(*row, style=_STYLES[row[1]])
+    return result
 
 
 def counts(entries: Sequence[Entry]) -> str:

@@ -1,1 +1,1 @@
-"""`mqo track`, and `--tracker`: runs in Weights & Biases and MLflow."""
+"""Send runs to Weights & Biases and MLflow: `mqo track` and `--tracker`."""

@@ -1,4 +1,4 @@
-"""The data of a run folder for trackers: parameters, rows of metrics, files, and packed source."""
+"""Collect the data of a run folder for trackers: parameters, metrics, files and packed source."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.runs import SWEEP, RunFolder
-from mqo.track.tracker import Row, Run, Status, Value
+from mqo.track.tracker import MetricRow, Run, Status, Value
 from mqo.untrusted import Limit, check_file, reading
 
 SOURCE = "source.tar.gz"
 
 
-def describe(run: RunFolder) -> Run:
-    """Return the run as trackers know it."""
+def tracker_run(run: RunFolder) -> Run:
+    """Return the run's name, group and parameters for trackers."""
     parameters = dict(_flat(run.read_config()))
     return Run(run.root.name, group_of(run), parameters, run.root)
 
@@ -31,7 +31,7 @@ def group_of(run: RunFolder) -> str | None:
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield each value by its path, with dots between; lists as JSON, and nothing for None."""
+    """Yield (path with dots, value) of each value; lists become JSON, and None is left out."""
     for key, value in table.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping):
@@ -42,38 +42,38 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Valu
             yield name, value
 
 
-def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the rows that are numbers; the others are histograms."""
+def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[MetricRow]:
+    """Yield the rows that are numbers; histograms are left out."""
     for row in rows:
         if "value" in row:
-            yield Row(row["iteration"], row["name"], row["value"])
+            yield MetricRow(row["iteration"], row["name"], row["value"])
 
 
 def status_of(run: RunFolder) -> Status:
-    """Return how the run ended: without a result it failed, or was killed."""
+    """Return how the run ended; a run without a result failed or was killed."""
     return "finished" if run.result.is_file() else "failed"
 
 
 def inputs(run: RunFolder, scratch: Path) -> list[Path]:
-    """Return what was there before the training, the source as an archive in `scratch`."""
+    """Return the files from before the training, with the source as an archive in `scratch`."""
     files = (run.quant_config, run.overlay_diff, run.environment, run.command)
-    found = [*files, run.coverage, run.coverage_table]
+    paths = [*files, run.coverage, run.coverage_table]
     if run.source.is_dir():
-        found.append(pack(run.source, scratch / SOURCE))
-    return [file for file in found if file.parent == scratch or _may_be_sent(run, file)]
+        paths.append(pack(run.source, scratch / SOURCE))
+    return [file for file in paths if file.parent == scratch or _may_be_sent(run, file)]
 
 
 def results(run: RunFolder) -> list[Path]:
-    """Return what the training left, without its log: that holds whatever a program prints."""
-    found = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
-    return [file for file in found if _may_be_sent(run, file)]
+    """Return the files that the training wrote, without the log, which may contain anything."""
+    files = (run.result, run.failure, run.quant_stats, run.implementation, run.device)
+    return [file for file in files if _may_be_sent(run, file)]
 
 
 def _may_be_sent(run: RunFolder, file: Path) -> bool:
-    """Return whether a run has a file.
+    """Return whether a file of a run exists.
 
     Raises:
-        RunError: it is large, not a regular file, or a link that leads out of the run's folder.
+        RunError: it is too large, not a regular file, or a link that leads out of the run's folder.
     """
     if not os.path.lexists(file):
         return False
@@ -83,10 +83,10 @@ def _may_be_sent(run: RunFolder, file: Path) -> bool:
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Pack a folder, without bytecode: the same content gives the same bytes.
+    """Pack a folder without bytecode; the same content gives the same bytes.
 
     Raises:
-        RunError: a file is larger than files of source are.
+        RunError: a file is too large for a source file.
     """
     with (
         archive.open("wb") as raw,

@@ -1,4 +1,4 @@
-"""Follows a run while it trains, in a process of its own: the training does not wait for it."""
+"""Follow a run while it trains, in a separate process, so that the training does not wait."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from mqo.terminal import last_error
 from mqo.track.session import remedy
 from mqo.untrusted import Limit, read_text
 
-END_S = 60  # for what is left to send when a training has ended
+END_S = 60  # time to send the rest when a training has ended
 
 News = Callable[[], list[str]]
 
 
 @contextmanager
 def following(run: RunFolder, name: str | None, report: Say) -> Iterator[News]:
-    """Let a tracker follow the run until the end of the block; without a name do nothing.
+    """Let a tracker follow the run until the end of the block; do nothing if `name` is None.
 
-    Its process sees by its closed stdin that this one is done, or was killed, and reads from the
-    run folder how the run ended. What is yielded returns a warning, once, when it has failed.
+    The tracker's process notices by its closed stdin that this one has ended or was killed, and
+    reads in the run folder how the run ended. The yielded function returns a warning, once, if the
+    tracker's process has failed.
     """
     if name is None:
         yield list
@@ -42,7 +43,7 @@ def following(run: RunFolder, name: str | None, report: Say) -> Iterator[News]:
             limit_s = END_S
         finally:
             if process.poll() is None:
-                report(f"tracker  : {name} gets the rest, within {limit_s} s")
+                report(f"tracker  : sending the rest to {name}, for at most {limit_s} s")
             for line in follower.end(limit_s):
                 report(line)
 
@@ -55,14 +56,14 @@ class Follower:
         self.warned = False
 
     def news(self) -> list[str]:
-        """Return a warning if it has failed since the last call."""
+        """Return a warning if the process has failed since the last call."""
         if self.warned or self.process.poll() in (None, 0):
             return []
         own = last_error(self._output())
-        return self._warning(own or f"{self.name} ended ({self.process.returncode})")
+        return self._warning(own or f"{self.name} ended with code {self.process.returncode}")
 
     def end(self, limit_s: float) -> list[str]:
-        """Let it send the rest, for at most this number of seconds; return the outcome."""
+        """Let the process send the rest, for at most `limit_s` seconds; return the outcome."""
         self.process.stdin.close()  # type: ignore[union-attr]
         try:
             self.process.wait(limit_s)

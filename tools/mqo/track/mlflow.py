@@ -1,4 +1,4 @@
-"""MLflow: the server or folder that MLFLOW_TRACKING_URI names, or the folder `mlruns`."""
+"""Send runs to MLflow: the server or folder in MLFLOW_TRACKING_URI, or the folder `mlruns`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from filelock import FileLock
 
 from mqo.extras import package
 from mqo.project import Project
-from mqo.track.tracker import Row, Run, Sent, Status
+from mqo.track.tracker import MetricRow, Run, Sent, Status
 
 T = TypeVar("T")
 GROUP = "group"
-# Its own usage reports are off; without the variable it refuses folders.
+# MLflow's usage reports are off; without the second variable it refuses folders.
 _VARIABLES = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
 _LIMITS = {"metrics": 1000, "params": 100}  # of one request
 _PASSWORD = re.compile(r"//[^/@]*@")
@@ -26,7 +26,7 @@ _FORBIDDEN = re.compile(r"[^\w.\-:/ ]")  # in names
 
 
 class Mlflow:
-    """A run of MLflow. It has no groups: the sweep is a tag, by which its page can group."""
+    """A run in MLflow, which has no groups: the sweep is a tag, by which its page can group."""
 
     def __init__(self) -> None:
         for name, value in _VARIABLES.items():
@@ -37,21 +37,21 @@ class Mlflow:
         self.client = package("mlflow.tracking").MlflowClient(self.uri)
 
     def create(self, run: Run) -> str:
-        """Create the run, in an experiment that is created, too, where it is missing."""
+        """Create the run, and its experiment if that is missing."""
         tags = {GROUP: run.group} if run.group else {}
-        made = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
-        return made.info.run_id
+        created = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
+        return created.info.run_id
 
     def _experiment(self) -> str:
-        """Return the experiment's id; jobs of a sweep that begin at once make it once."""
+        """Return the experiment's id; concurrent jobs of a sweep create it only once."""
         name, cache = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mqo"), Project.here().cache
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / "mlflow.lock"):
-            found = self.client.get_experiment_by_name(name)
-            return found.experiment_id if found else self.client.create_experiment(name)
+            experiment = self.client.get_experiment_by_name(name)
+            return experiment.experiment_id if experiment else self.client.create_experiment(name)
 
     def open(self, run: Run, before: Sent) -> Sent:
-        """Open the run, a new one in a store that lacks it; the store knows what it has."""
+        """Open the run, or create it in a store that lacks it; the store counts its rows."""
         self.id = before.id if self._reopened(before.id) else self.create(run)
         for part in _parts(run.parameters.items(), _LIMITS["params"]):
             params = [self.entities.Param(_allowed(key), str(value)) for key, value in part]
@@ -59,7 +59,7 @@ class Mlflow:
         return Sent(self.id, self._rows())
 
     def _reopened(self, id: str) -> bool:
-        """Set the run to running, again; return whether the store has it."""
+        """Set the run's status to running again; return whether the store has the run."""
         errors = package("mlflow.exceptions")
         try:
             self.client.update_run(id, status="RUNNING")
@@ -73,8 +73,8 @@ class Mlflow:
         names = self.client.get_run(self.id).data.metrics
         return sum(len(self.client.get_metric_history(self.id, name)) for name in names)
 
-    def log(self, rows: Sequence[Row]) -> None:
-        """Log values in as few requests as it allows."""
+    def log(self, rows: Sequence[MetricRow]) -> None:
+        """Log values in as few requests as MLflow allows."""
         now = int(time.time() * 1000)
         for part in _parts(rows, _LIMITS["metrics"]):
             metrics = [
@@ -84,12 +84,12 @@ class Mlflow:
             self.client.log_batch(self.id, metrics=metrics)
 
     def attach(self, kind: str, files: Sequence[Path]) -> None:
-        """Log the files into the artifacts' folder `kind`."""
+        """Log the files into the folder `kind` of the artifacts."""
         for file in files:
             self.client.log_artifact(self.id, str(file), kind)
 
     def picture(self, name: str, file: Path) -> None:
-        """Log it as an artifact, which its page shows."""
+        """Log the picture as an artifact, which MLflow's page shows."""
         self.client.log_artifact(self.id, str(file), "pictures")
 
     def end(self, status: Status) -> str:

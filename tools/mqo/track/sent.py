@@ -1,4 +1,4 @@
-"""trackers.json of a run folder: what each tracker has of the run, so that it has it once."""
+"""Read and write trackers.json: the part of a run that each tracker has, so none is sent twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqo.untrusted import NoFileError, read_json_object
 
 
 def read(run: RunFolder) -> dict[str, Sent]:
-    """Return {tracker: what it has}; TrackerError for a file of something else."""
+    """Return {tracker: what it has}; TrackerError if the file is damaged."""
     try:
         table = read_json_object(run.trackers)
         return {name: Sent(**row) for name, row in table.items()}
@@ -25,13 +25,13 @@ def read(run: RunFolder) -> dict[str, Sent]:
     except (ValueError, TypeError, AttributeError) as error:
         raise TrackerError(
             f"{run.trackers} cannot be read: {error}",
-            expected="what `mqo track` wrote",
+            expected="a file written by `mqo track`",
             help="Remove it to send the run as a new one",
         ) from error
 
 
 def write(run: RunFolder, name: str, sent: Sent) -> None:
-    """Note what a tracker has; at any time the file is the old one or the new one, whole."""
+    """Record what a tracker has; the file is replaced atomically."""
     table = {other: asdict(row) for other, row in (read(run) | {name: sent}).items()}
     replace_text(run.trackers, json.dumps(table, indent=1) + "\n")
 
@@ -45,7 +45,7 @@ def held(run: RunFolder) -> Iterator[None]:
     except Timeout:
         raise TrackerError(
             f"Another process is sending {run.root}",
-            expected="one at a time, such as the training that tracks it",
+            expected="one process at a time; a training with --tracker is one",
             help="Wait for it to end",
         ) from None
     try:

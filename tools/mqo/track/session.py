@@ -1,4 +1,4 @@
-"""Sends a run folder to a tracker, all at once or while the run trains."""
+"""Send a run folder to a tracker, at once or while the run trains."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from mqo.track.tracker import Sent, Tracker
 from mqo.track.wandb import Wandb
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
-AT_ONCE = 1000  # rows, after which trackers.json is written
+AT_ONCE = 1000  # rows to send before trackers.json is written
 
-# Makes pictures of a run in a folder, and returns them.
+# Draws pictures of a run into a folder, and returns them.
 Draw = Callable[[RunFolder, Path], list[Path]]
 
 
 def check(name: str) -> None:
-    """Refuse a tracker that there is none of, or whose package is missing."""
+    """Refuse an unknown tracker, or one whose package is missing."""
     check_name("tracker", name, TRACKERS)
     if importlib.util.find_spec(name) is None:
         raise missing(name)
 
 
 def find(places: Iterable[Path]) -> list[RunFolder]:
-    """Return the runs: places that are one, and those right below the others, by name.
+    """Return the runs at `places`: each is a run, or a folder of runs, which are sorted by name.
 
-    RunError for a place without any.
+    RunError if a folder has no runs.
     """
-    found = []
-    for place in (place.resolve() for place in places):
-        below = [place] if is_run(place) else sorted(filter(is_run, place.glob("*")))
+    runs = []
+    for root in map(Path.resolve, places):
+        below = [root] if is_run(root) else sorted(filter(is_run, root.glob("*")))
         if not below:
-            raise RunError(f"{place} holds no run", expected="folders with a cell.json")
-        found += below
-    return [RunFolder(path) for path in found]
+            raise RunError(f"{root} holds no run", expected="folders with a cell.json")
+        runs += below
+    return [RunFolder(path) for path in runs]
 
 
 def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None = None) -> str:
@@ -57,7 +57,7 @@ def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None
     with sent.held(run):
         before = sent.read(run).get(name)
         if rest is None and before and before == _whole(run, before):
-            return f"all of it is there as run {before.id}: nothing was sent"
+            return f"nothing was sent: run {before.id} is complete"
         with _failures(run, name):
             session = Session(run, name, before)
             while rest is not None and rest():
@@ -66,14 +66,14 @@ def track(run: RunFolder, name: str, draw: Draw, rest: Callable[[], bool] | None
 
 
 def _whole(run: RunFolder, before: Sent) -> Sent:
-    """Return what a tracker has that has it all."""
+    """Return what a tracker has when it has all of the run."""
     rows = sum(1 for _ in content.values(MetricsTail(run.metrics).rows()))
     return Sent(before.id, rows, content.status_of(run))
 
 
 @contextmanager
 def _failures(run: RunFolder, name: str) -> Iterator[None]:
-    """Report whatever a tracker raises as its failure."""
+    """Raise any error of a tracker as TrackerError."""
     try:
         yield
     except Exception as error:
@@ -83,17 +83,17 @@ def _failures(run: RunFolder, name: str) -> Iterator[None]:
 
 
 def remedy(run: RunFolder, name: str) -> str:
-    """Return what helps when a tracker failed."""
-    return f"`mqo track '{run.root}' --tracker {name}` sends what it lacks"
+    """Return the help for a failed tracker."""
+    return f"`mqo track '{run.root}' --tracker {name}` sends the rest"
 
 
 class Session:
-    """A run that is being sent."""
+    """A run that is being sent to a tracker."""
 
     def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
         self.folder, self.name = run, name
         self.tracker = TRACKERS[name]()
-        described = content.describe(run)
+        described = content.tracker_run(run)
         if before is None:
             before = Sent(self.tracker.create(described))
             sent.write(run, name, before)
@@ -105,7 +105,7 @@ class Session:
         self._known = self.sent.rows
 
     def update(self) -> None:
-        """Send the rows that are new."""
+        """Send new rows."""
         rows = content.values(self._rows.rows())
         while part := list(islice(rows, AT_ONCE)):
             new = part[self._known :]
@@ -116,7 +116,7 @@ class Session:
                 sent.write(self.folder, self.name, self.sent)
 
     def end(self, draw: Draw) -> str:
-        """Send the rest: rows, results and pictures; return where the run is, in words."""
+        """Send the rest (rows, results, pictures); return the run's address as text."""
         self.update()
         if files := content.results(self.folder):
             self.tracker.attach("results", files)

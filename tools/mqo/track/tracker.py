@@ -1,4 +1,4 @@
-"""What an experiment tracker is told of a run; each tracker has a file of its own."""
+"""Define the interface of experiment trackers; each tracker has its own module."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Status = Literal["finished", "failed"]
 Value = str | int | float | bool
 
 
-class Row(NamedTuple):
-    """A value of metrics.jsonl; the names are those of TensorBoard."""
+class MetricRow(NamedTuple):
+    """A value in metrics.jsonl, with its name in TensorBoard."""
 
     iteration: int
     name: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it begins: `group` is the sweep that it belongs to, `folder` its run folder."""
+    """A run as it begins: `group` is its sweep, `folder` its run folder."""
 
     name: str
     group: str | None
@@ -31,9 +31,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a tracker has of a run: under which id, and how many rows of its metrics.
+    """The part of a run that a tracker has: its id there, and the number of rows of metrics.
 
-    `status` is None until the tracker was told the end.
+    `status` is None until the tracker knows that the run ended.
     """
 
     id: str
@@ -42,22 +42,22 @@ class Sent:
 
 
 class Tracker(Protocol):
-    """A tracker, for one run. What its methods raise is reported as its failure."""
+    """A tracker, for one run. Errors of its methods are reported as its failure."""
 
     def create(self, run: Run) -> str:
-        """Return the id of a new run, which is noted before anything else is sent."""
+        """Return the id of a new run, which is recorded before anything else is sent."""
 
     def open(self, run: Run, before: Sent) -> Sent:
         """Open the run; return the part of `before` that it has."""
 
-    def log(self, rows: Sequence[Row]) -> None:
-        """Take values, in the order of metrics.jsonl; a name may come twice at an iteration."""
+    def log(self, rows: Sequence[MetricRow]) -> None:
+        """Send values in the order of metrics.jsonl; a name may occur twice at an iteration."""
 
     def attach(self, kind: str, files: Sequence[Path]) -> None:
-        """Take files under their names. Those of a kind that it has already are replaced."""
+        """Send files under their names, replacing earlier files of the same kind."""
 
     def picture(self, name: str, file: Path) -> None:
-        """Take a picture to show."""
+        """Send a picture."""
 
     def end(self, status: Status) -> str:
-        """Close the run; return where it is, in words."""
+        """Close the run; return its address as text."""

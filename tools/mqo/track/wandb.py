@@ -1,4 +1,4 @@
-"""Weights & Biases. WANDB_MODE, WANDB_PROJECT and its other variables count as always."""
+"""Send runs to Weights & Biases, which reads WANDB_MODE, WANDB_PROJECT and its other variables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 from mqo.errors import TrackerError
 from mqo.extras import package
-from mqo.track.tracker import Row, Run, Sent, Status
+from mqo.track.tracker import MetricRow, Run, Sent, Status
 
 STEP = "iteration"
-# Its own usage reports are off, and it must not ask at a terminal for a login.
+# Its usage reports are off, and it must not ask for a login at a terminal.
 _VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 class Wandb:
-    """A run of Weights & Biases; offline it is stored completely in the run folder."""
+    """A run in Weights & Biases; offline it is stored in the run folder."""
 
     def create(self, run: Run) -> str:
-        """Return an id, which W&B lets its users choose."""
+        """Return a new id, which W&B lets its users choose."""
         return secrets.token_hex(4)
 
     def open(self, run: Run, before: Sent) -> Sent:
-        """Open the run; offline it is written again, because nothing can be added to it."""
+        """Open the run; an offline run is written again, because nothing can be added to it."""
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         self.wandb = package("wandb")
@@ -49,8 +49,8 @@ class Wandb:
         self.run.define_metric("*", step_metric=STEP)
         return Sent(before.id, before.rows if self.run.resumed else 0)
 
-    def log(self, rows: Sequence[Row]) -> None:
-        """Log the values of an iteration together; sending continues in the background."""
+    def log(self, rows: Sequence[MetricRow]) -> None:
+        """Log the values of each iteration together; sending continues in the background."""
         for iteration, values in _together(rows):
             self.run.log({STEP: iteration, **values})
 
@@ -62,13 +62,13 @@ class Wandb:
         self.run.log_artifact(artifact)
 
     def picture(self, name: str, file: Path) -> None:
-        """Log it as an image."""
+        """Log the picture as an image."""
         self.run.log({f"pictures/{name}": self.wandb.Image(str(file))})
 
     def end(self, status: Status) -> str:
-        """Wait until all is written, or online until it is there."""
+        """Wait until everything is written, or online until it is sent."""
         self.run.finish(exit_code=0 if status == "finished" else 1)
-        self.wandb.teardown()  # which returns when the last records are on the disk, too
+        self.wandb.teardown()  # returns when the last records are on the disk
         if self.run.offline:
             sync = f"wandb sync '{Path(self.run.dir).parent}'"
             return f"run {self.run.id}, offline: `{sync}` sends it"
@@ -76,7 +76,7 @@ class Wandb:
 
 
 def settings(wandb: Any) -> Any:
-    """Leave out what no run folder says: the command, code, host and load of this process."""
+    """Return settings that leave out the command, code, host and load of this process."""
     return wandb.Settings(
         console="off",
         save_code=False,
@@ -91,8 +91,8 @@ def settings(wandb: Any) -> Any:
     )
 
 
-def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the values of an iteration; a name that comes again begins another such group."""
+def _together(rows: Sequence[MetricRow]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the values of each iteration; a repeated name begins another group of the iteration."""
     for iteration, group in itertools.groupby(rows, key=lambda row: row.iteration):
         values: dict[str, float] = {}
         for row in group:
@@ -104,7 +104,7 @@ def _together(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _remove_older(current: Path, id: str) -> None:
-    """Remove what earlier attempts left of this run."""
+    """Remove the files of earlier attempts at this run."""
     for file in current.parent.glob(f"offline-run-*/run-{id}.wandb"):
         if file.parent != current:
             shutil.rmtree(file.parent)
