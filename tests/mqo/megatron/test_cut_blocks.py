@@ -50,7 +50,7 @@ def test_one_rank_may_have_a_short_block_as_ever():
 def test_a_row_parallel_part_cuts_the_sum_of_fprop():
     (text,) = cuts(RowParallelLinear(96, 2))
     assert text.startswith(f"fprop: a rank has 48 of the 96 elements of {FC2} (RowParallelLinear")
-    assert "no multiple of the block of 32" in text
+    assert "not a multiple of block size 32" in text
     assert cuts(RowParallelLinear(96, 2), block=16) == []
     assert cuts(RowParallelLinear(96, 2), sites={"dgrad", "wgrad"}) == []
     assert cuts(RowParallelLinear(96, 2), excluded=[FC2]) == []

@@ -85,9 +85,13 @@ def test_the_device_is_asked_once_for_all_layers():
 @pytest.mark.parametrize(
     ("packed", "layer", "why"),
     [
-        (packed_of(cu_seqlens_kv=torch.tensor([0, 150])), Layer(), "not packed as the queries"),
+        (
+            packed_of(cu_seqlens_kv=torch.tensor([0, 150])),
+            Layer(),
+            "packed differently",
+        ),
         (packed_of(qkv_format="sbhd"), Layer(), "valid: thd"),
-        (packed_of(), Layer("unfused"), "unfused was asked for"),
+        (packed_of(), Layer("unfused"), "--attention-backend is unfused"),
         (packed_of(), Layer(dropout=0.5), "--attention-dropout"),
     ],
 )

@@ -27,16 +27,16 @@ ARGS = Namespace(curr_iteration=0)
 
 def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(run):
     run(qk="mxfp8", dgrad="mxfp4")
-    with pytest.raises(GuardError, match=r"iteration 3.*: asked for mx.*never ran") as caught:
+    with pytest.raises(GuardError, match=r"iteration 3.*: its type is mx.*never ran") as caught:
         after_step(3)
-    assert "qk: asked for mxfp8" in str(caught.value)
-    assert "dgrad: asked for mxfp4" in str(caught.value)
+    assert "qk: its type is mxfp8" in str(caught.value)
+    assert "dgrad: its type is mxfp4" in str(caught.value)
 
 
 def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
     run()
     quantized("pv", "hifp8", "probs", "value")
-    with pytest.raises(GuardError, match="pv: asked for none"):
+    with pytest.raises(GuardError, match="pv: its type is none"):
         after_step(1)
 
 
@@ -55,9 +55,9 @@ def test_a_run_is_held_to_the_rules_of_its_layers(run, quantized):
 @pytest.mark.parametrize(
     ("layer", "ran", "fault"),
     [
-        ("a", "mxfp8", "fprop: asked for none, but a ran as mxfp8"),
-        ("b", "mxfp8", "fprop: asked for mxfp4, but b ran as mxfp8"),
-        ("c", "mxfp4", "fprop: asked for mxfp8, but c ran as mxfp4"),
+        ("a", "mxfp8", "fprop: its type is none, but a ran as mxfp8"),
+        ("b", "mxfp8", "fprop: its type is mxfp4, but b ran as mxfp8"),
+        ("c", "mxfp4", "fprop: its type is mxfp8, but c ran as mxfp4"),
     ],
 )
 def test_a_layer_beside_its_rule_ends_the_run(run, quantized, layer, ran, fault):
@@ -213,14 +213,14 @@ def test_a_layer_that_bypasses_its_site_ends_the_run(run):
     run(fprop="mxfp8")
     net = Net()
     net.second.bypass = True
-    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second ran, but not through this"):
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second ran, but bypassed this"):
         one_step(net)
 
 
 def test_a_weight_that_is_multiplied_beside_its_module_ends_the_run(run):
     run(fprop="mxfp8")
     net = Net()
-    with pytest.raises(GuardError, match="fprop: second ran, but not through this site"):
+    with pytest.raises(GuardError, match="fprop: second ran, but bypassed this site"):
         one_step(net, lambda x: net.first(x) @ net.second.weight)
 
 
@@ -290,7 +290,7 @@ def test_the_first_step_of_a_later_type_is_checked_too(run):
     net = Net()
     net.second.bypass = True
     steps(net, 0, 1)
-    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second ran, but not through"):
+    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second ran, but bypassed"):
         steps(net, 2, 2)
     set_step(0)
 
@@ -417,7 +417,7 @@ def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
             ranks.append(SiteCoverage(missed=missed))
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
-    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
+    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but bypassed"):
         one_step(Net())
 
 
@@ -548,9 +548,9 @@ def test_a_validation_without_a_step_is_held_to_the_forward_types(run, asked):
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({}, "fprop: asked for none, but first ran as mxfp8"),
+        ({}, "fprop: its type is none, but first ran as mxfp8"),
         ({"fprop": "none", "schedule": 'fprop = "none until 4, then mxfp8"'}, "second ran, but"),
-        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second ran, but not through"),
+        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second ran, but bypassed"),
     ],
 )
 def test_a_validation_that_bypasses_a_site_ends_the_run(run, asked, text):
@@ -566,7 +566,7 @@ def test_a_process_that_trained_nothing_though_steps_were_left_is_held_to_all_si
     """As by a trainer that calls no hook."""
     run(fprop="mxfp8")
     before_model(Namespace(iteration=2, train_iters=4))
-    with pytest.raises(GuardError, match="fprop: asked for mxfp8, but its quantizer never ran"):
+    with pytest.raises(GuardError, match="fprop: its type is mxfp8, but its quantizer never ran"):
         guard.check_all(guard.gather())
 
 

@@ -1,7 +1,7 @@
-"""Attention whose probabilities are quantized, a chunk of queries at a time.
+"""Compute attention with quantized probabilities, one chunk of queries at a time.
 
-A chunk has whole rows of scores, so that its softmax and its quantized probabilities are those of
-the unfused path; the next chunk reuses its buffers. Backward computes the chunks again. The matrix
+A chunk has whole rows of scores, so its softmax and its quantized probabilities equal those of the
+unfused path. The next chunk reuses its buffers. The backward pass recomputes the chunks. Matrix
 products are torch's own, on every device.
 """
 
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mqo.megatron.attention.chunks import HIDDEN, Chunk, Plan, Visible
+from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
 from mqo.quant.parts import OperandParts
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the scores of attention.
+    """How scores become probabilities.
 
-    scale: what query times key is multiplied by. factor: what the softmax multiplies them by
-    first. dtype: that of the softmax; None is the scores' own. normalized: whether probabilities
-    are quantized, or what they are before the division by a row's sum, whose largest is 1.
+    scale: factor of query times key. factor: factor of the scores in the softmax. dtype: dtype of
+    the softmax; None for that of the scores. normalized: whether probabilities are quantized after
+    the division by the sum of the row; before it, the largest in a row is 1.
     """
 
     scale: float
@@ -44,11 +44,11 @@ def chunked_attention(
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
     Args:
-        query: [sq, b, np, hn], as the input of its GEMM.
-        key: [sk, b, ng, hn], also so; np is a multiple of ng.
-        value: [sk, b, ng, hv], also so; hv may differ from hn.
-        scores: their scale, and how the softmax takes them.
-        visible: which keys a query sees.
+        query: [sq, b, np, hn], quantized.
+        key: [sk, b, ng, hn], quantized; np is a multiple of ng.
+        value: [sk, b, ng, hv], quantized; hv may differ from hn.
+        scores: their scale, and the settings of the softmax.
+        visible: the keys that each query sees.
         probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
 
     Returns:
@@ -93,11 +93,11 @@ class _Chunked(torch.autograd.Function):
 
 
 class _Probabilities(NamedTuple):
-    """Those of a chunk, which last until the next one is computed.
+    """The probabilities of a chunk, valid until the next chunk is computed.
 
-    softmax: in the softmax's dtype, [matrices, repeats, queries, keys]. exact: what is rounded,
-    [heads, queries, keys]. rounded: so, too. row: what rows of `rounded` are to be multiplied by,
-    [matrices, repeats * queries, 1], or None.
+    softmax: in the dtype of the softmax, [matrices, repeats, queries, keys]. exact: before
+    rounding, [heads, queries, keys]. rounded: of the same shape. row: a factor for each row of
+    `rounded`, [matrices, repeats * queries, 1], or None.
     """
 
     softmax: Tensor
@@ -107,11 +107,11 @@ class _Probabilities(NamedTuple):
 
 
 class _Work:
-    """The operands by matrix, and the buffers that all chunks share."""
+    """Hold the operands by matrix, and the buffers that all chunks share."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
         self.how, self.groups = how, key.size(2)
-        self.plan = Plan(
+        self.plan = ChunkPlan(
             matrices=key.size(1) * self.groups,
             repeats=query.size(2) // self.groups,
             queries=query.size(0),
@@ -125,7 +125,7 @@ class _Work:
         self.key, self.value = (t.flatten(1, 2).transpose(0, 1).contiguous() for t in (key, value))
         self.dtype = how.scores.dtype or query.dtype
         new = self.plan.elements
-        # Scores, later rounded probabilities; unrounded probabilities; the softmax's own.
+        # Scores, later rounded probabilities; unrounded probabilities; buffers of the softmax.
         self._scores, self._probs = query.new_empty(new), query.new_empty(new)
         self._input, self._softmax = self._scores, self._probs
         if self.dtype != query.dtype:
@@ -134,15 +134,15 @@ class _Work:
             self._softmax = query.new_empty(new)
 
     def by_matrix(self, heads: Tensor) -> Tensor:
-        """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy where the strides want one."""
+        """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy if the strides need one."""
         return heads.unflatten(2, (self.groups, -1)).flatten(1, 2).permute(1, 2, 0, 3)
 
     def take(self, rows: Tensor, chunk: Chunk) -> Tensor:
-        """Return a chunk of what `by_matrix` returned, [matrices, repeats * queries, d]."""
+        """Return the rows of a chunk from `by_matrix`, [matrices, repeats * queries, d]."""
         return rows[chunk.first : chunk.last, :, chunk.start : chunk.stop].flatten(1, 2)
 
     def put(self, rows: Tensor, chunk: Chunk, values: Tensor) -> None:
-        """Write what `take` would return."""
+        """Write `values` to the rows that `take` returns."""
         part = rows[chunk.first : chunk.last, :, chunk.start : chunk.stop]
         part.copy_(values.view(part.shape))
 
@@ -155,7 +155,7 @@ class _Work:
         return self.value[chunk.first : chunk.last, chunk.low : chunk.high]
 
     def context(self, chunk: Chunk, found: _Probabilities) -> Tensor:
-        """Return what rounded probabilities make of the values."""
+        """Return the product of the rounded probabilities and the values."""
         made = torch.bmm(self.by_group(chunk, found.rounded), self.values(chunk))
         return made if found.row is None else made.mul_(found.row)
 
@@ -185,7 +185,7 @@ class _Work:
         softmax = torch.softmax(taken, -1, out=self.space(self._softmax, chunk))
         exact, row = self.space(self._probs, chunk), None
         if not self.how.scores.normalized:
-            largest = softmax.amax(-1, keepdim=True)  # softmax of the row's maximum
+            largest = softmax.amax(-1, keepdim=True)  # the softmax at the maximum of the row
             torch.div(softmax, largest, out=taken)
             exact.copy_(taken)
             row = largest.flatten(1, 2)
@@ -197,18 +197,18 @@ class _Work:
         return _Probabilities(softmax, exact, rounded, row)
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
-        """Give what a query does not see the value that upstream gives it."""
+        """Set the scores of hidden keys to the value that upstream uses."""
         scores[..., : chunk.before] = HIDDEN
-        if chunk.behind:
-            size = chunk.stop - chunk.start, chunk.behind
+        if chunk.later:
+            size = chunk.stop - chunk.start, chunk.later
             later = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
-            scores[..., -chunk.behind :].masked_fill_(later, HIDDEN)
+            scores[..., -chunk.later :].masked_fill_(later, HIDDEN)
         hidden = self.hidden(chunk)
         if hidden is not None:
             scores.masked_fill_(hidden, HIDDEN)
 
     def hidden(self, chunk: Chunk) -> Tensor | None:
-        """Return where the mask hides a key, as wide as what `space` returns; None without one."""
+        """Return the mask of a chunk, in the width of `space`; None without a mask."""
         mask = self.how.visible.mask
         if mask is None:
             return None
@@ -220,7 +220,7 @@ class _Work:
 
 
 class _Gradients(_Work):
-    """Adds up the gradients of all three operands, chunk by chunk, in float32 at least."""
+    """Sum the gradients of all three operands, chunk by chunk, at least in float32."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
         super().__init__(query, key, value, how, whole)
@@ -231,10 +231,10 @@ class _Gradients(_Work):
         self._of_value = torch.zeros_like(self.value, dtype=wide)
 
     def add(self, chunk: Chunk, found: _Probabilities, grad: Tensor) -> None:
-        """Add what a chunk gives, of `grad` [matrices, repeats * queries, hv]."""
+        """Add the gradients of a chunk; `grad` is [matrices, repeats * queries, hv]."""
         weighted = grad if found.row is None else (grad * found.row).to(grad.dtype)
         self._accumulate(self._of_value, chunk, found.rounded, weighted)
-        # The rounded ones are not needed any more.
+        # The rounded probabilities are no longer needed.
         product = self.space(self._scores, chunk)
         torch.bmm(grad, self.values(chunk).transpose(1, 2), out=self.by_group(chunk, product))
         scores = self._through_softmax(chunk, product, found.softmax)
@@ -252,7 +252,7 @@ class _Gradients(_Work):
         return self._of_query, key, value
 
     def _through_softmax(self, chunk: Chunk, grad: Tensor, softmax: Tensor) -> Tensor:
-        """Return the gradient of the scores, by group: with the softmax before it was rounded."""
+        """Return the gradient of the scores by group, from the softmax before rounding."""
         wide = self.space(self._input, chunk)
         if wide.dtype != grad.dtype:
             wide.copy_(grad)
@@ -261,7 +261,7 @@ class _Gradients(_Work):
             wide, softmax, -1, softmax.dtype, grad_input=found
         )
         hidden = self.hidden(chunk)
-        if hidden is not None:  # of a query that sees nothing, what is hidden has a softmax
+        if hidden is not None:  # a query that sees no key has a softmax over hidden keys
             found.masked_fill_(hidden, 0.0)
         if self.how.scores.factor is not None:
             found.mul_(self.how.scores.factor)
@@ -272,11 +272,11 @@ class _Gradients(_Work):
     def _accumulate(
         self, total: Tensor, chunk: Chunk, scores: Tensor, rows: Tensor, scale: float = 1.0
     ) -> None:
-        """Add scale * scores^T @ rows to the keys that a chunk reads."""
+        """Add scale * scores^T @ rows to the part of `total` for the chunk's keys."""
         part = total[chunk.first : chunk.last, chunk.low : chunk.high]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
-            # Head by head, like upstream with repeated keys: mostly the same bits.
+            # Head by head, as upstream does with repeated keys: mostly the same bits.
             scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
             rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
         found = torch.bmm(scores.transpose(1, 2), rows)
