@@ -113,7 +113,7 @@ def test_the_folder_its_room_and_the_need_are_named(place, free):
     before_save(Namespace(save=str(place)), 7)
     text = str(disk.explain(full()))
     assert f"{place} is full: 1.2 MB are free" in text
-    assert "needs about 5.0 kB; the newest is that of step 4" in text
+    assert "needs about 5.0 kB; the newest is of step 4" in text
     assert "--keep-last" in text
 
 

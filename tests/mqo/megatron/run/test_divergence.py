@@ -74,7 +74,7 @@ def test_a_gradient_and_an_outcome_that_differs_are_told_apart(run):
 
 def test_every_rank_ends_where_another_one_saw_it(run, monkeypatch):
     run()
-    there = divergence.Seen(5, "loss", math.nan)
+    there = divergence.Rejected(5, "loss", math.nan)
     monkeypatch.setattr(divergence, "all_ranks", lambda here: [here, there, there])
     ends = machine(math.nan)
     ends.failed_validation_call = None
@@ -167,6 +167,6 @@ def test_a_first_step_is_looked_at_and_run_again(upstream, first, name):
         assert end_if_diverged(upstream) == (False, False, 0)
         assert len(losses) == 1
         return
-    with pytest.raises(DivergenceError, match=f"{name} in the loss.*same outcome"):
+    with pytest.raises(DivergenceError, match=f"{name} in the loss.*the same result"):
         end_if_diverged(upstream)
     assert len(losses) == 2

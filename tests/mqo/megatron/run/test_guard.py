@@ -237,7 +237,7 @@ def test_a_layer_that_is_never_used_is_said(run, capsys):
     net.spare = ColumnParallelLinear()
     one_step(net)
     assert capsys.readouterr().out == (
-        "mqo: not used in the first step, so not held to a type: spare\n"
+        "mqo: not used in the first step, so its type is not checked: spare\n"
     )
 
 
@@ -439,7 +439,7 @@ def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant
 def test_two_quantizers_of_one_gemm_end_the_run(run):
     run(fprop="mxfp8", qk="none")
     guard.check_alone([])
-    with pytest.raises(GuardError, match=r"1 layers.*fc1 among.*fprop as mxfp8: .*bf16, which"):
+    with pytest.raises(GuardError, match=r"1 layers.*fc1, .*fprop as mxfp8: .*-quantization bf16"):
         guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
     run(fprop="none")
     guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
